@@ -1,0 +1,1 @@
+"""Rekindle: train PyTorch models inside a memory budget."""

@@ -1,0 +1,49 @@
+"""Every error Rekindle raises on purpose: one root, one child per kind of trouble.
+
+Each message says what was asked, why it cannot be, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class RekindleError(Exception):
+    """Root of all errors raised by Rekindle."""
+
+
+class UsageError(RekindleError, ValueError):
+    """An argument makes no sense: an unknown solver, two goals at once, a negative budget."""
+
+
+class InfeasibleBudget(RekindleError):
+    """No plan fits the budget.
+
+    Attributes
+    ----------
+    budget : bytes asked for (peak, everything included)
+    smallest_peak : smallest peak in bytes that is known to be reachable
+    bound_bytes : certified bound in bytes below which no schedule exists
+    op : name of the operator that sets the bound
+    """
+
+    def __init__(self, message: str, *, budget: int, smallest_peak: int, bound_bytes: int, op: str):
+        super().__init__(message)
+        self.budget = budget
+        self.smallest_peak = smallest_peak
+        self.bound_bytes = bound_bytes
+        self.op = op
+
+
+class TraceError(RekindleError):
+    """The model cannot be captured; the message names the user's own source line."""
+
+
+class PlanMismatch(RekindleError):
+    """A plan was made for another graph than the one the model shows now."""
+
+
+class ParityError(RekindleError):
+    """A planned step did not give the numbers of the plain step."""
+
+
+class FormatError(RekindleError):
+    """A graph, schedule or plan is damaged, foreign or inconsistent. Nothing of it was executed."""

@@ -1,0 +1,177 @@
+"""JSON in and out: `rekindle.graph/1`, `rekindle.schedule/1`, `rekindle.plan/1`. Never pickle.
+
+Reading refuses what it does not know: another format, a missing or a mistyped field. Nothing is half-read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .errors import FormatError
+from .graph import Graph, Op, Value
+from .schedule import Free, Run, Schedule, Step
+
+GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """The document `rekindle.graph/1`."""
+    return {
+        "format": GRAPH,
+        "name": graph.name,
+        "values": [{"bytes": v.bytes} for v in graph.values],
+        "ops": [
+            {
+                "name": o.name, "inputs": list(o.inputs), "outputs": list(o.outputs), "seconds": o.seconds,
+                "flops": o.flops, "workspace": o.workspace, "backward": o.backward, "recompute": o.recompute,
+                "inplace": list(o.inplace),
+            }
+            for o in graph.ops
+        ],
+        "keep": list(graph.keep),
+        "resident_bytes": graph.resident_bytes,
+    }  # fmt: skip
+
+
+def graph_from_json(doc: Any, where: str = "graph") -> Graph:
+    """A validated Graph.
+
+    Raises
+    ------
+    FormatError : not `rekindle.graph/1`, a field missing or of the wrong type, or an inconsistent graph.
+    """
+    r = _Reader(doc, where, GRAPH)
+    values = tuple(Value(_Reader(v, f"{where}: value {i}").int("bytes")) for i, v in enumerate(r.list("values")))
+    ops = []
+    for i, o in enumerate(r.list("ops")):
+        p = _Reader(o, f"{where}: op {i}")
+        ops.append(
+            Op(
+                p.str("name"), p.ints("inputs"), p.ints("outputs"), p.number("seconds", 0.0), p.int("flops", 0),
+                p.int("workspace", 0), p.bool("backward", False), p.bool("recompute", True), p.ints("inplace", ()),
+            )
+        )  # fmt: skip
+    return Graph(values, tuple(ops), r.ints("keep"), r.int("resident_bytes", 0), r.str("name", "graph"))
+
+
+def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
+    """The `steps` of a schedule document."""
+    return [
+        {"free": s.value} if isinstance(s, Free) else {"run": s.op} if s.into is None else {"run": s.op, "into": s.into}
+        for s in schedule.steps
+    ]
+
+
+def schedule_from_json(doc: Any, where: str = "schedule") -> Schedule:
+    """The Schedule of a `rekindle.schedule/1` document; `simulate` judges whether it is valid for a graph.
+
+    Raises
+    ------
+    FormatError : not `rekindle.schedule/1`, or a field missing or of the wrong type.
+    """
+    r = _Reader(doc, where, SCHEDULE)
+    steps: list[Step] = []
+    for i, s in enumerate(r.list("steps")):
+        p = _Reader(s, f"{where}: step {i}")
+        if set(s) == {"free"}:
+            steps.append(Free(p.int("free")))
+        elif set(s) in ({"run"}, {"run", "into"}):
+            steps.append(Run(p.int("run"), p.int("into") if "into" in s else None))
+        else:
+            raise FormatError(f'{where}: step {i} is {s!r}; a step is {{"run": op}} or {{"free": value}}')
+    return Schedule(tuple(steps), r.str("graph_hash"), r.str("solver", ""))
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The JSON document in a file.
+
+    Raises
+    ------
+    FormatError : the file cannot be read or is not whole JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except OSError as e:
+        raise FormatError(f"cannot read {os.fspath(path)}: {e.strerror or e}") from e
+    except (ValueError, RecursionError) as e:
+        raise FormatError(f"{os.fspath(path)} is damaged or is no JSON ({e}); nothing of it was used") from e
+
+
+def write_json(path: str | os.PathLike[str], doc: Any) -> None:
+    """Write a document whole or not at all: a crash in between leaves the old file as it was."""
+    path = Path(path)
+    text = json.dumps(doc, indent=None, separators=(", ", ": "), allow_nan=False)
+    fd, tmp = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as f:
+            f.write(text + "\n")
+        os.chmod(tmp, 0o666 & ~_umask())
+        os.replace(tmp, path)
+    except BaseException:
+        os.unlink(tmp)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+_MISSING: Any = object()
+
+
+class _Reader:
+    """Typed access to one JSON object; every complaint is a FormatError that names the place."""
+
+    def __init__(self, doc: Any, where: str, fmt: str | None = None):
+        self.where = where
+        if not isinstance(doc, dict):
+            raise FormatError(f"{where} is not a JSON object")
+        self.doc = doc
+        if fmt is not None and doc.get("format") != fmt:
+            raise FormatError(f"{where} has format {doc.get('format')!r}; this version reads {fmt!r}")
+
+    def _get(self, key: str, default: Any, kind: str, ok: Any) -> Any:
+        x = self.doc.get(key, default)
+        if x is _MISSING:
+            raise FormatError(f"{self.where} lacks {key!r}")
+        if not ok(x):
+            raise FormatError(f"{self.where}: {key!r} should be {kind}, not {x!r:.60}")
+        return x
+
+    def int(self, key: str, default: Any = _MISSING) -> int:
+        return int(self._get(key, default, "a whole number", _is_int))
+
+    def number(self, key: str, default: Any = _MISSING) -> float:
+        ok = lambda x: isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)  # noqa: E731
+        return float(self._get(key, default, "a number", ok))
+
+    def str(self, key: str, default: Any = _MISSING) -> str:
+        return str(self._get(key, default, "a string", lambda x: isinstance(x, str)))
+
+    def bool(self, key: str, default: Any = _MISSING) -> bool:
+        return bool(self._get(key, default, "true or false", lambda x: isinstance(x, bool)))
+
+    def list(self, key: str) -> list[Any]:
+        return list(self._get(key, _MISSING, "a list", lambda x: isinstance(x, list)))
+
+    def ints(self, key: str, default: Any = _MISSING) -> tuple[int, ...]:
+        ok = lambda x: isinstance(x, list | tuple) and all(_is_int(i) for i in x)  # noqa: E731
+        return tuple(self._get(key, default, "a list of whole numbers", ok))
+
+    def dict(self, key: str, default: Any = _MISSING) -> dict[str, Any]:
+        return dict(self._get(key, default, "an object", lambda x: isinstance(x, dict)))
+
+
+def _is_int(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and abs(x) < 2**62

@@ -1,0 +1,88 @@
+"""From a sequence of runs to a sequence of runs and frees."""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+
+@nb.njit(cache=True)
+def lower(runs, inplace, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
+          keep, boundary):  # fmt: skip
+    """int64 [steps, 3] rows (kind, id, into): runs with each value freed after its last use.
+
+    One backward scan: a value is live before a run if the run reads it, or if it was live after the
+    run and the run does not produce it. Every production starts a new life, so nothing is held that is
+    about to be made again. O(runs + edges).
+    """
+    n_values = len(size)
+    n_steps = len(runs)
+    # Frees per run, in the order met; a run frees at most its inputs and outputs.
+    cap = 0
+    for s in range(n_steps):
+        o = runs[s]
+        cap += in_ptr[o + 1] - in_ptr[o] + out_ptr[o + 1] - out_ptr[o]
+    free_ptr = np.zeros(n_steps + 1, np.int64)
+    free_ids = np.empty(cap, np.int64)
+    live = keep.copy()
+    m = 0
+    for s in range(n_steps - 1, -1, -1):
+        o = runs[s]
+        for j in range(out_ptr[o], out_ptr[o + 1]):
+            v = out_ids[j]
+            if not live[v]:
+                free_ids[m] = v
+                m += 1
+            live[v] = False
+        for j in range(in_ptr[o], in_ptr[o + 1]):
+            v = in_ids[j]
+            if producer[v] >= 0 and not live[v]:
+                free_ids[m] = v
+                m += 1
+                live[v] = True
+        free_ptr[s] = m  # frees of run s lie in [free_ptr[s + 1], free_ptr[s])
+    # Forward pass: emit, choosing `into` where an input dies and may be overwritten.
+    side = np.zeros(n_values, np.int64)  # where the live copy was made: 1 forward, 2 backward
+    shared = np.zeros(n_values, np.bool_)  # read or produced by the boundary: the caller may hold it
+    if boundary >= 0:
+        for j in range(in_ptr[boundary], in_ptr[boundary + 1]):
+            shared[in_ids[j]] = True
+        for j in range(out_ptr[boundary], out_ptr[boundary + 1]):
+            shared[out_ids[j]] = True
+    rows = np.empty((n_steps + m, 3), np.int64)
+    k = 0
+    now = 1
+    for s in range(n_steps):
+        o = runs[s]
+        if o == boundary:
+            now = 2
+        lo = free_ptr[s + 1] if s + 1 < n_steps else 0
+        hi = free_ptr[s]
+        into = -1
+        if inplace and inp_ptr[o + 1] > inp_ptr[o]:
+            first = out_ids[out_ptr[o]]
+            arrives_dead = False
+            for j in range(lo, hi):
+                if free_ids[j] == first:
+                    arrives_dead = True
+            if not arrives_dead:
+                for q in range(inp_ptr[o], inp_ptr[o + 1]):
+                    v = inp_ids[q]
+                    if into >= 0 or producer[v] < 0 or shared[v] or side[v] != now or size[v] < size[first]:
+                        continue
+                    for j in range(lo, hi):
+                        if free_ids[j] == v:
+                            into = v
+        rows[k, 0] = 0
+        rows[k, 1] = o
+        rows[k, 2] = into
+        k += 1
+        for j in range(out_ptr[o], out_ptr[o + 1]):
+            side[out_ids[j]] = now
+        for j in range(lo, hi):
+            if free_ids[j] != into:
+                rows[k, 0] = 1
+                rows[k, 1] = free_ids[j]
+                rows[k, 2] = -1
+                k += 1
+    return rows[:k]

@@ -1,0 +1,151 @@
+"""A plan: a schedule with its costs, its certificate and its provenance."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import formats
+from .budget import Goal, format_bytes
+from .errors import FormatError
+from .graph import Graph
+from .schedule import Schedule
+from .simulate import simulate
+from .version import __version__
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, what it costs, and how far from the best possible it is.
+
+    peak_bytes : bytes held at the peak of the step, everything included: parameters, buffers, the user's inputs,
+        a gradient for every trained parameter, activations, workspace.
+    activation_peak_bytes : the same less what is held during the whole step (`graph.resident_bytes`).
+    baseline_peak_bytes : peak_bytes of the step that recomputes nothing.
+    seconds : modelled time of one planned step.
+    overhead : extra cost / baseline cost, in the unit `cost`.
+    flops_overhead : extra FLOPs / baseline FLOPs.
+    status : "optimal" if proven, else "feasible".
+    bound_bytes : certified lower bound on peak_bytes at that overhead; bound_op : the op that sets it.
+    gap : (peak_bytes - bound_bytes) / peak_bytes.
+    solve_seconds : how long the solver took.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    peak_bytes: int
+    activation_peak_bytes: int
+    baseline_peak_bytes: int
+    seconds: float
+    overhead: float
+    flops_overhead: float
+    solver: str
+    status: str
+    bound_bytes: int
+    bound_op: str
+    gap: float
+    graph_hash: str
+    goal: Goal
+    cost: str
+    solve_seconds: float
+    created_with: dict[str, str] = field(default_factory=lambda: _created_with())
+    trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
+
+    FIGURES = (
+        "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "seconds", "overhead", "flops_overhead",
+        "solver", "status", "bound_bytes", "bound_op", "gap", "graph_hash", "cost", "solve_seconds", "created_with",
+    )  # fmt: skip
+
+    @property
+    def baseline_activation_bytes(self) -> int:
+        """activation_peak_bytes of the step that recomputes nothing."""
+        return self.baseline_peak_bytes - self.graph.resident_bytes
+
+    def figures(self) -> dict[str, Any]:
+        """The plan's figures by name, as `plan --json` prints them."""
+        return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The document `rekindle.plan/1`."""
+        return {
+            "format": formats.PLAN,
+            **self.figures(),
+            "graph": formats.graph_to_json(self.graph),
+            "schedule": schedule_document(self),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a JSON file, whole or not at all."""
+        formats.write_json(path, self.to_json())
+
+    @property
+    def sentence(self) -> str:
+        """One plain sentence: does it fit, at what price, how far from the best possible."""
+        of = f" of {format_bytes(self.goal.budget)}" if self.goal.budget is not None else ""
+        best = "proven the best possible" if self.status == "optimal" else f"within {self.gap:.0%} of the best possible"
+        unit = {"seconds": "step time", "flops": "FLOPs", "unit": "op runs"}[self.cost]
+        return (
+            f"fits: {format_bytes(self.peak_bytes)}{of}, +{self.overhead:.1%} {unit}, {best}, "
+            f"solved in {self.solve_seconds:.1f} s"
+        )
+
+    def __str__(self) -> str:
+        runs = self.schedule.runs
+        rows = [
+            ("peak", f"{format_bytes(self.peak_bytes)} (plain {format_bytes(self.baseline_peak_bytes)})"),
+            ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
+                                       f"(plain {format_bytes(self.baseline_activation_bytes)})"),
+            ("no schedule below", f"{format_bytes(self.bound_bytes)}" + (f", set by {self.bound_op}" if self.bound_op else "")),
+            ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
+            ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
+            ("solver", f"{self.solver} ({self.status})"),
+        ]  # fmt: skip
+        width = max(len(k) for k, _ in rows)
+        return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
+
+def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
+    """The document `rekindle.schedule/1` of a plan."""
+    doc: dict[str, Any] = {
+        "format": formats.SCHEDULE, "graph_hash": plan.graph_hash, "solver": plan.solver, "status": plan.status,
+        "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "overhead": plan.overhead,
+        "flops_overhead": plan.flops_overhead, "bound_bytes": plan.bound_bytes, "gap": plan.gap,
+    }  # fmt: skip
+    return doc | {"steps": formats.steps_to_json(plan.schedule)} if steps else doc
+
+
+def load(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan. Its schedule is judged again: what the file claims must be what the judge finds.
+
+    Raises
+    ------
+    FormatError : the file is damaged, foreign, or claims other figures than its schedule has.
+    """
+    where = os.fspath(path)
+    r = formats._Reader(formats.read_json(path), where, formats.PLAN)
+    graph = formats.graph_from_json(r.dict("graph"), f"{where}: graph")
+    schedule = formats.schedule_from_json(r.dict("schedule"), f"{where}: schedule")
+    cost, goal = r.str("cost"), r.dict("goal")
+    try:
+        goal = Goal(**goal)
+        judged = simulate(graph, schedule, cost)
+    except (TypeError, ValueError) as e:
+        raise FormatError(f"{where}: {e}") from e
+    plan = Plan(
+        graph, schedule, r.int("peak_bytes"), r.int("activation_peak_bytes"), r.int("baseline_peak_bytes"),
+        r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.str("solver"), r.str("status"),
+        r.int("bound_bytes"), r.str("bound_op"), r.number("gap"), r.str("graph_hash"), goal, cost,
+        r.number("solve_seconds"), {str(k): str(v) for k, v in r.dict("created_with").items()},
+    )  # fmt: skip
+    if plan.graph_hash != graph.hash or plan.peak_bytes != judged.peak_bytes:
+        raise FormatError(f"{where} is inconsistent: its figures are not those of its schedule; make the plan again")
+    return plan
+
+
+def _created_with() -> dict[str, str]:
+    return {"rekindle": __version__, "python": platform.python_version()}

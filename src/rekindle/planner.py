@@ -1,0 +1,184 @@
+"""Graph + goal -> Plan: asks a solver for candidates, lets the judge score them, picks, certifies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import bounds
+from .budget import Goal, format_bytes
+from .errors import InfeasibleBudget, UsageError
+from .graph import Graph
+from .plan import Plan
+from .schedule import Schedule
+from .simulate import Simulation, simulate
+from .solvers import registry
+from .solvers.base import Problem, Progress, Solver
+
+EPS = 1e-9
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A candidate and what the judge says of it."""
+
+    schedule: Schedule
+    judged: Simulation
+
+
+def plan_graph(
+    graph: Graph,
+    goal: Goal,
+    *,
+    solver: str = "auto",
+    cost: str = "seconds",
+    time_limit: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan the solver finds for the goal.
+
+    Raises
+    ------
+    UsageError : unknown solver or cost.
+    InfeasibleBudget : nothing the solver finds fits the budget.
+    """
+    start = time.monotonic()
+    chosen = registry.get(solver)
+    baseline = _score(graph, Schedule.baseline(graph), cost)
+    limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
+    floor = bounds.single_op(graph)
+    problem = _problem(graph, cost, limit, goal.max_overhead, seed, time_limit, progress)
+    if limit is not None and limit < floor.bytes:  # certified impossible: ask only how small it can get
+        problem = _problem(graph, cost, None, None, seed, min(time_limit or 5.0, 5.0), progress)
+    found = [_score(graph, s, cost) for s in chosen.solve(problem)]
+    best = _pick(found, limit, goal.max_overhead)
+    if best is None:
+        raise _infeasible(graph, chosen, goal, limit, found, floor)
+    return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start)
+
+
+def frontier_graph(
+    graph: Graph,
+    *,
+    solver: str = "auto",
+    cost: str = "seconds",
+    time_limit: float | None = None,
+    seed: int = 0,
+    points: int = 12,
+    progress: Progress | None = None,
+) -> list[Plan]:
+    """Plans from least cost to least memory, none dominated by another, in order of falling peak."""
+    start = time.monotonic()
+    chosen = registry.get(solver)
+    baseline = _score(graph, Schedule.baseline(graph), cost)
+    found = [baseline] if chosen.name in ("auto", "none") else []
+    top = baseline.judged.peak_bytes - graph.resident_bytes
+    bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
+    share = None if time_limit is None else time_limit / points
+    fractions: Sequence[float] = np.linspace(1, 0, points + 1)[1:].tolist() if top > bottom else [0.0]
+    seen: set[tuple[int, ...]] = set()
+    for f in fractions:
+        limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
+        schedules = list(chosen.solve(_problem(graph, cost, limit, None, seed, share, progress)))
+        key = tuple(hash(s) for s in schedules)
+        if key in seen:  # a solver without a knob gives the same answer to every question
+            break
+        seen.add(key)
+        found += [_score(graph, s, cost) for s in schedules]
+    kept = pareto(found)
+    return [_plan(graph, s, baseline, chosen, Goal(budget=s.judged.peak_bytes), cost, time.monotonic() - start) for s in kept]
+
+
+def pareto(found: Iterable[Scored]) -> list[Scored]:
+    """The candidates that no other matches in both peak and overhead, in order of falling peak."""
+    kept: list[Scored] = []
+    for s in sorted(found, key=lambda s: (s.judged.peak_bytes, s.judged.overhead)):
+        if not kept or s.judged.overhead < kept[-1].judged.overhead - EPS:
+            kept.append(s)
+    return kept[::-1]
+
+
+def _problem(
+    graph: Graph, cost: str, limit: int | None, max_overhead: float | None, seed: int, time_limit: float | None,
+    progress: Progress | None,
+) -> Problem:  # fmt: skip
+    if time_limit is not None and not time_limit > 0:
+        raise UsageError(f"time_limit={time_limit!r} must be a number of seconds above 0")
+    weights = graph.weights(cost)
+    if not weights.any():  # a graph without costs in this unit: count op runs, so that fewer is still better
+        weights = graph.weights("unit")
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    return Problem(graph, weights, limit, max_overhead, seed, deadline, progress or (lambda _: None))
+
+
+def _score(graph: Graph, schedule: Schedule, cost: str) -> Scored:
+    return Scored(schedule, simulate(graph, schedule, cost))
+
+
+def _pick(found: list[Scored], limit: int | None, max_overhead: float | None) -> Scored | None:
+    """Least cost within the limit; else least peak within max_overhead; else least peak."""
+    if limit is not None:
+        fit = [s for s in found if s.judged.peak_bytes <= limit]
+        return min(fit, key=lambda s: (s.judged.overhead, s.judged.peak_bytes), default=None)
+    fit = [s for s in found if max_overhead is None or s.judged.overhead <= max_overhead + EPS]
+    return min(fit, key=lambda s: (s.judged.peak_bytes, s.judged.overhead), default=None)
+
+
+def _plan(
+    graph: Graph, best: Scored, baseline: Scored, solver: Solver, goal: Goal, cost: str, seconds: float
+) -> Plan:
+    j = best.judged
+    bound = bounds.single_op(graph)
+    optimal = j.peak_bytes == bound.bytes or j.overhead <= EPS and goal.limit(0, 0) is not None
+    return Plan(
+        graph=graph,
+        schedule=best.schedule,
+        peak_bytes=j.peak_bytes,
+        activation_peak_bytes=j.peak_bytes - graph.resident_bytes,
+        baseline_peak_bytes=baseline.judged.peak_bytes,
+        seconds=j.seconds,
+        overhead=j.overhead,
+        flops_overhead=j.flops_overhead,
+        solver=solver.name,
+        status="optimal" if optimal else "feasible",
+        bound_bytes=bound.bytes,
+        bound_op="" if bound.op is None else graph.ops[bound.op].name,
+        gap=(j.peak_bytes - bound.bytes) / j.peak_bytes if j.peak_bytes else 0.0,
+        graph_hash=graph.hash,
+        goal=goal,
+        cost=cost,
+        solve_seconds=seconds,
+    )
+
+
+def _infeasible(
+    graph: Graph, solver: Solver, goal: Goal, limit: int | None, found: list[Scored], floor: bounds.Bound
+) -> Exception:
+    if limit is None:
+        least = min(s.judged.overhead for s in found)
+        return UsageError(
+            f"solver {solver.name!r} has no plan within max_overhead={goal.max_overhead}; its least is {least:.1%}. "
+            "Allow more, or use solver='auto'"
+        )
+    smallest = min(s.judged.peak_bytes for s in found)
+    op = "what must be live at the end" if floor.op is None else graph.ops[floor.op].name
+    asked = f"budget {format_bytes(limit)} ({limit} bytes)"
+    if goal.fraction is not None:
+        asked = f"budget {goal.fraction:g} of the plain activation peak, {format_bytes(limit)} in all"
+    resident = f"{format_bytes(graph.resident_bytes)} of it held during the whole step"
+    why = (
+        f"no schedule exists below {format_bytes(floor.bytes)} ({floor.bytes} bytes), {resident}, set by {op}"
+        if limit < floor.bytes
+        else f"the certified bound is {format_bytes(floor.bytes)} ({floor.bytes} bytes), {resident}, set by {op}, "
+        f"but solver {solver.name!r} found nothing that small"
+    )
+    hint = "" if solver.name == "auto" else ", use solver='auto'"
+    return InfeasibleBudget(
+        f"{asked} cannot be met: {why}; the smallest peak known to be reachable is {format_bytes(smallest)} "
+        f"({smallest} bytes). Raise the budget to that{hint}, or make the batch smaller",
+        budget=limit, smallest_peak=smallest, bound_bytes=floor.bytes, op=op,
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""What a solver is: a function from a Problem to candidate schedules.
+
+A solver reports no figures. It proposes schedules; the judge scores them and the planner picks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..graph import Graph
+from ..schedule import Schedule
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked of a solver.
+
+    graph : the step to schedule.
+    weights : float64 [ops], positive where an op costs anything: what one run of each op costs.
+    limit : the peak in bytes (resident included) to fit in at least cost, or None.
+    max_overhead : the extra cost as a fraction of running each needed op once, within which to use least
+        memory, or None. With neither, least memory is asked for at any cost.
+    seed : makes a randomised solver repeatable.
+    deadline : `time.monotonic()` at which to stop and give the best so far; None: no limit.
+    progress : called with one line of text now and then.
+    """
+
+    graph: Graph
+    weights: np.ndarray
+    limit: int | None = None
+    max_overhead: float | None = None
+    seed: int = 0
+    deadline: float | None = None
+    progress: Progress = field(default=lambda _: None)
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until the deadline."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+
+Solve = Callable[[Problem], Iterable[Schedule]]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A registered algorithm and what is known of it; `rekindle solvers` and the docs are made from this.
+
+    graphs : "chain" (other graphs are taken as the series of blocks between splitting vertices) or "any".
+    objective : what it minimises, in one line.
+    optimal : what its optimality claim is; "" for none. A claim is about its own stated objective.
+    """
+
+    name: str
+    solve: Solve
+    graphs: str
+    objective: str
+    optimal: str
+    complexity: str
+    citation: str
+
+    @property
+    def doc(self) -> str:
+        """The solver's own documentation."""
+        return self.solve.__doc__ or ""

@@ -1,0 +1,1 @@
+"""Everything that knows PyTorch. `capture` is the only file that touches its private surface."""
