@@ -1,1 +1,46 @@
-"""Rekindle: train PyTorch models inside a memory budget."""
+"""Rekindle: train PyTorch models inside a memory budget.
+
+The planner knows no torch; what does is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .api import apply, checkpoint, frontier, plan, restore
+from .errors import (
+    FormatError,
+    InfeasibleBudget,
+    ParityError,
+    PlanMismatch,
+    RekindleError,
+    TraceError,
+    UsageError,
+)
+from .graph import Graph, Op, Value
+from .plan import Plan, load
+from .schedule import Free, Run, Schedule
+from .simulate import Simulation, simulate
+from .version import __version__
+
+if TYPE_CHECKING:
+    from . import zoo
+    from .torch.trace import Trace, trace
+    from .torch.verify import Check, verify
+
+__all__ = [
+    "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "Plan", "PlanMismatch",
+    "RekindleError", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value", "__version__",
+    "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
+]  # fmt: skip
+
+_LAZY = {"trace": ".torch.trace", "Trace": ".torch.trace", "verify": ".torch.verify", "Check": ".torch.verify"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "zoo":
+        return importlib.import_module(".zoo", __name__)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from .solvers import registry
 from .solvers.base import Problem, Progress, Solver
 
 EPS = 1e-9
+Finish = Callable[[Graph, Schedule], Schedule]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,10 @@ def plan_graph(
     time_limit: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    finish: Finish | None = None,
 ) -> Plan:
-    """The best plan the solver finds for the goal.
+    """The best plan the solver finds for the goal. `finish` turns a schedule into the one that will be run; the judge
+    sees that one.
 
     Raises
     ------
@@ -48,13 +51,13 @@ def plan_graph(
     """
     start = time.monotonic()
     chosen = registry.get(solver)
-    baseline = _score(graph, Schedule.baseline(graph), cost)
+    baseline = _score(graph, Schedule.baseline(graph), cost, finish)
     limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
     floor = bounds.single_op(graph)
     problem = _problem(graph, cost, limit, goal.max_overhead, seed, time_limit, progress)
     if limit is not None and limit < floor.bytes:  # certified impossible: ask only how small it can get
         problem = _problem(graph, cost, None, None, seed, min(time_limit or 5.0, 5.0), progress)
-    found = [_score(graph, s, cost) for s in chosen.solve(problem)]
+    found = [_score(graph, s, cost, finish) for s in chosen.solve(problem)]
     best = _pick(found, limit, goal.max_overhead)
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, floor)
@@ -70,11 +73,12 @@ def frontier_graph(
     seed: int = 0,
     points: int = 12,
     progress: Progress | None = None,
+    finish: Finish | None = None,
 ) -> list[Plan]:
     """Plans from least cost to least memory, none dominated by another, in order of falling peak."""
     start = time.monotonic()
     chosen = registry.get(solver)
-    baseline = _score(graph, Schedule.baseline(graph), cost)
+    baseline = _score(graph, Schedule.baseline(graph), cost, finish)
     found = [baseline] if chosen.name in ("auto", "none") else []
     top = baseline.judged.peak_bytes - graph.resident_bytes
     bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
@@ -88,7 +92,7 @@ def frontier_graph(
         if key in seen:  # a solver without a knob gives the same answer to every question
             break
         seen.add(key)
-        found += [_score(graph, s, cost) for s in schedules]
+        found += [_score(graph, s, cost, finish) for s in schedules]
     kept = pareto(found)
     return [_plan(graph, s, baseline, chosen, Goal(budget=s.judged.peak_bytes), cost, time.monotonic() - start) for s in kept]
 
@@ -115,7 +119,8 @@ def _problem(
     return Problem(graph, weights, limit, max_overhead, seed, deadline, progress or (lambda _: None))
 
 
-def _score(graph: Graph, schedule: Schedule, cost: str) -> Scored:
+def _score(graph: Graph, schedule: Schedule, cost: str, finish: Finish | None) -> Scored:
+    schedule = finish(graph, schedule) if finish else schedule
     return Scored(schedule, simulate(graph, schedule, cost))
 
 

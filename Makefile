@@ -1,0 +1,59 @@
+# Everything runs in .venv, which `make setup` builds once; another Python: make PYTHON=python3.12 setup
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -q
+STAMP := $(VENV)/.stamp
+OUT := out
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types docs bench gpu clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+setup: $(STAMP) ## build .venv with all that the other targets need
+
+# torch first, and what would bring its own torch without dependencies: torch stays as it is
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Rekindle needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)"
+	$(PIP) numpy scipy numba rich typer pytest pytest-xdist hypothesis ruff mypy
+	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31
+	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
+	$(PIP) --no-deps -e .
+	@touch $@
+
+demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compare bit for bit
+	$(VENV)/bin/rekindle demo --out $(OUT)
+
+test: $(STAMP) ## all tests
+	$(PY) -m pytest -n 2 --dist loadfile
+
+lint: $(STAMP) ## ruff: rules and formatting
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(STAMP) ## mypy
+	$(VENV)/bin/mypy src/rekindle
+
+docs: $(VENV)/.docs ## the documentation as pages in site/
+	$(PY) -m mkdocs build --strict --quiet --site-dir site
+
+$(VENV)/.docs: $(STAMP)
+	$(PIP) "mkdocs>=1.6" "mkdocs-material>=9.5"
+	@touch $@
+
+bench: $(STAMP) ## the published table, ours beside it; rows go to out/bench-seeds.jsonl
+	@mkdir -p $(OUT)
+	$(VENV)/bin/rekindle bench --suite seeds --out $(OUT)/bench-seeds.jsonl
+
+gpu: $(STAMP) ## the tests that need a GPU (marked gpu); install a CUDA torch with TORCH=...
+	$(PY) -m pytest -m gpu
+
+clean: ## remove what was built, but for .venv
+	rm -rf $(OUT) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

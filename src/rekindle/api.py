@@ -1,0 +1,191 @@
+"""The public functions: each step alone, and `checkpoint`, which takes them all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .budget import Goal, format_bytes
+from .errors import ParityError, RekindleError, UsageError
+from .graph import Graph
+from .plan import Plan
+from .planner import frontier_graph, plan_graph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from .torch.trace import Trace
+
+log = logging.getLogger("rekindle")
+Budget = str | int | float
+
+
+def plan(
+    what: Trace | Graph,
+    budget: Budget | None = None,
+    *,
+    max_overhead: float | None = None,
+    minimize: str | None = None,
+    solver: str = "auto",
+    cost: str = "seconds",
+    time_limit: float | None = None,
+    seed: int = 0,
+    target: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The best plan found for exactly one goal.
+
+    Parameters
+    ----------
+    what : a Trace, or a bare Graph (no torch needed).
+    budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. A float in (0, 1]:
+        the activation peak, as a fraction of the plain run's.
+    max_overhead : least memory within this extra cost (0.1: 10 %).
+    minimize : "memory": least memory at any cost.
+    solver : a name that `rekindle solvers` lists.
+    cost : what the extra cost is counted in: "seconds", "flops" or "unit" (op runs).
+    time_limit : seconds the solver may take; None: what it needs.
+    seed : randomised solvers give the same plan for the same seed.
+    target : a device name; seconds are its roofline instead of what was measured.
+    progress : called with one line of text now and then.
+
+    Raises
+    ------
+    InfeasibleBudget : nothing fits; the message names the smallest peak reachable, the certified bound and its op.
+    UsageError : none or several goals, an unknown solver or cost.
+    """
+    goal = Goal.parse(budget, max_overhead, minimize)
+    trace, graph, finish = _problem(what, target, progress)
+    found = plan_graph(
+        graph, goal, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish
+    )
+    object.__setattr__(found, "trace", trace)
+    return found
+
+
+def frontier(
+    what: Trace | Graph,
+    *,
+    solver: str = "auto",
+    cost: str = "seconds",
+    time_limit: float | None = None,
+    seed: int = 0,
+    target: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[Plan]:
+    """The whole memory/cost curve: plans in order of falling peak, none dominated by another. Arguments as in `plan`."""
+    trace, graph, finish = _problem(what, target, progress)
+    plans = frontier_graph(
+        graph, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish
+    )
+    for p in plans:
+        object.__setattr__(p, "trace", trace)
+    return plans
+
+
+def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, Any]:
+    if isinstance(what, Graph):
+        if target is not None:
+            raise UsageError("target needs a Trace; a bare Graph carries its own seconds")
+        return None, what, None
+    graph = getattr(what, "graph", None)
+    if not isinstance(graph, Graph):
+        raise UsageError(f"plan takes a Trace (see rekindle.trace) or a Graph, not a {type(what).__name__}")
+    from .torch import stages
+
+    if target is not None:
+        what = what.costed(target, progress)
+    return what, what.graph, stages.group
+
+
+def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module:
+    """Make `model` train by the plan. The same object comes back: same parameters, state_dict keys and hooks.
+
+    A plan made in this process brings its trace; one from a file is bound at the model's first call. In `eval()` (unless
+    that is what was traced) and under `no_grad` the model runs as before.
+
+    on_new_shape : what a call does that was not planned for: "plan" it anew for the same goal (once per signature), run
+        it "plain" with one warning, or raise an "error" (PlanMismatch).
+
+    Raises
+    ------
+    PlanMismatch : the plan is another module's.
+    """
+    from .torch.planned import PlannedForward
+
+    def replan(trace: Any, old: Plan) -> Plan:
+        g = old.goal
+        goal: dict[str, Any] = {"minimize": "memory"} if g.least_memory else {"max_overhead": g.max_overhead}
+        budget: Budget | None = g.budget if g.budget is not None else g.fraction
+        goal = {"budget": budget} if budget is not None else goal
+        return globals()["plan"](trace, **goal, solver=old.solver, cost=old.cost)
+
+    forward = PlannedForward(model, plan, on_new_shape, replan)
+    restore(model)
+    forward.take_over(model)
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undo `apply` or `checkpoint`; a model without a plan is left as it is."""
+    from .torch.planned import PlannedForward
+
+    if isinstance(model.forward, PlannedForward):
+        model.forward.give_back(model)
+    return model
+
+
+def checkpoint(
+    model: nn.Module,
+    sample: Any,
+    budget: Budget | None = None,
+    *,
+    max_overhead: float | None = None,
+    minimize: str | None = None,
+    solver: str = "auto",
+    cost: str = "seconds",
+    time_limit: float | None = None,
+    seed: int = 0,
+    on_new_shape: str = "plan",
+    loss: str = "auto",
+    optimizer: torch.optim.Optimizer | None = None,
+    check: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> nn.Module:
+    """Plan, apply and check by one measured step: the model comes back and trains within the budget.
+
+    `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+    Goals and solver as in `plan`, `loss` and `optimizer` as in `rekindle.trace`, `on_new_shape` as in `apply`. The plan
+    is at `model.forward.plan`. If anything fails the model is left as it was.
+
+    Raises
+    ------
+    TraceError, InfeasibleBudget, UsageError : as `trace` and `plan`.
+    ParityError : the planned step does not give the plain step's numbers.
+    """
+    from .torch.trace import trace
+    from .torch.verify import verify
+
+    traced = trace(model, sample, loss=loss, optimizer=optimizer, progress=progress)
+    found = plan(
+        traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost, time_limit=time_limit,
+        seed=seed, progress=progress,
+    )  # fmt: skip
+    if check and not traced.fake:
+        checked = verify(model, sample, found)
+        if not checked.ok:
+            raise ParityError(
+                f"the planned step does not give the plain step's numbers: {'; '.join(checked.differences)}. The model is "
+                "as it was. It may use a kernel that is not deterministic on this device; "
+                "see rekindle.verify(model, sample, plan)"
+            )
+        over = checked.measured_peak_bytes + found.graph.resident_bytes - (found.goal.budget or float("inf"))
+        if over > 0:
+            raise RekindleError(
+                f"the plan's measured peak is {format_bytes(over)} above the budget of {format_bytes(found.goal.budget or 0)}. "
+                f"The model is as it was; ask for {format_bytes(over)} less"
+            )
+        log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
+    return apply(model, found, on_new_shape)

@@ -1,0 +1,28 @@
+"""`demo`: the main job, end to end, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .answer import Answer, err_console, out_console
+from .options import Json
+
+Folder = Annotated[Path, typer.Option(help="Folder for the pictures.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller models and fewer steps.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Enter the command of this file."""
+    app.command()(demo)
+
+
+def demo(out: Folder = Path("."), quick: Quick = False, json: Json = False) -> Answer:
+    """Plan a ResNet-50 and a small GPT at half of their activation memory, train them plain and planned, compare."""
+    from ..demo import run
+
+    result = run(out, err_console() if json else out_console(), quick)
+    verdict = "bitwise equal, and within budget" if result["ok"] else "NOT as promised: see the tables above"
+    return Answer(result, lambda: [f"{verdict}; {result['seconds']:.0f} s in all"], 0 if result["ok"] else 1)

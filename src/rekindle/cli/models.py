@@ -1,0 +1,62 @@
+"""From the text of a model argument to a model and its sample, or to a graph."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..formats import graph_from_json, read_json
+from ..graph import Graph
+
+
+def load_graph(path: str | Path) -> Graph:
+    """The graph in a `rekindle.graph/1` file."""
+    return graph_from_json(read_json(path), str(path))
+
+
+def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:
+    """(model, sample) of "zoo:NAME" or "path/to/file.py:function".
+
+    Raises
+    ------
+    UsageError : the text names nothing that can be loaded.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise UsageError(f"{spec!r} is no model; write zoo:NAME or path/to/file.py:function")
+    if where == "zoo":
+        from .. import zoo
+
+        return zoo.load(name, batch=batch)
+    made = _call(_function(Path(where), name), batch, spec)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(f"{spec} returned {type(made).__name__}; it must return the pair (model, sample)")
+    return made
+
+
+def _function(path: Path, name: str) -> Any:
+    if path.suffix != ".py" or not path.is_file():
+        raise UsageError(f"there is no Python file {path}; write zoo:NAME or path/to/file.py:function")
+    spec = importlib.util.spec_from_file_location(f"_rekindle_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # classes defined there must be found by their module
+    sys.path.insert(0, str(path.absolute().parent))
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{path} has no function {name!r}")
+    return function
+
+
+def _call(function: Any, batch: int | None, spec: str) -> Any:
+    if batch is None:
+        return function()
+    if "batch" not in inspect.signature(function).parameters:
+        raise UsageError(f"--batch was given, but {spec} takes no argument named batch")
+    return function(batch=batch)

@@ -1,0 +1,62 @@
+"""The options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..budget import Goal
+from ..errors import UsageError
+
+Model = Annotated[str, typer.Argument(help="zoo:NAME, or path/to/file.py:function which returns (model, sample).")]
+Batch = Annotated[int | None, typer.Option(help="Batch size; the model's own unless given.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(help="Peak memory of the whole step: bytes, 8GiB, 512MiB, or a fraction such as 0.5 "
+                      "of the plain step's activation peak."),
+]  # fmt: skip
+MaxOverhead = Annotated[float | None, typer.Option(help="Least memory within this extra cost: 0.1 means 10 % more.")]
+Minimize = Annotated[str | None, typer.Option(help='"memory": the least memory at any cost.')]
+SolverName = Annotated[str, typer.Option("--solver", help="One of `rekindle solvers`.")]
+Cost = Annotated[str, typer.Option(help="What time means: seconds, flops or unit.")]
+Target = Annotated[str | None, typer.Option(help="Device whose roofline gives the seconds, e.g. h200.")]
+TimeLimit = Annotated[float | None, typer.Option(help="Seconds the solver may take.")]
+Seed = Annotated[int, typer.Option(help="Makes randomised solvers repeatable.")]
+Out = Annotated[Path | None, typer.Option(help="File to write.")]
+Svg = Annotated[Path | None, typer.Option(help="Picture to write.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+
+
+def read_budget(text: str | None) -> str | float | None:
+    """A bare number with a point is a fraction; everything else is a size."""
+    return float(text) if text is not None and re.fullmatch(r"\s*(\d+\.\d*|\.\d+)\s*", text) else text
+
+
+def read_goal(budget: str | None, max_overhead: float | None, minimize: str | None) -> Goal:
+    """The one goal that was given.
+
+    Raises
+    ------
+    UsageError : none or several were given, or one makes no sense.
+    """
+    try:
+        return Goal.parse(read_budget(budget), max_overhead, minimize)
+    except UsageError as e:
+        named = str(e).replace("exactly one of budget, max_overhead and minimize",
+                               "exactly one of --budget, --max-overhead and --minimize")  # fmt: skip
+        raise UsageError(named) from None
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Before long work: every file that is to be written has a folder.
+
+    Raises
+    ------
+    UsageError : one has none.
+    """
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UsageError(f"cannot write {path}: it is a folder, or its folder does not exist")

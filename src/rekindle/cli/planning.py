@@ -1,0 +1,165 @@
+"""`plan`, `frontier` and `solve`: from a model or a graph to plans. `solve` needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import api
+from ..budget import format_bytes
+from ..errors import UsageError
+from ..formats import write_json
+from ..graph import COSTS
+from ..plan import Plan, schedule_document
+from ..report import text
+from ..report.frontier_svg import frontier_svg
+from ..report.timeline import memory_timeline
+from ..solvers import registry
+from ..solvers.base import Progress
+from .answer import Answer, progress
+from .models import load_graph, load_model
+from .options import (
+    Batch,
+    Budget,
+    Cost,
+    Json,
+    MaxOverhead,
+    Minimize,
+    Model,
+    Out,
+    Seed,
+    SolverName,
+    Svg,
+    Target,
+    TimeLimit,
+    check_writable,
+    read_budget,
+    read_goal,
+)  # fmt: skip
+
+GraphFile = Annotated[Path, typer.Argument(help="A rekindle.graph/1 file.")]
+AnyModel = Annotated[str, typer.Argument(help="zoo:NAME, path/to/file.py:function, or a rekindle.graph/1 file.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Enter the commands of this file."""
+    app.command()(plan)
+    app.command()(frontier)
+    app.command()(solve)
+
+
+def plan(
+    model: Model,
+    budget: Budget = None,
+    max_overhead: MaxOverhead = None,
+    minimize: Minimize = None,
+    batch: Batch = None,
+    solver: SolverName = "auto",
+    cost: Cost = "seconds",
+    target: Target = None,
+    time_limit: TimeLimit = None,
+    seed: Seed = 0,
+    out: Out = None,
+    svg: Svg = None,
+    json: Json = False,
+) -> Answer:
+    """Plan a model's training step for a memory budget; --out writes the plan, --svg its memory timeline."""
+    goal = read_goal(budget, max_overhead, minimize)
+    _check(solver, cost, out, svg)
+    with progress() as tell:
+        traced = _trace(model, batch, target, tell)
+        made = api.plan(
+            traced, read_budget(budget), max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
+            time_limit=time_limit, seed=seed, progress=tell,
+        )  # fmt: skip
+    if out is not None:
+        made.save(out)
+    limit = goal.limit(made.graph.resident_bytes, made.baseline_activation_bytes)
+    written = _write_timeline(made, limit, svg)
+    return Answer(made.figures(), lambda: [text.plan_table(made), made.sentence, *_wrote(out, written)])
+
+
+def frontier(
+    model: AnyModel,
+    batch: Batch = None,
+    solver: SolverName = "auto",
+    cost: Cost = "seconds",
+    target: Target = None,
+    time_limit: TimeLimit = None,
+    seed: Seed = 0,
+    out: Out = None,
+    svg: Svg = None,
+    json: Json = False,
+) -> Answer:
+    """The whole memory/time curve of a model or a graph; --svg draws it."""
+    _check(solver, cost, out, svg)
+    with progress() as tell:
+        traced = load_graph(model) if model.endswith(".json") else _trace(model, batch, target, tell)
+        plans = api.frontier(traced, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=tell)
+    document = {"format": "rekindle.frontier/1", "plans": [p.figures() for p in plans]}
+    if out is not None:
+        write_json(out, document)
+    if svg is not None:
+        svg.write_text(frontier_svg(plans), encoding="utf-8")
+    return Answer(document, lambda: [text.frontier_table(plans), *_wrote(out, svg)])
+
+
+def solve(
+    graph: GraphFile,
+    budget: Budget = None,
+    max_overhead: MaxOverhead = None,
+    minimize: Minimize = None,
+    solver: SolverName = "auto",
+    cost: Cost = "seconds",
+    time_limit: TimeLimit = None,
+    seed: Seed = 0,
+    out: Out = None,
+    svg: Svg = None,
+    json: Json = False,
+) -> Answer:
+    """Schedule a graph file; --out writes the schedule. Needs no torch."""
+    goal = read_goal(budget, max_overhead, minimize)
+    _check(solver, cost, out, svg)
+    read = load_graph(graph)
+    with progress() as tell:
+        made = api.plan(
+            read, read_budget(budget), max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
+            time_limit=time_limit, seed=seed, progress=tell,
+        )  # fmt: skip
+    if out is not None:
+        write_json(out, schedule_document(made))
+    written = _write_timeline(made, goal.limit(read.resident_bytes, made.baseline_activation_bytes), svg)
+    return Answer(
+        schedule_document(made, steps=False),
+        lambda: [text.plan_table(made), made.sentence, *_wrote(out, written)],
+    )
+
+
+def _check(solver: str, cost: str, *files: Path | None) -> None:
+    """What can be refused before any long work."""
+    check_writable(*files)
+    registry.get(solver)
+    if cost not in COSTS:
+        raise UsageError(f"cost={cost!r} is unknown; choose one of {', '.join(COSTS)}")
+
+
+def _trace(spec: str, batch: int | None, target: str | None, tell: Progress) -> Any:
+    model, sample = load_model(spec, batch)
+    from ..torch.trace import trace
+
+    return trace(model, sample, target=target, progress=tell)
+
+
+def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:
+    if svg is not None:
+        title = f"Memory of one training step: {made.graph.name}"
+        if limit is not None:
+            title += f", at {format_bytes(limit)}"
+        svg.write_text(memory_timeline(made.graph, made.schedule, budget=limit, title=title), encoding="utf-8")
+    return svg
+
+
+def _wrote(*paths: Path | None) -> list[str]:
+    return [f"wrote {p}" for p in paths if p is not None]

@@ -1,0 +1,1 @@
+"""Shapes found in graphs that solvers share."""

@@ -1,0 +1,159 @@
+"""A program inside autograd: one Function per stage, chained by a token, so that gradients arrive when they are ready.
+
+Forward runs once, whole. Each stage's Function takes the token of the stage that comes after it in backward and the
+parameters whose gradients it finishes; the engine calls the stages in order and hands each one's gradients to `.grad`
+and its hooks before the next stage runs. Real values pass between stages inside one suspended generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import RekindleError
+from .capture import disable_autocast
+from .normalise import Lowered
+from .program import Program
+
+
+@dataclass
+class Step:
+    """One forward call and what its backward needs."""
+
+    runner: Runner
+    inputs: list[Any]
+    rng: dict[int, Any] = field(default_factory=dict)
+    generator: Iterator[None] | None = None
+    out: list[Any] = field(default_factory=list)
+    absent: tuple[int, ...] = ()
+
+    def forward(self) -> tuple[list[Any], list[Any]]:
+        inputs, self.inputs = self.inputs, []
+        with disable_autocast():
+            return self.runner.program.forward(inputs, self.rng)
+
+    def start(self, saved: list[Any], tangents: list[Any]) -> None:
+        """Begin a backward; one left unfinished before (autograd.grad on a subset) is dropped."""
+        self.out.clear()
+        self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
+        for i in self.absent:
+            tangents[i] = self.runner.zero_tangent(i)
+        self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out)
+
+    def stage(self, j: int) -> list[Any]:
+        """Run stage j and take its gradients."""
+        if torch.is_grad_enabled():
+            raise RekindleError(
+                "a planned step cannot be differentiated twice (create_graph=True); "
+                "call rekindle.restore(model) for steps that need second derivatives"
+            )
+        if self.generator is None:
+            raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
+        try:
+            with disable_autocast():
+                next(self.generator)
+        except BaseException:
+            self.generator = None  # what it held must not outlive the error
+            self.out.clear()
+            raise
+        gradients = self.out[:]
+        self.out.clear()
+        if j == len(self.runner.program.stages) - 1:
+            self.generator.close()  # type: ignore[attr-defined]
+            self.generator = None
+        for k in self.runner.without(j, self.absent) if self.absent else ():
+            gradients[k] = None
+        return gradients
+
+
+class _Boundary(torch.autograd.Function):
+    """Owns the results and what forward saved. Its backward computes nothing: the engine holds on to the gradients it is
+    called with until it returns, and the first stage must be able to free them."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, token: torch.Tensor) -> tuple[Any, ...]:
+        results, saved = step.forward()
+        ctx.step = step
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        runner = step.runner
+        ctx.mark_non_differentiable(*[t for i, t in enumerate(results) if i not in runner.differentiable])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        step, runner = ctx.step, ctx.step.runner
+        for i, place in runner.lowered.captured.ignored_outputs.items():
+            if grads[i] is not None:
+                raise RekindleError(
+                    f"a gradient came back to {place}, but the plan was made for the loss alone; "
+                    "trace with loss='all' to plan for gradients of every output"
+                )
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()
+        tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
+        del grads
+        step.start(saved, tangents)
+        return None, _token()
+
+
+class _Stage(torch.autograd.Function):
+    """One stage: nothing in forward, its piece of the program in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+        ctx.step, ctx.j = step, j
+        return _token()
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> tuple[Any, ...]:
+        return (None, None, _token(), *ctx.step.stage(ctx.j))
+
+
+def _token() -> torch.Tensor:
+    return torch.zeros(1)
+
+
+class Runner:
+    """Runs a program as part of the user's autograd graph."""
+
+    def __init__(self, lowered: Lowered, program: Program):
+        self.lowered, self.program = lowered, program
+        c = lowered.captured
+        self.given = [p for p in c.placeholders if p.op == "placeholder"]
+        place = {p: i for i, p in enumerate(self.given)}
+        self.stage_inputs = [[place[p] for p in stage] for stage in program.stages]
+        self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
+        self._tangents = list(c.tangents)
+        self._depends = self._tangent_dependence()
+
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The module's results for one tensor per placeholder of the graph."""
+        step = Step(self, inputs)
+        token = _token().requires_grad_()
+        for j in range(len(self.stage_inputs) - 1, -1, -1):
+            token = _Stage.apply(step, j, token, *[inputs[i] for i in self.stage_inputs[j]])
+        return list(_Boundary.apply(step, token))
+
+    def zero_tangent(self, i: int) -> torch.Tensor:
+        """The gradient of a result that the loss does not depend on."""
+        t = self._tangents[i].meta["val"]
+        return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+
+    def without(self, j: int, absent: tuple[int, ...]) -> list[int]:
+        """Positions in stage j of gradients that depend on no tangent that came: eager leaves them None."""
+        return [
+            k for k, p in enumerate(self.program.stages[j])
+            if not self._depends[self.lowered.captured.gradients[p]] - set(absent)
+        ]  # fmt: skip
+
+    def _tangent_dependence(self) -> dict[fx.Node, frozenset[int]]:
+        c = self.lowered.captured
+        found: dict[fx.Node, frozenset[int]] = {t: frozenset([i]) for i, t in enumerate(c.tangents)}
+        for n in c.nodes:
+            found[n] = frozenset().union(*(found.get(a, frozenset()) for a in n.all_input_nodes))
+        return found

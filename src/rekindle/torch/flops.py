@@ -1,0 +1,79 @@
+"""FLOPs of operator calls: one function for captured graphs, executed programs and eager steps alike.
+
+A multiply-add counts two, and only matrix products, convolutions and attention count: torch's own convention
+(`torch.utils.flop_counter`), whose formulas are used wherever they are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+
+def op_flops(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+    """FLOPs of one call of the operator overload `target`; its tensors (args, kwargs, out) may be real or fake.
+
+    An operator without a formula (point-wise, normalisation, copies, …) counts 0.
+    """
+    packet = getattr(target, "_overloadpacket", target)
+    if packet is aten.convolution_backward:
+        return _convolution_backward(*args, **kwargs)
+    formula = flop_registry.get(_SAME_FORMULA.get(packet, packet))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+
+
+# The fused attention of the CPU does what the flash kernels of the GPU do, but torch has no formula for it.
+_SAME_FORMULA = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+}
+
+
+def _convolution_backward(
+    grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, stride: Any, padding: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: int, output_mask: Sequence[bool],
+) -> int:  # fmt: skip
+    """Both grad_input and grad_weight pair the same elements as the forward does, so that each costs one forward.
+
+    torch's formula takes all channels of x for all channels of grad_out in grad_weight: too much by `groups`.
+    """
+    positions = prod((x if transposed else grad_out).shape[2:])
+    # weight is [out, in / groups, *kernel], transposed [in, out / groups, *kernel]: its size has the groups in it
+    forward = 2 * x.shape[0] * positions * prod(weight.shape)
+    return forward * (bool(output_mask[0]) + bool(output_mask[1]))
+
+
+class FlopCount(TorchDispatchMode):
+    """Context manager: `total` is the FLOPs of every operator that ran inside, forward and backward, real or fake.
+
+    >>> with FlopCount() as count:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)
+    >>> count.total
+    60
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(hasattr(t, "__tensor_flatten__") for t in types):
+            return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
+        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+            with self:  # composite operators come whole there: take them apart as they are everywhere else
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        self.total += op_flops(func, args, kwargs, out)
+        return out

@@ -1,0 +1,345 @@
+"""Schedule -> readable Python source for the forward and the backward of one step.
+
+Forward is a function; backward is a generator that yields at the end of each stage, when the gradients finished since
+the last stage lie in `out`. One variable holds one storage; a `free` is a `del`, so what is live is what the judge says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import RekindleError
+from ..graph import Graph
+from ..schedule import Free, Run, Schedule
+from . import rng, rules
+from .normalise import ACCUMULATE, Call, Lowered, base_part, is_member, tensors_of
+
+_LITERALS = (bool, int, str, type(None))
+_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "members")
+
+
+@dataclass
+class Program:
+    """The two halves of a step, compiled from `source`.
+
+    forward(inputs, rng) -> (results, saved): `inputs` is one tensor per placeholder (emptied), `rng` a dict.
+    backward(saved, tangents, rng, out): a generator; both lists are emptied. Each `next` runs one stage.
+    stages : per stage the placeholders whose gradients it puts into `out`, in order.
+    saved_inputs : placeholders that backward reads; their tensors follow what forward saved.
+    """
+
+    source: str
+    forward: Callable[[list[Any], dict[int, Any]], tuple[list[Any], list[Any]]]
+    backward: Callable[[list[Any], list[Any], dict[int, Any], list[Any]], Iterator[None]]
+    stages: list[list[fx.Node]]
+
+
+def build(lowered: Lowered, schedule: Schedule) -> Program:
+    """The program that runs `schedule`.
+
+    Raises
+    ------
+    RekindleError : the schedule runs random ops of forward in another order than the model does.
+    """
+    return _Writer(lowered, schedule).write()
+
+
+@dataclass
+class _Writer:
+    low: Lowered
+    schedule: Schedule
+    env: dict[str, Any] = field(default_factory=dict)
+    names: dict[Any, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def graph(self) -> Graph:
+        return self.low.graph
+
+    def write(self) -> Program:
+        steps = self.schedule.steps
+        cut = next(i for i, s in enumerate(steps) if isinstance(s, Run) and s.op == self.graph.boundary)
+        after = cut + 1
+        while after < len(steps) and isinstance(steps[after], Free):
+            after += 1
+        forward, dropped, backward = steps[:cut], steps[cut + 1 : after], steps[after:]
+        self._check_random_order(forward)
+        saved = self._live_after(forward, dropped)
+        used = self._placeholders_read(backward)
+        replayed = self._replayed()
+        self.env["copy_"] = torch.ops.aten.copy_.default
+        self.env["clone"] = torch.ops.aten.clone.default
+        self.env["rng_state"], self.env["replay"] = rng.state, rng.replay
+        self._write_forward(forward, saved, used, replayed)
+        stages = self._write_backward(backward, saved, used, dropped, replayed)
+        source = "\n".join(self.lines) + "\n"
+        exec(compile(source, f"<rekindle plan {self.schedule.graph_hash[:8]}>", "exec"), self.env)
+        return Program(source, self.env["forward"], self.env["backward"], stages)
+
+    # -- what crosses the boundary ---------------------------------------------------------------------------------
+    def _live_after(self, forward: tuple[Any, ...], dropped: tuple[Any, ...]) -> list[int]:
+        live: dict[int, None] = {}
+        for s in forward:
+            if isinstance(s, Free):
+                live.pop(s.value)
+            else:
+                live |= dict.fromkeys(self.graph.ops[s.op].outputs)
+                if s.into is not None:
+                    live.pop(s.into)
+        for s in dropped:
+            live.pop(s.value, None)
+        return [v for v in live if self.low.parts[v] or v in self.low.snapshots.values()]
+
+    def _placeholders_read(self, backward: tuple[Any, ...]) -> list[fx.Node]:
+        found: dict[fx.Node, None] = {}
+        for s in backward:
+            if isinstance(s, Run):
+                call = self.low.calls[s.op]
+                node = self.low.captured.gradients[call.node] if call.kind == ACCUMULATE else call.node  # type: ignore[index]
+                if node is not None:
+                    found |= dict.fromkeys(self._leaves(node, call.kind == ACCUMULATE))
+        return [p for p in self.low.captured.placeholders if p in found and p.op == "placeholder"]
+
+    def _leaves(self, node: fx.Node, itself: bool) -> Iterator[fx.Node]:
+        """Placeholders that the arguments of a call are views of."""
+        stack = [node] if itself else list(node.all_input_nodes)
+        swaps = node in self.low.reads_snapshot
+        while stack:
+            n = stack.pop()
+            if n.op == "placeholder" and n not in self.low.captured.tangents:
+                if not (swaps and n in self.low.snapshots):
+                    yield n
+            elif n in self.low.views:
+                stack += n.all_input_nodes
+
+    def _replayed(self) -> set[int]:
+        runs = self.schedule.runs
+        twice = {o for o in set(runs) if runs.count(o) > 1} if len(runs) > len(set(runs)) else set()
+        return {o for o in twice if self.low.calls[o].node is not None and rules.draws_random(self.low.calls[o].node.target)}
+
+    def _check_random_order(self, forward: tuple[Any, ...]) -> None:
+        first = dict.fromkeys(s.op for s in forward if isinstance(s, Run))
+        random = [o for o in first if (n := self.low.calls[o].node) is not None and rules.draws_random(n.target)]
+        if random != sorted(random):
+            raise RekindleError("the schedule draws random numbers in another order than the model; it cannot be run")
+
+    # -- source ----------------------------------------------------------------------------------------------------
+    def _write_forward(self, steps: tuple[Any, ...], saved: list[int], used: list[fx.Node], replayed: set[int]) -> None:
+        c = self.low.captured
+        given = [p for p in c.placeholders if p.op == "placeholder"]
+        self.lines += ["def forward(inputs, rng):", f"    {self._unpack(map(self._var, given), 'inputs')}"]
+        outlive = set(saved)
+        ran: set[int] = set()
+        for s in steps:
+            if isinstance(s, Free):
+                self._delete(s.value)
+                continue
+            call = self.low.calls[s.op]
+            if s.op in replayed and s.op not in ran:
+                self.lines.append(f"    rng[{s.op}] = rng_state({self._device(call)!r})")
+            self._run(s, call, replay=s.op in ran and s.op in replayed, outlive=outlive)
+            ran.add(s.op)
+        results = ", ".join(self._tensor(o, False) for o in c.outputs)
+        keep = ", ".join([*(x for v in saved for x in self._variables(v)), *map(self._var, used)])
+        self.lines += [f"    return [{results}], [{keep}]", ""]
+
+    def _write_backward(
+        self, steps: tuple[Any, ...], saved: list[int], used: list[fx.Node], dropped: tuple[Any, ...], replayed: set[int]
+    ) -> list[list[fx.Node]]:
+        names = [*(x for v in saved for x in self._variables(v)), *map(self._var, used)]
+        tangents = [self._var(t) for t in self.low.captured.tangents]
+        self.lines += [
+            "def backward(saved, tangents, rng, out):",
+            f"    {self._unpack(names, 'saved')}",
+            f"    {self._unpack(tangents, 'tangents')}",
+        ]
+        forward_made = {v for v in range(len(self.graph.values)) if v not in self._tangent_values()}
+        for s in dropped:
+            if s.value not in forward_made:
+                self._delete(s.value)
+        stages: list[list[fx.Node]] = []
+        handed: list[fx.Node] = []
+        last_read = self._last_reads(steps)
+        for i, s in enumerate(steps):
+            if isinstance(s, Free):
+                self._delete(s.value)
+                continue
+            call = self.low.calls[s.op]
+            if call.kind != ACCUMULATE and handed:
+                self.lines.append("    yield")
+                stages.append(handed)
+                handed = []
+            if call.kind == ACCUMULATE:
+                assert call.node is not None
+                self.lines.append(f"    out.append({self._tensor(self.low.captured.gradients[call.node], False)})")
+                handed.append(call.node)
+            else:
+                self._run(s, call, replay=s.op in replayed, outlive=set())
+            for v in last_read.get(i, []):  # a gradient that stays belongs to the caller from here on
+                self._delete(v)
+        if handed:
+            self.lines.append("    yield")
+            stages.append(handed)
+        return stages
+
+    def _tangent_values(self) -> set[int]:
+        assert self.graph.boundary is not None
+        return set(self.graph.ops[self.graph.boundary].outputs)
+
+    def _last_reads(self, steps: tuple[Any, ...]) -> dict[int, list[int]]:
+        kept = {v for v in self.graph.keep if self.low.parts[v] and self.graph.arrays.producer[v] >= 0}
+        rows: dict[int, list[int]] = {}
+        for i in range(len(steps) - 1, -1, -1):
+            s = steps[i]
+            if isinstance(s, Run):
+                for v in self.graph.ops[s.op].inputs:
+                    if v in kept:
+                        kept.discard(v)
+                        rows.setdefault(i, []).append(v)
+        return rows
+
+    def _run(self, s: Run, call: Call, replay: bool, outlive: set[int]) -> None:
+        n = call.node
+        assert n is not None
+        op = self.graph.ops[s.op]
+        if call.kind == "copy_":
+            self.lines.append(f"    copy_({self._var(n)}, {self._tensor(self.low.captured.mutations[n], False)})")
+            return
+        if call.kind == "snapshot":
+            # Nobody reads it after the mutation unless it outlives forward: then no copy is needed.
+            source = f"clone({self._var(n)})" if op.outputs[0] in outlive else self._var(n)
+            self.lines.append(f"    {self._variables(op.outputs[0])[0]} = {source}")
+            return
+        where = self.low.captured.module_path.get(n, "")
+        note = f"  # {where}" if where else ""
+        target: Any = n.target
+        name = self._function(target)
+        if s.into is not None:
+            position = self._overwritten_position(n, s.into)
+            name = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
+        arguments = [self._argument(a, n) for a in n.args] + [f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()]
+        if replay:
+            text = f"replay({', '.join([f'rng[{s.op}]', repr(self._device(call)), name, *arguments])})"
+        else:
+            text = f"{name}({', '.join(arguments)})"
+        members = [(i, self.names_of((n, i))) for i, _ in tensors_of(n)]
+        if isinstance(n.meta.get("val"), torch.Tensor):
+            self.lines.append(f"    {members[0][1]} = {text}{note}")
+        elif not members:
+            self.lines.append(f"    {text}{note}")
+        else:
+            picks = ", ".join(f"members[{i}]" for i, _ in members)
+            self.lines.append(f"    members = {text}{note}")
+            self.lines.append(f"    {', '.join(x for _, x in members)} = {picks}")
+            self.lines.append("    del members")
+        if s.into is not None:
+            self._delete(s.into)
+
+    def _overwritten_position(self, n: fx.Node, value: int) -> int:
+        for position in rules.OVERWRITES[n.target]:
+            a = n.args[position]
+            part = base_part(a) if isinstance(a, fx.Node) else None
+            if part is not None and self.low.value_of.get(part) == value:
+                return position
+        raise AssertionError(f"{n} cannot write over value {value}")
+
+    def _delete(self, value: int) -> None:
+        if names := self._variables(value):
+            self.lines.append(f"    del {', '.join(names)}")
+
+    def _unpack(self, names: Any, source: str) -> str:
+        names = list(names)
+        return f"{', '.join(names)}, = {source}; {source}.clear()" if names else f"{source}.clear()"
+
+    def _device(self, call: Call) -> str:
+        assert call.node is not None
+        return str(tensors_of(call.node)[0][1].device)
+
+    # -- expressions -----------------------------------------------------------------------------------------------
+    def _variables(self, value: int) -> list[str]:
+        if value in self.low.snapshots.values():
+            return [f"v{value}"]
+        return [self.names_of(p) for p in self.low.parts[value]]
+
+    def names_of(self, part: tuple[fx.Node, int]) -> str:
+        value = self.low.value_of[part]
+        k = self.low.parts[value].index(part)
+        return f"v{value}" if k == 0 else f"v{value}_{k}"
+
+    def _var(self, placeholder: fx.Node) -> str:
+        return self.names_of((placeholder, 0)) if (placeholder, 0) in self.low.value_of else f"x_{placeholder.name}"
+
+    def _function(self, target: Any, like: str | None = None) -> str:
+        if target not in self.names:
+            base = like or (target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload)
+                            else str(getattr(target, "__name__", "f")))  # fmt: skip
+            base = "".join(ch if ch.isalnum() else "_" for ch in base)
+            names = itertools.chain([base], (f"{base}_{k}" for k in itertools.count(2)))
+            name = next(x for x in names if x not in self.env and x not in _LOCALS)
+            self.names[target] = name
+            self.env[name] = target
+        return self.names[target]
+
+    def _constant(self, x: Any) -> str:
+        key = ("constant", id(x))
+        if key not in self.names:
+            self.names[key] = f"c{len(self.env)}"
+            self.env[self.names[key]] = x
+        return self.names[key]
+
+    def _argument(self, x: Any, reader: fx.Node) -> str:
+        if isinstance(x, fx.Node):
+            return self._tensor(x, reader in self.low.reads_snapshot)
+        if isinstance(x, _LITERALS) or isinstance(x, float) and math.isfinite(x):
+            return repr(x)
+        if isinstance(x, list | tuple):
+            inside = ", ".join(self._argument(y, reader) for y in x)
+            return f"[{inside}]" if isinstance(x, list) else f"({inside}{',' if len(x) == 1 else ''})"
+        if isinstance(x, dict):
+            return "{" + ", ".join(f"{k!r}: {self._argument(y, reader)}" for k, y in x.items()) + "}"
+        return self._constant(x)
+
+    def _tensor(self, n: Any, swap: bool) -> str:
+        """Source of the tensor a node stands for; `swap`: a mutated placeholder is read from its snapshot."""
+        if not isinstance(n, fx.Node):
+            return repr(n)
+        if n.op == "get_attr":
+            return self._constant(self.low.captured.constants[n])
+        if n.op == "placeholder":
+            return f"v{self.low.snapshots[n]}" if swap and n in self.low.snapshots else self._var(n)
+        if n.target in rules.PASS_THROUGH:
+            return self._tensor(n.args[0], swap)
+        if is_member(n):
+            part = (n.args[0], n.args[1])
+            return self.names_of(part) if part in self.low.value_of else f"{self._tensor(part[0], swap)}[{part[1]}]"  # type: ignore[arg-type, index]
+        if (n, 0) in self.low.value_of and isinstance(n.meta.get("val"), torch.Tensor):
+            return self.names_of((n, 0))
+        if n not in self.low.views:
+            val = n.meta.get("val")
+            members = [self.names_of((n, i)) if (n, i) in self.low.value_of else "None" for i in range(len(val or ()))]
+            return f"({', '.join(members)},)"
+        target = n.target
+        if target is torch.ops.aten.view.default and self._from_tangent(n):
+            # The loss may give an expanded gradient, which has no such view; autograd reshapes there too.
+            target = torch.reshape
+        parts = [self._tensor(a, swap) if isinstance(a, fx.Node) else self._view_argument(a, swap) for a in n.args]
+        parts += [f"{k}={self._tensor(a, swap) if isinstance(a, fx.Node) else self._view_argument(a, swap)}"
+                  for k, a in n.kwargs.items()]  # fmt: skip
+        return f"{self._function(target)}({', '.join(parts)})"
+
+    def _view_argument(self, x: Any, swap: bool) -> str:
+        if isinstance(x, list | tuple) and any(isinstance(y, fx.Node) for y in x):
+            return "[" + ", ".join(self._tensor(y, swap) if isinstance(y, fx.Node) else repr(y) for y in x) + "]"
+        return self._argument(x, None)  # type: ignore[arg-type]
+
+    def _from_tangent(self, n: fx.Node) -> bool:
+        while n in self.low.views and n.all_input_nodes:
+            n = n.all_input_nodes[0]
+        return n in self.low.captured.tangents

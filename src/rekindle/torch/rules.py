@@ -1,0 +1,102 @@
+"""What must be known about single ATen ops: which must not run twice, which draw random numbers, which may write over
+an input with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Ops that only name their input anew.
+PASS_THROUGH = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+
+# A selection that flips on recomputation (equal keys, another kernel) changes which path the gradient takes.
+_SELECTIONS = {"topk", "sort", "argsort", "nonzero", "unique", "_unique2", "unique_dim", "unique_consecutive",
+               "kthvalue", "mode", "median", "_local_scalar_dense", "multinomial", "histc", "bincount",
+               "masked_select"}  # fmt: skip
+_COMMUNICATION = {"_c10d_functional", "c10d", "c10d_functional", "_dtensor"}
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+def draws_random(target: Any) -> bool:
+    """Whether the op takes numbers from the default generator of its device."""
+    return isinstance(target, torch._ops.OpOverload) and _RANDOM in target.tags
+
+
+def must_save(target: Any) -> bool:
+    """Whether the op must run only once: selections, communication, assertions, and what nothing is known about."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    name = target._schema.name.split("::")[-1]
+    return (
+        name in _SELECTIONS
+        or target.namespace in _COMMUNICATION
+        or name.startswith("_assert")
+        or target._schema.is_mutable
+    )
+
+
+def returns_new(target: Any) -> bool:
+    """Whether what the op returns surely has a storage of its own at run time, so that it may be written over."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace in ("aten", "prims")
+        and torch.Tag.maybe_aliasing_or_mutating not in target.tags
+    )
+
+
+# Ops whose `out=` or in-place form gives the same bits when the output lies over the given argument: element-wise
+# kernels that read each element before they write it. `out=` forms that compute elsewhere and copy are not here.
+# {position of the argument: call that writes over it}
+def _unary(inplace: Any) -> dict[int, Callable[..., Any]]:
+    return {0: inplace}
+
+
+def _grad_input(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return out(*args, **kwargs, grad_input=args[position])
+
+    return {position: call}
+
+
+def _binary(inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
+    def second(a: Any, b: Any, **kwargs: Any) -> Any:
+        return out(a, b, **kwargs, out=b)
+
+    return {0: inplace, 1: second}
+
+
+OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
+    aten.relu.default: _unary(aten.relu_.default),
+    aten.sigmoid.default: _unary(aten.sigmoid_.default),
+    aten.tanh.default: _unary(aten.tanh_.default),
+    aten.silu.default: _unary(aten.silu_.default),
+    aten.hardtanh.default: _unary(aten.hardtanh_.default),
+    aten.hardswish.default: _unary(aten.hardswish_.default),
+    aten.leaky_relu.default: _unary(aten.leaky_relu_.default),
+    aten.elu.default: _unary(aten.elu_.default),
+    aten.neg.default: _unary(aten.neg_.default),
+    aten.div.Scalar: _unary(aten.div_.Scalar),
+    aten.mul.Scalar: _unary(aten.mul_.Scalar),
+    aten.add.Scalar: _unary(aten.add_.Scalar),
+    aten.add.Tensor: _binary(aten.add_.Tensor, aten.add.out),
+    aten.mul.Tensor: _binary(aten.mul_.Tensor, aten.mul.out),
+    aten.sub.Tensor: _unary(aten.sub_.Tensor),
+    aten.div.Tensor: _unary(aten.div_.Tensor),
+    aten.threshold_backward.default: _grad_input(aten.threshold_backward.grad_input),
+    aten.sigmoid_backward.default: _grad_input(aten.sigmoid_backward.grad_input),
+    aten.tanh_backward.default: _grad_input(aten.tanh_backward.grad_input),
+    aten.silu_backward.default: _grad_input(aten.silu_backward.grad_input),
+    aten.gelu_backward.default: _grad_input(aten.gelu_backward.grad_input),
+    aten.hardtanh_backward.default: _grad_input(aten.hardtanh_backward.grad_input),
+    aten.leaky_relu_backward.default: _grad_input(aten.leaky_relu_backward.grad_input),
+    aten.elu_backward.default: _grad_input(aten.elu_backward.grad_input),
+    aten.masked_fill.Scalar: _unary(aten.masked_fill_.Scalar),
+    aten.where.self: {
+        1: lambda c, a, b: aten.where.self_out(c, a, b, out=a),
+        2: lambda c, a, b: aten.where.self_out(c, a, b, out=b),
+    },
+}

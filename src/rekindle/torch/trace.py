@@ -1,0 +1,161 @@
+"""module + sample -> Trace: the Graph of one training step, costed, with the way back to the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import TraceError, UsageError
+from ..graph import Graph
+from . import capture as cap
+from . import tree
+from .costs import node_costs
+from .normalise import Lowered, lower
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One call of a module, captured: `graph` is the step, without torch.
+
+    signature : what the call looked like; another signature is another graph.
+    module_name : class of the module.
+    fake : whether it was made from fake tensors, so that nothing could be measured.
+    loss, target : as given to `trace`.
+    """
+
+    graph: Graph
+    lowered: Lowered
+    signature: Key
+    module_name: str
+    fake: bool
+    loss: str = "auto"
+    target: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Trace({self.module_name}, {self.graph!r})"
+
+    def costed(self, target: str | None = None, progress: Callable[[str], None] | None = None) -> Trace:
+        """The same trace with each op's seconds, FLOPs and workspace: measured on the device at hand, or the
+        roofline of `target`; modelled wherever an op cannot run here (fake tensors, a device that is absent)."""
+        graph = _costed(self.lowered, self.fake, target, progress)
+        return replace(self, graph=graph, lowered=replace(self.lowered, graph=graph), target=target)
+
+
+def trace(
+    model: nn.Module,
+    sample: Any,
+    *,
+    loss: str = "auto",
+    target: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Trace:
+    """Capture one training step of `model` called with `sample`.
+
+    Parameters
+    ----------
+    sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Only shapes, dtypes,
+        devices and constants matter; fake tensors serve as well.
+    loss : "auto": where the result holds a scalar under the key `loss`, or a scalar comes first, gradients come back to
+        it alone; else to every result that requires grad. "all": to every one.
+    target : name of a device whose roofline gives the seconds, instead of measuring on the device at hand.
+    optimizer : its state counts among what is held during the whole step.
+
+    Raises
+    ------
+    TraceError : the call cannot be captured; the message names the source line and the remedy.
+    """
+    return trace_call(model, *call_arguments(sample), loss=loss, target=target, optimizer=optimizer, progress=progress)
+
+
+def trace_call(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    loss: str = "auto",
+    target: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Trace:
+    """`trace` of the call `model(*args, **kwargs)`."""
+    if loss not in ("auto", "all"):
+        raise UsageError(f"loss={loss!r} is unknown; choose 'auto' or 'all'")
+    tensors, spec = tree.flatten((args, dict(kwargs)))
+    forward = plain_forward(model)
+    captured = cap.capture(model, forward, tensors, spec, loss)
+    fake = any(cap.is_fake(t) for t in [*tensors, *model.parameters()])
+    for p in captured.mutations:
+        t = tensors[captured.inputs[p]] if p in captured.inputs else None
+        if t is not None and t.requires_grad:
+            raise TraceError("the model writes over an input that requires grad; clone the input before it is changed")
+    state = [t for o in ([optimizer] if optimizer else []) for s in o.state.values() for t in s.values()
+             if isinstance(t, torch.Tensor)]  # fmt: skip
+    name = type(model).__name__
+    lowered = lower(captured, name, resident_bytes(model, tensors, [*captured.constants.values(), *state]))
+    key = signature(model, tensors, spec)
+    return Trace(lowered.graph, lowered, key, name, fake, loss, target).costed(target, progress)
+
+
+def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable[[str], None] | None) -> Graph:
+    graph = lowered.graph
+    at = [i for i, c in enumerate(lowered.calls) if c.kind == "aten"]
+    nodes = [n for i in at if (n := lowered.calls[i].node) is not None]
+    costs = node_costs(nodes, target=target, measure=False if fake else None, progress=progress)
+    ops = list(graph.ops)
+    for i, c in zip(at, costs, strict=True):
+        ops[i] = replace(ops[i], seconds=c.seconds, flops=c.flops, workspace=c.workspace)
+    return replace(graph, ops=tuple(ops))
+
+
+def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of the call that a sample stands for."""
+    if isinstance(sample, torch.Tensor):
+        return (sample,), {}
+    if isinstance(sample, Mapping):
+        return (), {k: sample[k] for k in sample}
+    if isinstance(sample, tuple | list):
+        return tuple(sample), {}
+    raise UsageError(
+        f"sample is a {type(sample).__name__}; give a tensor, a tuple of positional arguments or a dict of keyword ones"
+    )
+
+
+def plain_forward(model: nn.Module) -> Callable[..., Any]:
+    """The module's own forward, also where it is planned already."""
+    forward = model.forward
+    return getattr(forward, "plain", forward)
+
+
+def signature(model: nn.Module, tensors: Iterable[torch.Tensor], spec: Any) -> Key:
+    """Everything that shapes the graph of a call: shapes, dtypes, devices, what requires grad, constants among the
+    arguments, which submodules train, and the autocast state."""
+    return (
+        tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors),
+        tree.constants(spec),
+        tuple([m.training for m in model.modules()]),
+        tuple([(p.requires_grad, p.dtype, p.device) for p in model.parameters()]),
+        _autocast(),
+    )
+
+
+def _autocast() -> Key:
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    on = [k for k in kinds if torch.is_autocast_enabled(k)]
+    return tuple((k, torch.get_autocast_dtype(k)) for k in on)
+
+
+def resident_bytes(model: nn.Module, tensors: Iterable[torch.Tensor], more: Iterable[torch.Tensor] = ()) -> int:
+    """Bytes held during the whole step: parameters, buffers, inputs, and a gradient for every trained parameter."""
+    params = list(model.parameters())
+    seen: dict[Any, int] = {}
+    for t in [*params, *model.buffers(), *tensors, *more]:
+        s = t.untyped_storage()
+        seen[s._cdata] = s.nbytes()
+    return sum(seen.values()) + sum(p.numel() * p.element_size() for p in params if p.requires_grad)

@@ -1,0 +1,170 @@
+"""Nested arguments and results, taken apart into tensors and put together again.
+
+Knows tuples, named tuples, lists, mappings (also transformers' ModelOutput and BatchEncoding) and dataclasses.
+Everything else that is no tensor is kept as it is: it is part of the structure.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Place of the tensor with this index."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A result of a type that cannot be taken apart (a key-value cache, say), left out of the planned result."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A container: `like` is an emptied example of it, `keys` its keys or None for a sequence."""
+
+    like: Any
+    keys: tuple[Any, ...] | None
+    children: tuple[Any, ...]
+
+
+def flatten(obj: Any, opaque_ok: bool = False) -> tuple[list[torch.Tensor], Any]:
+    """(tensors, structure). The same tensor object met twice is one leaf.
+
+    opaque_ok : an object of unknown type that is no plain constant becomes `Opaque` instead of a constant.
+    """
+    tensors: list[torch.Tensor] = []
+    spec = _walk(obj, tensors, {}, opaque_ok)
+    return tensors, _strip(spec)
+
+
+def _walk(x: Any, tensors: list[torch.Tensor], seen: dict[int, int], opaque_ok: bool) -> Any:
+    # A plain function: a closure that calls itself is a reference cycle and would keep the tensors alive.
+    if isinstance(x, torch.Tensor):
+        if id(x) not in seen:
+            seen[id(x)] = len(tensors)
+            tensors.append(x)
+        return Leaf(seen[id(x)])
+    if isinstance(x, PLAIN):
+        return x
+    if isinstance(x, Mapping) and not _is_cache(x):
+        return Branch(x, tuple(x), tuple([_walk(x[k], tensors, seen, opaque_ok) for k in x]))
+    if isinstance(x, tuple | list):
+        return Branch(x, None, tuple([_walk(v, tensors, seen, opaque_ok) for v in x]))
+    if dataclasses.is_dataclass(x) and not isinstance(x, type) and not _is_cache(x):
+        names = tuple(f.name for f in dataclasses.fields(x))
+        return Branch(x, names, tuple([_walk(getattr(x, k), tensors, seen, opaque_ok) for k in names]))
+    return Opaque(type(x).__name__) if opaque_ok else x
+
+
+def _is_cache(x: Any) -> bool:
+    # transformers' caches are mappings or dataclasses in some versions; they hold state, not results.
+    return hasattr(x, "get_seq_length")
+
+
+def _strip(spec: Any) -> Any:
+    """Replace the examples in a structure by ones that hold no tensors, so that keeping a structure keeps no memory."""
+    if not isinstance(spec, Branch):
+        return spec
+    children = tuple(_strip(c) for c in spec.children)
+    like = spec.like
+    if spec.keys is not None and not isinstance(like, dict):
+        like = _emptied(like, spec.keys)
+    elif type(like) in (dict, list, tuple):
+        like = type(like)()
+    elif isinstance(like, Mapping):
+        like = _emptied(like, spec.keys or ())
+    else:
+        like = type(like)
+    return Branch(like, spec.keys, children)
+
+
+def _emptied(like: Any, keys: tuple[Any, ...]) -> Any:
+    twin = copy.copy(like)
+    if isinstance(twin, Mapping):
+        for k in keys:
+            _set_item(twin, k, None)
+    if dataclasses.is_dataclass(twin):
+        for f in dataclasses.fields(twin):
+            object.__setattr__(twin, f.name, None)
+    return twin
+
+
+def _set_item(x: Any, key: Any, value: Any) -> None:
+    # Past the overrides of transformers' ModelOutput, whose fields are set by the caller.
+    if isinstance(x, OrderedDict):
+        OrderedDict.__setitem__(x, key, value)
+    else:
+        x[key] = value
+
+
+def unflatten(tensors: list[Any], spec: Any) -> Any:
+    """The inverse of `flatten`; `Opaque` places become None."""
+    if isinstance(spec, Leaf):
+        return tensors[spec.index]
+    if isinstance(spec, Opaque):
+        return None
+    if not isinstance(spec, Branch):
+        return spec
+    children = [unflatten(tensors, c) for c in spec.children]
+    like = spec.like
+    if spec.keys is None:
+        kind = like if isinstance(like, type) else type(like)
+        return kind(*children) if hasattr(kind, "_fields") else kind(children)
+    if type(like) is dict:
+        return dict(zip(spec.keys, children, strict=True))
+    twin = copy.copy(like)
+    for k, c, child in zip(spec.keys, children, spec.children, strict=True):
+        if isinstance(twin, Mapping):
+            _set_item(twin, k, c)
+            if isinstance(child, Opaque) and isinstance(twin, OrderedDict):
+                OrderedDict.__delitem__(twin, k)  # a ModelOutput has no keys for fields that are None
+        if dataclasses.is_dataclass(twin):
+            object.__setattr__(twin, k, c)
+    return twin
+
+
+def constants(spec: Any) -> Any:
+    """A hashable key of a structure: its shape, its keys and its constants."""
+    if isinstance(spec, Branch):
+        kind = spec.like if isinstance(spec.like, type) else type(spec.like)
+        return (kind, spec.keys, tuple(constants(c) for c in spec.children))
+    try:
+        hash(spec)
+    except TypeError:
+        return (type(spec), id(spec))
+    return (type(spec), spec)
+
+
+def opaque_kinds(spec: Any) -> list[str]:
+    """Type names of everything that was left out."""
+    if isinstance(spec, Opaque):
+        return [spec.kind]
+    if isinstance(spec, Branch):
+        return [k for c in spec.children for k in opaque_kinds(c)]
+    return []
+
+
+def paths(spec: Any, at: str = "output") -> dict[int, str]:
+    """For each tensor index a readable place, such as `output['logits']` or `output[0]`."""
+    if isinstance(spec, Leaf):
+        return {spec.index: at}
+    out: dict[int, str] = {}
+    if isinstance(spec, Branch):
+        for k, c in zip(spec.keys if spec.keys is not None else range(len(spec.children)), spec.children, strict=True):
+            for i, p in paths(c, f"{at}[{k!r}]").items():
+                out.setdefault(i, p)
+    return out

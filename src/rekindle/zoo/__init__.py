@@ -1,0 +1,82 @@
+"""Models and samples by name, for benchmarks, the demo and tests.
+
+Asking for the names imports no torch; each family of models lives in a file of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# file -> the names in its MODELS, said here once more so that listing them costs nothing
+_FILES = {
+    "vision": (
+        "alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+        "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3",
+    ),
+    "cells": ("nasnet_cifar10", "amoebanet_cifar10", "darts_cifar10"),
+    "gpt": ("gpt", "gpt2", "gpt_blocks"),
+    "unet": ("unet",),
+    "recurrent": ("lstm_unrolled", "lstm"),
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """Every name that `load` knows."""
+    return [name for family in _FILES.values() for name in family]
+
+
+def load(
+    name: str, batch: int | None = None, *, seed: int = 0, fake: bool = False, train: bool = True, **options: Any
+) -> tuple[nn.Module, Any]:
+    """A model and what it is called with: a tensor, or a dict of keyword arguments.
+
+    Both are real tensors on the CPU, the same ones for the same seed; the global random state is left alone. Under
+    an ambient FakeTensorMode, or with `fake`, they are fake tensors and cost no memory.
+
+    batch : None takes the published batch, or the model's own default where none was published.
+    fake : build under a new FakeTensorMode (the ambient one, where there is one). Step the model under that mode as
+        well: it is the `fake_mode` of every tensor returned.
+    train : train mode, else eval mode.
+    options : the model's own, e.g. image=64 or dropout=0.1.
+
+    Raises
+    ------
+    UsageError : an unknown name or option, or a batch below 1; the message lists the valid ones.
+    RekindleError : the model needs a package that is not installed.
+    """
+    file = next((file for file, family in _FILES.items() if name in family), None)
+    if file is None:
+        raise UsageError(f"zoo model {name!r} is unknown; choose one of: {', '.join(names())}")
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise UsageError(f"batch={batch!r} must be an int of at least 1")
+    build = importlib.import_module(f".{file}", __name__).MODELS[name]
+    valid = [p for p in inspect.signature(build).parameters if p != "batch"]
+    unknown = [o for o in options if o not in valid]
+    if unknown:
+        raise UsageError(f"zoo model {name!r} has no option {unknown[0]!r}; its options are: {', '.join(valid)}")
+    given = options if batch is None else {"batch": batch, **options}
+    with _surroundings(seed, fake):
+        model, sample = build(**given)
+    return model.train(train), sample
+
+
+def _surroundings(seed: int, fake: bool) -> ExitStack:
+    """The CPU as device, a seeded generator of its own, and fake tensors where they are asked for."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.device("cpu"))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs as well
+        if fake and not isinstance(torch.empty(0), FakeTensor):
+            stack.enter_context(FakeTensorMode())
+        return stack.pop_all()

@@ -1,0 +1,51 @@
+"""The published image models, as torchvision defines them, without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import seeds
+from .torchvision_shim import import_torchvision
+
+_INCEPTION = {"aux_logits": False, "transform_input": False, "init_weights": False}
+
+
+def image_sample(batch: int, image: int, input_grad: bool) -> Tensor:
+    """Random images in [0, 1), float32 [batch, 3, image, image]. The published protocol asks for their gradient."""
+    return torch.rand(batch, 3, image, image, requires_grad=input_grad)
+
+
+def _load(
+    name: str, batch: int | None, image: int | None, input_grad: bool, **keywords: Any
+) -> tuple[nn.Module, Tensor]:
+    row = seeds.row(name)
+    model = getattr(import_torchvision().models, name)(weights=None, **keywords)
+    return model, image_sample(batch or row.batch, image or row.image, input_grad)
+
+
+def _resnet(
+    name: str, batch: int | None = None, *, image: int | None = None, input_grad: bool = True
+) -> tuple[nn.Module, Tensor]:
+    """A model without dropout."""
+    return _load(name, batch, image, input_grad)
+
+
+def _with_dropout(
+    name: str, keyword: str, more: dict[str, Any], batch: int | None = None, *,
+    dropout: float = 0.0, image: int | None = None, input_grad: bool = True,
+) -> tuple[nn.Module, Tensor]:  # fmt: skip
+    """A model whose dropout probability torchvision takes as `keyword`; 0 is the published protocol."""
+    return _load(name, batch, image, input_grad, **{keyword: dropout}, **more)
+
+
+MODELS: dict[str, Callable[..., tuple[nn.Module, Tensor]]] = {
+    **{n: partial(_with_dropout, n, "dropout", {}) for n in ("alexnet", "vgg11", "vgg13", "vgg16", "vgg19")},
+    **{f"resnet{n}": partial(_resnet, f"resnet{n}") for n in (18, 34, 50, 101, 152)},
+    **{f"densenet{n}": partial(_with_dropout, f"densenet{n}", "drop_rate", {}) for n in (121, 161, 169, 201)},
+    "inception_v3": partial(_with_dropout, "inception_v3", "dropout", _INCEPTION),
+}

@@ -1,0 +1,266 @@
+"""The command line: documents, exit codes, and nothing on stdout beside one document."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rekindle import formats
+from rekindle.cli import main
+from rekindle.cli.models import load_model
+from rekindle.cli.options import read_budget
+from rekindle.errors import UsageError
+from rekindle.graph import BOUNDARY, Graph, Op, Value
+from rekindle.schedule import Schedule
+from rekindle.simulate import simulate
+from rekindle.solvers import registry
+from rekindle.solvers.base import Problem
+
+PLAIN = 150  # peak of `step`: 100 resident, and during b2 the values 1, 2, 3, 4 and 5
+
+
+def step() -> Graph:
+    """A chain of two ops and its backward, 10 bytes each; the largest op holds 30."""
+    ops = (
+        Op("f0", (0,), (1,), seconds=1.0, flops=4),
+        Op("f1", (1,), (2,), seconds=1.0, flops=4),
+        Op("f2", (2,), (3,), seconds=1.0, flops=4),
+        Op(BOUNDARY, (3,), (4,), recompute=False),
+        Op("b2", (4, 2), (5,), seconds=2.0, flops=8, backward=True),
+        Op("b1", (5, 1), (6,), seconds=2.0, flops=8, backward=True),
+        Op("b0", (6,), (7,), seconds=2.0, flops=8, backward=True),
+    )
+    return Graph((Value(10),) * 8, ops, (7, 3), resident_bytes=100, name="step")
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    path = tmp_path / "graph.json"
+    formats.write_json(path, formats.graph_to_json(step()))
+    return path
+
+
+@pytest.fixture
+def noisy() -> Iterator[str]:
+    """A solver that prints, from Python and past it."""
+
+    def solve(problem: Problem) -> list[Schedule]:
+        print("noise")
+        os.write(1, b"more noise\n")
+        return [Schedule.baseline(problem.graph)]
+
+    registry.all_solvers()
+    registry.register("noisy", graphs="any", objective="noise", complexity="O(1)", citation="none")(solve)
+    yield "noisy"
+    del registry._SOLVERS["noisy"]
+
+
+class Ran:
+    """What a command printed and returned."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str], *args: object):
+        self.code = main([str(a) for a in args])
+        self.out, self.err = capfd.readouterr()
+
+    @property
+    def document(self) -> Any:
+        """stdout as one JSON document; anything else there fails."""
+        return json.loads(self.out)
+
+
+def test_solve_gives_the_schedule_document_without_steps(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capfd, "solve", graph, "--budget", PLAIN, "--solver", "none", "--json")
+    assert ran.code == 0
+    assert ran.document["format"] == "rekindle.schedule/1"
+    assert ran.document["graph_hash"] == step().hash
+    assert ran.document["peak_bytes"] == PLAIN
+    assert "steps" not in ran.document
+    assert ran.err == ""
+
+
+def test_solve_writes_the_whole_schedule(graph: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, svg = tmp_path / "schedule.json", tmp_path / "timeline.svg"
+    ran = Ran(capfd, "solve", graph, "--budget", "1KiB", "--solver", "none", "--out", out, "--svg", svg)
+    assert ran.code == 0
+    assert "fits" in ran.out
+    doc = formats.read_json(out)
+    judged = simulate(step(), formats.schedule_from_json(doc))
+    assert (judged.peak_bytes, judged.seconds) == (doc["peak_bytes"], doc["seconds"])
+    assert svg.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("goal", [("--max-overhead", "0.1"), ("--minimize", "memory"), ("--budget", "1.0")])
+def test_every_goal(graph: Path, capfd: pytest.CaptureFixture[str], goal: tuple[str, str]) -> None:
+    ran = Ran(capfd, "solve", graph, *goal, "--solver", "none", "--json", "--time-limit", 5, "--seed", 3)
+    assert (ran.code, ran.document["peak_bytes"]) == (0, PLAIN)
+
+
+def test_an_infeasible_budget_exits_3_and_says_what_would_do(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capfd, "solve", graph, "--budget", PLAIN - 1, "--solver", "none", "--json")
+    assert ran.code == 3
+    error = ran.document["error"]
+    assert error["type"] == "InfeasibleBudget"
+    assert (error["budget"], error["smallest_peak"]) == (PLAIN - 1, PLAIN)
+    assert error["bound_bytes"] <= PLAIN
+    assert error["op"]
+    assert_one_paragraph(ran.err)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--budget", "100", "--minimize", "memory"],
+        ["--budget", "much"],
+        ["--budget", "1.5"],
+        ["--max-overhead", "-1"],
+        ["--max-overhead", "some"],
+        ["--minimize", "time"],
+        ["--budget", "1GiB", "--solver", "magic"],
+        ["--budget", "1GiB", "--cost", "money"],
+        ["--budget", "1GiB", "--time-limit", "0"],
+        ["--budget", "1GiB", "--out", "no/such/folder/x.json"],
+        ["--budget", "1GiB", "--unheard-of"],
+        ["--budget", "1GiB", "extra"],
+    ],
+)
+def test_bad_usage_exits_2(graph: Path, capfd: pytest.CaptureFixture[str], more: list[str]) -> None:
+    solver = [] if "--solver" in more else ["--solver", "none"]
+    ran = Ran(capfd, "solve", graph, *solver, *more, "--json")
+    assert ran.code == 2
+    assert ran.document["error"]["type"] == "UsageError"
+    assert_one_paragraph(ran.err)
+    said = Ran(capfd, "solve", graph, *solver, *more)
+    assert (said.code, said.out) == (2, "")
+    assert_one_paragraph(said.err)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": "rekindle.graph/2"}', "[]", '{"format": "rekindle.graph/1"}'])
+def test_a_damaged_file_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(text)
+    ran = Ran(capfd, "solve", path, "--budget", "1GiB", "--solver", "none", "--json")
+    assert (ran.code, ran.document["error"]["type"]) == (1, "FormatError")
+    assert_one_paragraph(ran.err)
+
+
+def test_a_missing_file_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capfd, "solve", tmp_path / "none.json", "--budget", "1GiB", "--solver", "none", "--json")
+    assert (ran.code, ran.document["error"]["type"]) == (1, "FormatError")
+
+
+def test_any_other_error_exits_1_and_names_the_line(
+    graph: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by design")
+
+    monkeypatch.setattr("rekindle.api.plan_graph", broken)
+    ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", "--json")
+    assert (ran.code, ran.document["error"]["type"]) == (1, "ZeroDivisionError")
+    assert "by design" in ran.err
+    assert "test_cli.py" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_noise_goes_to_stderr(graph: Path, noisy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", noisy, "--json")
+    assert ran.document["solver"] == noisy
+    assert ran.err == "noise\nmore noise\n" or ran.err == "more noise\nnoise\n"
+
+
+def test_solvers(capfd: pytest.CaptureFixture[str], noisy: str) -> None:
+    entries = {s["name"]: s for s in Ran(capfd, "solvers", "--json").document["solvers"]}
+    assert {"none", noisy} <= entries.keys()
+    for entry in entries.values():
+        assert entry.keys() == {"name", "graphs", "objective", "optimal", "complexity", "citation"}
+        assert entry["graphs"] in ("chain", "any")
+        assert entry["optimal"] is False or entry["optimal"]
+    assert entries[noisy]["optimal"] is False
+    assert "none" in Ran(capfd, "solvers").out
+
+
+def test_frontier_of_a_graph(graph: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out, svg = tmp_path / "frontier.json", tmp_path / "frontier.svg"
+    ran = Ran(capfd, "frontier", graph, "--solver", "none", "--json", "--out", out, "--svg", svg)
+    assert ran.code == 0
+    assert [p["peak_bytes"] for p in ran.document["plans"]] == [PLAIN]
+    assert formats.read_json(out) == ran.document
+    assert svg.read_text().startswith("<svg")
+    assert Ran(capfd, "frontier", graph, "--solver", "none").code == 0
+
+
+def test_bench_prints_and_appends_each_row(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def run_suite(suite: str, **options: Any) -> list[dict[str, Any]]:
+        asked.update(options, suite=suite)
+        return [{"model": m, "method": "none", "peak_bytes": 3 * 2**20, "overhead": 0.25} for m in options["models"]]
+
+    module = ModuleType("rekindle.report.bench")
+    module.run_suite = run_suite  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "rekindle.report.bench", module)
+    out = tmp_path / "rows.jsonl"
+    ran = Ran(capfd, "bench", "--suite", "seeds", "--models", "a, b", "--methods", "none", "--json", "--out", out)
+    assert (asked["suite"], asked["models"], asked["methods"]) == ("seeds", ["a", "b"], ["none"])
+    assert [row["model"] for row in ran.document["rows"]] == ["a", "b"]
+    assert [json.loads(line) for line in out.read_text().splitlines()] == ran.document["rows"]
+    assert "3.0 MiB" in Ran(capfd, "bench", "--models", "a").out
+
+
+@pytest.mark.parametrize("spec", ["resnet50", "nowhere.py:make", "file.txt:make", ":make", "file.py:"])
+def test_a_model_that_cannot_be_found_exits_2(capfd: pytest.CaptureFixture[str], spec: str) -> None:
+    ran = Ran(capfd, "plan", spec, "--budget", "1GiB", "--solver", "none", "--json")
+    assert (ran.code, ran.document["error"]["type"]) == (2, "UsageError")
+
+
+def test_a_model_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text("SIZE = 3\n")
+    path = tmp_path / "mine.py"
+    path.write_text("from sizes import SIZE\ndef make(batch=1): return 'model', batch * SIZE\ndef no(): return 7\n")
+    assert load_model(f"{path}:make", None) == ("model", 3)
+    assert load_model(f"{path}:make", 5) == ("model", 15)
+    for name, batch in (("no", None), ("no", 2), ("absent", None), ("SIZE", None)):
+        with pytest.raises(UsageError):
+            load_model(f"{path}:{name}", batch)
+
+
+def test_budgets_as_people_write_them() -> None:
+    assert [read_budget(t) for t in ("0.5", ".25", "1.0", "1", "8GiB", "1.5GiB", None)] == [
+        0.5, 0.25, 1.0, "1", "8GiB", "1.5GiB", None,
+    ]  # fmt: skip
+
+
+def test_no_command_shows_the_help_and_exits_2(capfd: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capfd)
+    assert ran.code == 2
+    assert "solve" in ran.out
+    assert Ran(capfd, "--help").code == 0
+    assert Ran(capfd, "bogus").code == 2
+
+
+def test_solve_and_solvers_import_no_torch(graph: Path) -> None:
+    script = f"""
+import sys
+from rekindle.cli import main
+assert main(["solvers", "--json"]) == 0
+assert main(["solve", {str(graph)!r}, "--budget", "1KiB", "--solver", "none"]) == 0
+assert "torch" not in sys.modules, "torch was imported"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def assert_one_paragraph(text: str) -> None:
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1, text
+    assert "Traceback" not in text
