@@ -125,6 +125,16 @@ def test_second_call_is_free(cache, monkeypatch):
     assert any(key.startswith("aten.convolution.default(0:float32@cpu[4, 3, 16, 16]") for key in doc["ops"])
 
 
+def test_a_run_that_was_held_up_does_not_set_the_time(monkeypatch):
+    times = iter([[9.0], [3.0], [1.1], [1.0], [5.0]])
+    monkeypatch.setattr(costs, "_clocked", lambda *_: next(times))
+    monkeypatch.setattr(costs, "_once", lambda *_: (7.0, 0))
+    monkeypatch.setattr(costs, "cpu_allocations", contextlib.nullcontext)
+    (found,) = node_costs([node(aten.add.Tensor, torch.rand(10), torch.rand(10))])
+    assert found.seconds == 1.0  # the first two that agree
+    assert next(times) == [5.0]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -194,6 +204,19 @@ def test_measuring_under_a_fake_mode_sets_it_aside():
     assert found.workspace >= 16384
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_at_hand_is_measured():
+    call = node(aten._softmax.default, torch.rand(64, 64).t(), 1, False)
+    with FakeTensorMode():
+        call.args[0].meta["val"] = torch.empty(64, 64, device="cuda").t()
+        call.meta["val"] = torch.empty(64, 64, device="cuda")
+    before = torch.cuda.get_rng_state()
+    (found,) = node_costs([call])
+    assert 16384 <= found.workspace < 3 * 16384
+    assert 0 < found.seconds < 0.01
+    assert torch.equal(before, torch.cuda.get_rng_state())
+
+
 def test_what_cannot_run_takes_the_scaled_roofline():
     good = node(aten.add.Tensor, torch.rand(100, 100), torch.rand(100, 100))
     bad = node(aten.add.Tensor, torch.rand(100, 100), torch.rand(100, 100))
@@ -209,10 +232,10 @@ def test_what_cannot_run_takes_the_scaled_roofline():
     assert found[2].seconds == pytest.approx(2 * (4 << 20) / h100.bandwidth + h100.launch)
 
 
-def test_without_time_the_greatest_are_measured_and_the_rest_scaled():
+def test_without_time_the_greatest_are_measured_and_the_rest_scaled(cache):
     sizes = (1 << 8, 1 << 18, 1 << 12)
     nodes = [node(aten._softmax.default, torch.rand(64, n // 64).t(), 0, False) for n in sizes]
-    clock = iter([0.0] + [0.0, 1e-6] + [1e9] * 99)  # the start, one recorded run, and no time after it
+    clock = iter([0.0, 0.0, 0.0, 1.0] + [1e9] * 99)  # the start, one recorded run of a second, and no time after it
 
     class Time:
         perf_counter = staticmethod(lambda: next(clock))
@@ -223,7 +246,10 @@ def test_without_time_the_greatest_are_measured_and_the_rest_scaled():
     assert large.workspace > 0
     assert small.workspace == -(-large.workspace // (1 << 10))
     assert middle.workspace == -(-large.workspace // (1 << 6))
-    assert 0 < small.seconds < middle.seconds
+    assert large.seconds == 1.0
+    rooflines = [c.seconds for c in node_costs(nodes, measure=False)]
+    assert [small.seconds, middle.seconds] == pytest.approx([rooflines[0] / rooflines[1], rooflines[2] / rooflines[1]])
+    assert not cache.exists()  # one run is too few to be kept
 
 
 def test_roofline_is_the_slower_of_arithmetic_and_traffic():

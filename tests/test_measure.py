@@ -9,7 +9,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from rekindle.errors import UsageError
-from rekindle.torch.measure import allocator_peak, cpu_allocations, storage_peak
+from rekindle.torch.measure import AllocatorPeak, allocator_peak, cpu_allocations, storage_peak
 
 KIB = 1024
 
@@ -37,6 +37,17 @@ def test_storage_peak_of_allocations_made_by_hand(fake):
 def test_allocator_peak_of_allocations_made_by_hand():
     found = allocator_peak(rise_and_fall)
     assert (found.peak_bytes, found.left_bytes) == (12 * KIB, 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_allocator_peak_on_a_gpu():
+    def step():
+        a = torch.empty(KIB, device="cuda")
+        b = torch.empty(2 * KIB, device="cuda")
+        del a, b
+
+    step()
+    assert allocator_peak(step, "cuda") == AllocatorPeak(12 * KIB, 0)
 
 
 def test_views_and_inplace_cost_nothing_and_what_is_left_is_told():

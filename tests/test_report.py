@@ -176,7 +176,8 @@ def test_tables_say_the_figures() -> None:
     row = {
         "model": "toy", "batch": 2, "modelled_plain_bytes": 4096, "plain_peak_bytes": 4096, "budget_bytes": 2048,
         "predicted_peak_bytes": 1536, "measured_peak_bytes": 1536, "flops_overhead": 0.125, "overhead": 0.25,
-        "measured_overhead": 0.5, "measured_flops_overhead": 0.0625, "loss_equal": True, "gradients_equal": True, "buffers_equal": True,
+        "measured_overhead": 0.5, "measured_flops_overhead": 0.0625,
+        "loss_equal": True, "gradients_equal": True, "buffers_equal": True,
         "rng_equal": False, "weights_equal": True, "plain_losses": [1.5], "planned_losses": [1.5],
     }  # fmt: skip
     bench = [{"model": "a[/b]", "method": "x", "peak_bytes": 2048, "overhead": 0.1, "gap": None, "ok": True}]

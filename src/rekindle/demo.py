@@ -23,7 +23,7 @@ LEARNING_RATE = 1e-3
 
 # name, batch, options, timed steps; and the same shrunk, to see in seconds that all works
 MODELS = (("resnet50", 8, {"input_grad": False}, 3), ("gpt", 8, {"dropout": 0.1}, 5))
-QUICK = (("resnet50", 2, {"input_grad": False, "image": 64}, 1), ("gpt", 2, {"dropout": 0.1, "n_layer": 2}, 2))
+QUICK = (("resnet50", 4, {"input_grad": False, "image": 128}, 1), ("gpt", 2, {"dropout": 0.1, "n_layer": 2}, 2))
 
 
 def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool = False) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _model(
     check = verify(planned, sample, plan)
     picture = folder / f"rekindle-demo-{name}.svg"
     budget = plan.graph.resident_bytes + int(SHARE * plan.baseline_activation_bytes)
-    title = f"Memory of one training step: {name}, batch {batch}, at {format_bytes(budget)}"
+    title = f"Memory of one training step: {name}, batch {batch}, within {format_bytes(budget)}"
     picture.write_text(memory_timeline(plan.graph, plan.schedule, budget=budget, title=title), encoding="utf-8")
     allowed = budget - plan.graph.resident_bytes
     return {

@@ -156,7 +156,7 @@ def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | N
     if svg is not None:
         title = f"Memory of one training step: {made.graph.name}"
         if limit is not None:
-            title += f", at {format_bytes(limit)}"
+            title += f", within {format_bytes(limit)}"
         svg.write_text(memory_timeline(made.graph, made.schedule, budget=limit, title=title), encoding="utf-8")
     return svg
 

@@ -78,7 +78,7 @@ def demo_table(row: Mapping[str, Any]) -> Table:
     table.add_row(
         "plain activation peak", *(format_bytes(row[k]) for k in ("modelled_plain_bytes", "plain_peak_bytes"))
     )
-    table.add_row("budget", format_bytes(row["budget_bytes"]), "")
+    table.add_row("budget for activations", format_bytes(row["budget_bytes"]), "")
     kept = Text(format_bytes(peak), "green" if peak <= row["budget_bytes"] else "bold red")
     table.add_row("planned activation peak", format_bytes(row["predicted_peak_bytes"]), kept)
     table.add_row("extra FLOPs", percent(row["flops_overhead"]), figure("overhead", row["measured_flops_overhead"]))

@@ -227,8 +227,12 @@ def _outline(xs: list[float], ys: list[float]) -> str:
     return f"M{n(xs[0])} {n(ys[0])}" + "".join(f"V{n(y)}H{n(x)}" for x, y in zip(xs[1:], ys, strict=True))
 
 
-def _short(name: str, most: int = 44) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _short(name: str, most: int = 48) -> str:
+    """ "layer1.0|aten.relu.default|f32[8]" -> "layer1.0 relu": what fits beside a dot."""
+    where, _, rest = name.partition("|")
+    op = rest.partition("|")[0].removeprefix("aten.").removesuffix(".default")
+    words = f"{where} {op}".strip()
+    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def _describe(tracks: list[Track], budget: int | None) -> str:

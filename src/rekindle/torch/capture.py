@@ -138,7 +138,10 @@ def capture(model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: A
                     joint = _export(stack, flat, tensors)
             except Exception:
                 raise _trace_error(first) from first
-    return _read(joint.graph_module, flat)
+        captured = _read(joint.graph_module, flat)
+        with joint_fake_mode(joint.graph_module) or contextlib.nullcontext():
+            _add_tied(captured, model)
+    return captured
 
 
 _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
@@ -200,6 +203,37 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
             "call requires_grad_() on what should train, and do not trace under torch.no_grad()"
         )
     return c
+
+
+def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
+    """The mode in which the graph's metas live."""
+    return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])
+
+
+def _add_tied(c: Captured, model: nn.Module) -> None:
+    """One gradient for a parameter that has several names: autograd adds them in the order in which they come, and
+    would hold the earlier ones meanwhile, unseen by the plan."""
+    position = {n: i for i, n in enumerate(c.nodes)}
+    groups: dict[int, list[fx.Node]] = {}
+    for p, name in c.params.items():
+        if p in c.gradients:
+            groups.setdefault(id(model.get_parameter(name)), []).append(p)
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        group.sort(key=lambda p: position.get(c.gradients[p], -1))
+        total = c.gradients[group[0]]
+        for p in group[1:]:
+            g = c.gradients.pop(p)
+            with c.graph_module.graph.inserting_before(None):
+                new = c.graph_module.graph.call_function(torch.ops.aten.add.Tensor, (total, g))
+            new.meta["val"] = torch.ops.aten.add.Tensor(total.meta["val"], g.meta["val"])
+            new.meta["partitioner_tag"] = "is_backward"
+            c.module_path[new] = c.module_path.get(g, "")
+            at = max(c.nodes.index(n) for n in (total, g) if n in position or n in c.nodes)
+            c.nodes.insert(at + 1, new)
+            total = new
+        c.gradients[group[0]] = total
 
 
 _PATH = "rekindle_module_path"

@@ -33,7 +33,9 @@ from .measure import cpu_allocations, peak_and_end, storage_of
 
 log = logging.getLogger(__name__)
 
-SLOW = 0.05  # seconds; above it one timed run is enough
+SLOW = 0.05  # seconds; above it one timed run a round is enough
+ROUNDS = 5  # in which a time is taken again, where the two least so far are not yet within
+AGREE = 1.2  # of each other: on a shared machine a single run may take ten times too long
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -68,11 +70,11 @@ class _Call:
 
 @dataclass
 class _Measured:
-    """By call: seconds (a first run alone is rough: not to be kept) and workspace."""
+    """By call: seconds, and workspace in bytes. settled : those whose figures may be kept on disk."""
 
     seconds: dict[_Call, float] = field(default_factory=dict)
-    rough: dict[_Call, float] = field(default_factory=dict)
     workspace: dict[_Call, int] = field(default_factory=dict)
+    settled: set[_Call] = field(default_factory=set)
 
 
 def node_costs(
@@ -236,8 +238,8 @@ def _cached_or_measured(calls: Sequence[_Call], limit_s: float, progress: Callab
         run = _measure_cuda if calls[0].device.type == "cuda" else _measure_cpu
         with _undisturbed(todo):
             run(todo, found, time.perf_counter(), limit_s)
-        for call in todo:
-            if call.key is not None and call in found.seconds and call in found.workspace:
+        for call in found.settled:
+            if call.key is not None and call in found.workspace:
                 cache.put(call.key, found.seconds[call], found.workspace[call])
         cache.save()
     return found
@@ -257,7 +259,7 @@ def _undisturbed(calls: Sequence[_Call]) -> Iterator[None]:
 
 
 def _measure_cpu(calls: Sequence[_Call], found: _Measured, start: float, limit_s: float) -> None:
-    """Each call once under one memory recording (half the time at most), then each again under a clock."""
+    """Each call once under one memory recording (half the time at most), then again under a clock."""
     ran: list[tuple[_Call, str, int]] = []
     room = _free_memory()
     record = not torch.autograd._profiler_enabled()  # only one recording at a time: the caller's goes on
@@ -274,19 +276,25 @@ def _measure_cpu(calls: Sequence[_Call], found: _Measured, start: float, limit_s
                 continue
             with _tried(call):
                 mark = f"rekindle:{i}"
-                found.rough[call], new = _once(call, mark)
+                found.seconds[call], new = _once(call, mark)
                 ran.append((call, mark, new))
     if recorded is not None:
-        times = [t for t, _ in recorded.events]
+        at = [t for t, _ in recorded.events]
         for call, mark, new in ran:
-            first, last = (bisect_left(times, t) for t in recorded.marks[mark])
+            first, last = (bisect_left(at, t) for t in recorded.marks[mark])
             peak, _ = peak_and_end(delta for _, delta in recorded.events[first:last])
             found.workspace[call] = max(0, peak - new)
-    for call, _, _ in ran:
-        if time.perf_counter() - start > limit_s:
-            break
-        with _tried(call):
-            found.seconds[call] = _clocked(call, found.rough[call])
+    pending = {call: [found.seconds[call]] for call, _, _ in ran}
+    for turn in range(ROUNDS):
+        for call, times in list(pending.items()):
+            if time.perf_counter() - start > limit_s:
+                return
+            with _tried(call):
+                times += _clocked(call, times[0])
+                found.seconds[call], second = sorted(times)[:2]
+                if second <= AGREE * found.seconds[call] or turn == ROUNDS - 1:
+                    found.settled.add(call)
+                    del pending[call]
 
 
 def _once(call: _Call, mark: str) -> tuple[float, int]:
@@ -298,15 +306,15 @@ def _once(call: _Call, mark: str) -> tuple[float, int]:
     return time.perf_counter() - begin, _new_bytes(out, (args, kwargs))
 
 
-def _clocked(call: _Call, rough: float) -> float:
-    """The least seconds of a few runs, the first included, and releasing the results (a step releases them too)."""
+def _clocked(call: _Call, rough: float) -> list[float]:
+    """Seconds of a few runs, releasing the results included (a step releases them too)."""
     args, kwargs = _real(call)
-    best = rough
+    times = []
     for _ in range(1 if rough > SLOW else min(20, max(3, round(0.005 / max(rough, 1e-6))))):
         begin = time.perf_counter()
         call.target(*args, **kwargs)
-        best = min(best, time.perf_counter() - begin)
-    return best
+        times.append(time.perf_counter() - begin)
+    return times
 
 
 def _measure_cuda(calls: Sequence[_Call], found: _Measured, start: float, limit_s: float) -> None:
@@ -316,6 +324,7 @@ def _measure_cuda(calls: Sequence[_Call], found: _Measured, start: float, limit_
             break
         with _tried(call), torch.cuda.device(call.device):
             found.seconds[call], found.workspace[call] = _once_cuda(call)
+            found.settled.add(call)
 
 
 def _once_cuda(call: _Call) -> tuple[float, int]:
@@ -414,8 +423,8 @@ def _filled_in(calls: Sequence[_Call], found: _Measured) -> dict[_Call, Cost]:
     scales = {kind: statistics.median(r) for kind, r in ratios.items()}
 
     def seconds_of(call: _Call) -> float:
-        rough = found.seconds.get(call, found.rough.get(call))
-        return call.roofline * scales.get(call.target, scales.get(None, 1.0)) if rough is None else rough
+        measured = found.seconds.get(call)
+        return call.roofline * scales.get(call.target, scales.get(None, 1.0)) if measured is None else measured
 
     def workspace_of(call: _Call) -> int:
         if call in found.workspace:
