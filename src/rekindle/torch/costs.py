@@ -30,6 +30,7 @@ from . import devices
 from .cost_cache import CostCache, environment
 from .flops import op_flops
 from .measure import cpu_allocations, peak_and_end, storage_of
+from .rules import runnable
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +145,22 @@ def _call(node: Node, named: devices.Device | None) -> _Call | None:
     estimate = devices.roofline(named or devices.closest(device), flops, moved, dtype, tf32=tf32)
     key = _key(op, args, kwargs)
     return _Call(key, op, args, kwargs, device, flops, moved, out_bytes, estimate)
+
+
+def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
+    """What the node calls, as text, and a function that runs it on made-up inputs, leaving no trace."""
+    call = _call(node, None)
+    if call is None:
+        raise TypeError(f"{node} computes nothing")
+
+    def run() -> Any:
+        if not _at_hand(call.device):
+            raise RuntimeError(f"no {call.device} here")
+        with _undisturbed([call]):
+            args, kwargs = _real(call)
+            return runnable(call.target)(*args, **kwargs)
+
+    return call.key, run
 
 
 def _value(node: Node) -> Any:
@@ -302,7 +319,7 @@ def _once(call: _Call, mark: str) -> tuple[float, int]:
     args, kwargs = _real(call)
     begin = time.perf_counter()
     with record_function(mark):
-        out = call.target(*args, **kwargs)
+        out = runnable(call.target)(*args, **kwargs)
     return time.perf_counter() - begin, _new_bytes(out, (args, kwargs))
 
 
@@ -312,7 +329,7 @@ def _clocked(call: _Call, rough: float) -> list[float]:
     times = []
     for _ in range(1 if rough > SLOW else min(20, max(3, round(0.005 / max(rough, 1e-6))))):
         begin = time.perf_counter()
-        call.target(*args, **kwargs)
+        runnable(call.target)(*args, **kwargs)
         times.append(time.perf_counter() - begin)
     return times
 
@@ -331,13 +348,13 @@ def _once_cuda(call: _Call) -> tuple[float, int]:
     """Seconds and workspace of a call: run once to load its kernels and the libraries' lasting buffers, once for
     memory, a few times for time."""
     args, kwargs = _real(call)
-    new = _new_bytes(call.target(*args, **kwargs), (args, kwargs))
+    new = _new_bytes(runnable(call.target)(*args, **kwargs), (args, kwargs))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     # bytes as asked for, before the allocator rounds them up
     level = torch.cuda.memory_stats()["requested_bytes.all.current"]
     begin = time.perf_counter()
-    call.target(*args, **kwargs)
+    runnable(call.target)(*args, **kwargs)
     torch.cuda.synchronize()
     rough = time.perf_counter() - begin
     peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
@@ -352,7 +369,7 @@ def _clocked_cuda(call: _Call, args: Any, kwargs: Any, rough: float) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(inner):
-            call.target(*args, **kwargs)
+            runnable(call.target)(*args, **kwargs)
         end.record()
         end.synchronize()
         best = min(best, begin.elapsed_time(end) / 1e3 / inner)

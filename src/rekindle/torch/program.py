@@ -220,7 +220,7 @@ class _Writer:
         where = self.low.captured.module_path.get(n, "")
         note = f"  # {where}" if where else ""
         target: Any = n.target
-        name = self._function(target)
+        name = self._function(rules.runnable(target))
         if s.into is not None:
             position = self._overwritten_position(n, s.into)
             name = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")

@@ -4,6 +4,7 @@ an input with the same bits."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,6 +38,28 @@ def must_save(target: Any) -> bool:
         or name.startswith("_assert")
         or target._schema.is_mutable
     )
+
+
+# Kernels that keep what backward needs only while grad mode is on.
+_WANTS_GRAD_MODE = {aten.mkldnn_rnn_layer.default}
+
+
+@cache
+def runnable(target: Any) -> Callable[..., Any]:
+    """What to call to run the op outside of autograd as it runs inside it."""
+    return _GradModeCall(target) if target in _WANTS_GRAD_MODE else target
+
+
+class _GradModeCall:
+    """Runs an op in grad mode on tensors that require none, so that autograd records nothing."""
+
+    def __init__(self, target: Any):
+        self.target = target
+        self.__name__ = f"{target._schema.name.split('::')[-1]}_in_grad_mode"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return self.target(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
 
 
 def returns_new(target: Any) -> bool:

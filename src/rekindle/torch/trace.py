@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import TraceError, UsageError
 from ..graph import Graph
 from . import capture as cap
-from . import tree
+from . import opaque, tree
 from .costs import node_costs
 from .normalise import Lowered, lower
 
@@ -91,6 +91,8 @@ def trace_call(
     forward = plain_forward(model)
     captured = cap.capture(model, forward, tensors, spec, loss)
     fake = any(cap.is_fake(t) for t in [*tensors, *model.parameters()])
+    if not fake:
+        opaque.learn_sizes(captured)
     for p in captured.mutations:
         t = tensors[captured.inputs[p]] if p in captured.inputs else None
         if t is not None and t.requires_grad:
