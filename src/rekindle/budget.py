@@ -84,6 +84,23 @@ class Goal:
             raise UsageError(f"budget={budget!r} is no size; write it like '8GiB', an int of bytes, or a float in (0, 1]")
         return cls(budget=budget)
 
+    @classmethod
+    def from_json(cls, doc: dict[str, Any]) -> Goal:
+        """The goal that `to_json` wrote.
+
+        Raises
+        ------
+        UsageError : it is not one goal, or out of range.
+        """
+        if doc == {"least_memory": True}:
+            return cls(least_memory=True)
+        if len(doc) != 1 or not set(doc) <= {"budget", "fraction", "max_overhead"}:
+            raise UsageError(f"{doc!r} is not one goal")
+        ((kind, x),) = doc.items()
+        if not isinstance(x, int | float) or (kind == "fraction") != isinstance(x, float) and kind != "max_overhead":
+            raise UsageError(f"{doc!r} is no goal")
+        return cls.parse(max_overhead=x) if kind == "max_overhead" else cls.parse(budget=x)
+
     def limit(self, resident: int, baseline_activation: int) -> int | None:
         """The peak in bytes to stay within, resident included; None where the goal is no budget."""
         if self.budget is not None:

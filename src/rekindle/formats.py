@@ -153,8 +153,7 @@ class _Reader:
         return int(self._get(key, default, "a whole number", _is_int))
 
     def number(self, key: str, default: Any = _MISSING) -> float:
-        ok = lambda x: isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)  # noqa: E731
-        return float(self._get(key, default, "a number", ok))
+        return float(self._get(key, default, "a number", _is_number))
 
     def str(self, key: str, default: Any = _MISSING) -> str:
         return str(self._get(key, default, "a string", lambda x: isinstance(x, str)))
@@ -171,6 +170,10 @@ class _Reader:
 
     def dict(self, key: str, default: Any = _MISSING) -> dict[str, Any]:
         return dict(self._get(key, default, "an object", lambda x: isinstance(x, dict)))
+
+
+def _is_number(x: Any) -> bool:
+    return _is_int(x) or isinstance(x, float) and math.isfinite(x)
 
 
 def _is_int(x: Any) -> bool:

@@ -208,5 +208,8 @@ def _validate(g: Graph) -> None:
     for v in g.keep:
         if not 0 <= v < n:
             raise FormatError(f"graph {g.name!r}: keep names value {v}, but the graph has values 0 to {n - 1}")
+    most = max((o.workspace for o in g.ops), default=0)
+    if g.resident_bytes + 2 * sum(v.bytes for v in g.values) + most >= 2**62:
+        raise FormatError(f"graph {g.name!r} holds more bytes than can be counted; sizes are in bytes")
     if g.resident_bytes < 0:
         raise FormatError(f"graph {g.name!r}: resident_bytes is {g.resident_bytes}; it cannot be negative")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from . import formats
 from .budget import Goal, format_bytes
-from .errors import FormatError
+from .errors import FormatError, UsageError
 from .graph import Graph
 from .schedule import Schedule
 from .simulate import simulate
@@ -130,11 +131,12 @@ def load(path: str | os.PathLike[str]) -> Plan:
     r = formats._Reader(formats.read_json(path), where, formats.PLAN)
     graph = formats.graph_from_json(r.dict("graph"), f"{where}: graph")
     schedule = formats.schedule_from_json(r.dict("schedule"), f"{where}: schedule")
-    cost, goal = r.str("cost"), r.dict("goal")
+    cost = r.str("cost")
     try:
-        goal = Goal(**goal)
+        goal = Goal.from_json(r.dict("goal"))
         judged = simulate(graph, schedule, cost)
-    except (TypeError, ValueError) as e:
+        baseline = simulate(graph, Schedule.baseline(graph), cost)
+    except UsageError as e:
         raise FormatError(f"{where}: {e}") from e
     plan = Plan(
         graph, schedule, r.int("peak_bytes"), r.int("activation_peak_bytes"), r.int("baseline_peak_bytes"),
@@ -142,7 +144,11 @@ def load(path: str | os.PathLike[str]) -> Plan:
         r.int("bound_bytes"), r.str("bound_op"), r.number("gap"), r.str("graph_hash"), goal, cost,
         r.number("solve_seconds"), {str(k): str(v) for k, v in r.dict("created_with").items()},
     )  # fmt: skip
-    if plan.graph_hash != graph.hash or plan.peak_bytes != judged.peak_bytes:
+    same = (plan.graph_hash, plan.peak_bytes, plan.activation_peak_bytes, plan.baseline_peak_bytes) == (
+        graph.hash, judged.peak_bytes, judged.peak_bytes - graph.resident_bytes, baseline.peak_bytes,
+    )  # fmt: skip
+    figures = ((plan.seconds, judged.seconds), (plan.overhead, judged.overhead), (plan.flops_overhead, judged.flops_overhead))
+    if not same or not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in figures):
         raise FormatError(f"{where} is inconsistent: its figures are not those of its schedule; make the plan again")
     return plan
 
