@@ -110,4 +110,4 @@ class Goal:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if v not in (None, False)}
+        return {k: v for k, v in asdict(self).items() if v is not None and v is not False}

@@ -95,19 +95,20 @@ def maximal_closed_sets(ptr, near):
 
 
 @nb.njit(cache=True)
-def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_ids, weight, total, came, through, queue,
-                  opened, kept):  # fmt: skip
-    """(bytes kept, longest, following): the cheapest kept set none of whose segments holds more than `limit` bytes,
-    the bytes in its longest segment, and the next limit above this one at which anything can change.
+def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_ids, weight, total, path, sums, came,
+                  queue, opened, kept):  # fmt: skip
+    """(bytes kept, longest, following): of the cheapest kept set none of whose segments holds more than `limit` bytes,
+    its bytes and those in its longest segment; and the next limit above this one at which anything can change.
 
-    Parts of the division tree come before their children; limit is at least the cost of every leaf.
-    weight : int64 [vertices]. total : int64 [parts]; came, through : int64 [children]; queue : int64 [children + 1];
-    opened : bool [parts]: scratch. kept : bool [vertices], the answer.
+    kind, cost : int64 [parts] of the division tree, parts before their children; limit is at least each leaf's cost.
+    child_ptr, child_ids, vertex_ptr, vertex_ids : compressed rows: children, and vertices where a part is divided.
+    weight : int64 [vertices]. total : int64 [parts]; path, sums, came : int64 [children]; queue : int64 [children + 1];
+    opened : bool [parts]: scratch. kept : bool [vertices]: the set.
 
     A part that fits is one segment. One that does not is opened: a branch or complicate part keeps all its vertices; a
-    linear part keeps those of a shortest path in its accessibility graph, j reached from i where what lies between
-    fits, and from j - 1 where the child between is opened. What may precede j moves on with j: a queue with ascending
-    totals makes that O(children).
+    linear part keeps those of a shortest path in its accessibility graph, where position j is reached from i if what
+    lies between fits, and from j - 1 if the child between is itself opened. The positions from which j can be reached
+    are a window that only moves on, so a queue of the candidates in ascending order of path makes a part O(children).
     """
     following = cost[0] + 1
     for i in range(len(kind) - 1, -1, -1):
@@ -115,29 +116,23 @@ def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_id
         if cost[i] <= limit:
             continue
         following = min(following, cost[i])
-        lo, hi = child_ptr[i], child_ptr[i + 1]
-        first = vertex_ptr[i]
+        lo = child_ptr[i]
+        n = child_ptr[i + 1] - lo
         if kind[i] != LINEAR:
-            for c in range(lo, hi):
+            for c in range(lo, lo + n):
                 total[i] += total[child_ids[c]]
-            for v in range(first, vertex_ptr[i + 1]):
+            for v in range(vertex_ptr[i], vertex_ptr[i + 1]):
                 total[i] += weight[vertex_ids[v]]
             continue
-        # Position j is the vertex after child j - 1; position 0 the source, the last one the target: both are kept
-        # by someone else. through[lo + j - 1]: bytes from position 0 up to and with child j - 1, without vertex j.
+        # Position 0 is the source, n the target, j between the vertex after child j - 1. Of position j > 0, at
+        # lo + j - 1: path, the bytes kept up to it, and sums, all bytes up to it; both with its own, but for the ends.
         queue[0] = 0
-        head, tail = 0, 1
-        window = 0  # the first position from which j can be reached
-        sofar = 0  # bytes up to and with the vertex at position j - 1
-        for j in range(1, hi - lo + 1):
-            c = child_ids[lo + j - 1]
-            own = weight[vertex_ids[first + j - 1]] if j < hi - lo else 0
-            sofar += cost[c]
-            through[lo + j - 1] = sofar
+        head, tail, window, sofar = 0, 1, 0, 0
+        for j in range(1, n + 1):
+            child = child_ids[lo + j - 1]
+            reach = sofar + cost[child]
             while window < j:
-                between = sofar
-                if window > 0:
-                    between -= through[lo + window - 1] + weight[vertex_ids[first + window - 1]]
+                between = reach - (sums[lo + window - 1] if window > 0 else 0)
                 if between <= limit:
                     break
                 following = min(following, between)
@@ -145,10 +140,49 @@ def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_id
             while head < tail and queue[head] < window:
                 head += 1
             if head < tail:
-                came[lo + j - 1] = queue[head]
+                before = queue[head]
+                came[lo + j - 1] = before
+                here = path[lo + before - 1] if before > 0 else 0
             else:
                 came[lo + j - 1] = -1
-            prev = came[lo + j - 1] if came[lo + j - 1] >= 0 else j - 1
-            here = own + (_at(total, came, lo, prev) if False else 0)
-            sofar += own
-    return 0, 0, following
+                here = total[child] + (path[lo + j - 2] if j > 1 else 0)
+            own = weight[vertex_ids[vertex_ptr[i] + j - 1]] if j < n else 0
+            here += own
+            sofar = reach + own
+            path[lo + j - 1] = here
+            sums[lo + j - 1] = sofar
+            while head < tail and (path[lo + queue[tail - 1] - 1] if queue[tail - 1] > 0 else 0) >= here:
+                tail -= 1
+            queue[tail] = j
+            tail += 1
+        total[i] = path[lo + n - 1]
+    kept[:] = False
+    opened[:] = False
+    opened[0] = cost[0] > limit
+    longest = 0 if opened[0] else cost[0]
+    for i in range(len(kind)):
+        if not opened[i]:
+            continue
+        lo = child_ptr[i]
+        n = child_ptr[i + 1] - lo
+        if kind[i] != LINEAR:
+            for v in range(vertex_ptr[i], vertex_ptr[i + 1]):
+                kept[vertex_ids[v]] = True
+            for c in range(lo, lo + n):
+                opened[child_ids[c]] = cost[child_ids[c]] > limit
+                if cost[child_ids[c]] <= limit:
+                    longest = max(longest, cost[child_ids[c]])
+            continue
+        j = n
+        while j > 0:
+            before = came[lo + j - 1]
+            if before < 0:
+                opened[child_ids[lo + j - 1]] = True
+                before = j - 1
+            else:
+                between = (sums[lo + j - 2] if j > 1 else 0) + cost[child_ids[lo + j - 1]]
+                longest = max(longest, between - (sums[lo + before - 1] if before > 0 else 0))
+            if before > 0:
+                kept[vertex_ids[vertex_ptr[i] + before - 1]] = True
+            j = before
+    return total[0], longest, following
