@@ -59,8 +59,9 @@ def plan(
     goal = Goal.parse(budget, max_overhead, minimize)
     trace, graph, finish = _problem(what, target, progress)
     found = plan_graph(
-        graph, goal, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish
-    )
+        graph, goal, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish,
+        reserve=_result_bytes(graph) if trace is not None else 0,
+    )  # fmt: skip
     object.__setattr__(found, "trace", trace)
     return found
 
@@ -83,6 +84,13 @@ def frontier(
     for p in plans:
         object.__setattr__(p, "trace", trace)
     return plans
+
+
+def _result_bytes(graph: Graph) -> int:
+    """Bytes of the results. The plan gives them back once the loss has read them, but many a training loop holds on to
+    them until the step is over, and a budget in bytes must hold there too."""
+    assert graph.boundary is not None
+    return sum(int(graph.arrays.bytes[v]) for v in graph.ops[graph.boundary].inputs)
 
 
 def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, Any]:

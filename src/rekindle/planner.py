@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,9 +40,12 @@ def plan_graph(
     seed: int = 0,
     progress: Progress | None = None,
     finish: Finish | None = None,
+    reserve: int = 0,
 ) -> Plan:
     """The best plan the solver finds for the goal. `finish` turns a schedule into the one that will be run; the judge
     sees that one.
+
+    reserve : bytes that a budget in bytes leaves free if it can.
 
     Raises
     ------
@@ -57,8 +60,12 @@ def plan_graph(
     problem = _problem(graph, cost, limit, goal.max_overhead, seed, time_limit, progress)
     if limit is not None and limit < floor.bytes:  # certified impossible: ask only how small it can get
         problem = _problem(graph, cost, None, None, seed, min(time_limit or 5.0, 5.0), progress)
+    wanted = limit
+    if goal.budget is not None and limit is not None and limit - reserve >= floor.bytes:
+        wanted = limit - reserve
+        problem = replace(problem, limit=wanted)
     found = [_score(graph, s, cost, finish) for s in chosen.solve(problem)]
-    best = _pick(found, limit, goal.max_overhead)
+    best = _pick(found, wanted, goal.max_overhead) or _pick(found, limit, goal.max_overhead)
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, floor)
     return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start)
@@ -83,11 +90,12 @@ def frontier_graph(
     top = baseline.judged.peak_bytes - graph.resident_bytes
     bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
     share = None if time_limit is None else time_limit / points
+    effort = min(1.0, 2 / points)
     fractions: Sequence[float] = np.linspace(1, 0, points + 1)[1:].tolist() if top > bottom else [0.0]
     seen: set[tuple[int, ...]] = set()
     for f in fractions:
         limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
-        schedules = list(chosen.solve(_problem(graph, cost, limit, None, seed, share, progress)))
+        schedules = list(chosen.solve(_problem(graph, cost, limit, None, seed, share, progress, effort)))
         key = tuple(hash(s) for s in schedules)
         if key in seen:  # a solver without a knob gives the same answer to every question
             break
@@ -108,7 +116,7 @@ def pareto(found: Iterable[Scored]) -> list[Scored]:
 
 def _problem(
     graph: Graph, cost: str, limit: int | None, max_overhead: float | None, seed: int, time_limit: float | None,
-    progress: Progress | None,
+    progress: Progress | None, effort: float = 1.0,
 ) -> Problem:  # fmt: skip
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"time_limit={time_limit!r} must be a number of seconds above 0")
@@ -116,7 +124,7 @@ def _problem(
     if not weights.any():  # a graph without costs in this unit: count op runs, so that fewer is still better
         weights = graph.weights("unit")
     deadline = None if time_limit is None else time.monotonic() + time_limit
-    return Problem(graph, weights, limit, max_overhead, seed, deadline, progress or (lambda _: None))
+    return Problem(graph, weights, limit, max_overhead, seed, deadline, progress or (lambda _: None), effort)
 
 
 def _score(graph: Graph, schedule: Schedule, cost: str, finish: Finish | None) -> Scored:
@@ -137,8 +145,14 @@ def _plan(
     graph: Graph, best: Scored, baseline: Scored, solver: Solver, goal: Goal, cost: str, seconds: float
 ) -> Plan:
     j = best.judged
-    bound = bounds.single_op(graph)
-    optimal = j.peak_bytes == bound.bytes or j.overhead <= EPS and goal.limit(0, 0) is not None
+    weights = graph.weights(cost)
+    bound = bounds.at_overhead(graph, weights, j.overhead)
+    if goal.max_overhead is not None:
+        optimal = j.peak_bytes <= bounds.at_overhead(graph, weights, goal.max_overhead).bytes
+    elif goal.least_memory:
+        optimal = j.peak_bytes <= bounds.single_op(graph).bytes
+    else:
+        optimal = j.overhead <= EPS
     return Plan(
         graph=graph,
         schedule=best.schedule,

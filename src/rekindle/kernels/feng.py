@@ -95,14 +95,14 @@ def maximal_closed_sets(ptr, near):
 
 
 @nb.njit(cache=True)
-def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_ids, weight, total, path, sums, came,
-                  queue, opened, kept):  # fmt: skip
+def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_ids, weight, inner, total, path, sums,
+                  came, queue, opened, kept):  # fmt: skip
     """(bytes kept, longest, following): of the cheapest kept set none of whose segments holds more than `limit` bytes,
     its bytes and those in its longest segment; and the next limit above this one at which anything can change.
 
     kind, cost : int64 [parts] of the division tree, parts before their children; limit is at least each leaf's cost.
     child_ptr, child_ids, vertex_ptr, vertex_ids : compressed rows: children, and vertices where a part is divided.
-    weight : int64 [vertices]. total : int64 [parts]; path, sums, came : int64 [children]; queue : int64 [children + 1];
+    weight, inner : int64 [vertices], bytes of a vertex that is kept, or inside a segment. total : int64 [parts]; path, sums, came : int64 [children]; queue : int64 [children + 1];
     opened : bool [parts]: scratch. kept : bool [vertices]: the set.
 
     A part that fits is one segment. One that does not is opened: a branch or complicate part keeps all its vertices; a
@@ -146,9 +146,11 @@ def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_id
             else:
                 came[lo + j - 1] = -1
                 here = total[child] + (path[lo + j - 2] if j > 1 else 0)
-            own = weight[vertex_ids[vertex_ptr[i] + j - 1]] if j < n else 0
-            here += own
-            sofar = reach + own
+            sofar = reach
+            if j < n:
+                vertex = vertex_ids[vertex_ptr[i] + j - 1]
+                here += weight[vertex]
+                sofar += inner[vertex]
             path[lo + j - 1] = here
             sums[lo + j - 1] = sofar
             while head < tail and (path[lo + queue[tail - 1] - 1] if queue[tail - 1] > 0 else 0) >= here:

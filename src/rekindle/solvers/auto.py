@@ -219,7 +219,7 @@ class Search:
         ranked = sorted(self.seeds(), key=lambda f: float(kernel._score(f.peak, f.extra, goal)))
         starts = ranked[:4]
         work = len(self.order) + len(self.graph.arrays.in_ids) + len(self.graph.arrays.bytes)
-        iterations = int(min(3e3 * len(self.candidates), max(4e3, WORK / (4 * work))))
+        iterations = int(min(3e3 * len(self.candidates), max(4e3, WORK / (4 * work))) * self.problem.effort)
         rounds = [(f, self.problem.seed * 1000 + i) for i, f in enumerate(starts)]
         found = self._chains(rounds, goal, iterations, 0.02)
         for r, temperature in ((1, 0.008), (2, 0.003)):
@@ -262,7 +262,3 @@ class Search:
         peak = best.peak + self.graph.resident_bytes
         self.problem.progress(f"auto: peak {peak / 2**20:.1f} MiB at +{best.extra / self.base_cost:.1%}")
 
-
-def baseline_peak(graph: Graph) -> int:
-    """Peak bytes of the step that recomputes nothing."""
-    return simulate(graph, Schedule.baseline(graph)).peak_bytes

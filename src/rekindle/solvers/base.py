@@ -29,6 +29,7 @@ class Problem:
     seed : makes a randomised solver repeatable.
     deadline : `time.monotonic()` at which to stop and give the best so far; None: no limit.
     progress : called with one line of text now and then.
+    effort : how much work a search may do, as a part of what it does for a single goal.
     """
 
     graph: Graph
@@ -38,6 +39,7 @@ class Problem:
     seed: int = 0
     deadline: float | None = None
     progress: Progress = field(default=lambda _: None)
+    effort: float = 1.0
 
     @property
     def time_left(self) -> float:

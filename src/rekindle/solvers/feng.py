@@ -63,13 +63,13 @@ def feng(problem: Problem) -> Iterator[Schedule]:
 
 def cheapest(dag: Dag) -> Kept:
     """The kept set of least objective, among those that follow the division tree."""
-    return cheapest_of_tree(division_tree(dag), dag.cost)
+    return cheapest_of_tree(division_tree(dag), dag)
 
 
-def cheapest_of_tree(parts: list[Part], cost: np.ndarray) -> Kept:
+def cheapest_of_tree(parts: list[Part], dag: Dag) -> Kept:
     """`cheapest`, for a division tree and the bytes of each vertex."""
-    arrays = _arrays(parts, cost)
-    kept = np.empty(len(cost), np.bool_)
+    arrays = _arrays(parts, dag)
+    kept = np.empty(len(dag.cost), np.bool_)
     best = Kept([], parts[0].cost, 0)
     # Limits a to b that are still open, where above b already `held` bytes are kept, as (least value, a, b, held).
     least = max((p.cost for p in parts if not p.children), default=0)
@@ -91,14 +91,14 @@ def cheapest_of_tree(parts: list[Part], cost: np.ndarray) -> Kept:
     return best._replace(tried=tried)
 
 
-def _arrays(parts: list[Part], cost: np.ndarray) -> list[np.ndarray]:
+def _arrays(parts: list[Part], dag: Dag) -> list[np.ndarray]:
     """The tree as the kernel takes it, and its scratch space."""
     child_ptr, child_ids = _rows(p.children for p in parts)
     vertex_ptr, vertex_ids = _rows(p.vertices for p in parts)
     n, m = len(parts), len(child_ids)
     return [
         np.array([p.kind for p in parts], np.int64), np.array([p.cost for p in parts], np.int64),
-        child_ptr, child_ids, vertex_ptr, vertex_ids, cost,
+        child_ptr, child_ids, vertex_ptr, vertex_ids, dag.cost, dag.inside,
         np.empty(n, np.int64), np.empty(m, np.int64), np.empty(m, np.int64), np.empty(m, np.int64),
         np.empty(m + 1, np.int64), np.empty(n, np.bool_),
     ]  # fmt: skip

@@ -61,7 +61,7 @@ def division_tree(dag: Dag) -> list[Part]:
         parts += [Part(*piece) for piece in pieces]
     for part in reversed(parts):
         inside = part.vertices if part.children else ()
-        part.cost = sum(int(dag.cost[v]) for v in inside) + sum(parts[c].cost for c in part.children)
+        part.cost = sum(int(dag.inside[v]) for v in inside) + sum(parts[c].cost for c in part.children)
         if not part.children:
             part.cost = sum(int(dag.edge_cost[e]) for e in part.edges)
     return parts

@@ -29,12 +29,14 @@ SMALL = 16  # outputs only for backward are small if they hold at most a 16th of
 class Dag:
     """Vertices 0 to n - 1 in a topological order, each on a path from 0, the source, to n - 1, the target.
 
-    cost : int64 [vertices]; bytes of a vertex that is kept, or that lies inside a segment.
+    cost : int64 [vertices]; bytes that a vertex takes where it is kept.
+    inside : int64 [vertices]; bytes that it takes where it lies inside a segment.
     tail, head : int64 [edges].
     edge_cost : int64 [edges]; bytes that a segment with this edge holds beside its vertices.
     """
 
     cost: np.ndarray
+    inside: np.ndarray
     tail: np.ndarray
     head: np.ndarray
     edge_cost: np.ndarray
@@ -123,7 +125,10 @@ class _Builder:
     def build(self) -> Forward:
         aside = self._side_inputs()
         values, cost = self._outputs()
+        inside = {o: sum(int(self.size[v]) for v in vs if self._outlives_forward(v)) for o, vs in values.items()}
         self._off_path()
+        for o, taken in self._concatenations(cost).items():
+            values[o] = tuple(v for p in taken for v in values[p])
         order = [o for o in self.ops if o not in aside]
         vertex = {o: i + 1 for i, o in enumerate(order)}
         tail, head, edge_cost = [], [], []
@@ -140,7 +145,8 @@ class _Builder:
             edge_cost += [0] * len(sinks)
             at.append(-1)
         dag = Dag(
-            np.array([cost.get(o, 0) for o in at], np.int64), np.array(tail, np.int64), np.array(head, np.int64),
+            np.array([cost.get(o, 0) for o in at], np.int64), np.array([inside.get(o, 0) for o in at], np.int64),
+            np.array(tail, np.int64), np.array(head, np.int64),
             np.array(edge_cost, np.int64),
         )  # fmt: skip
         return Forward(dag, tuple(values.get(o, ()) for o in at), tuple(at), tuple(sorted(self.always)))
@@ -209,6 +215,25 @@ class _Builder:
                 self.extra[o] += beside
             values[o] = tuple(own)
         return values, cost
+
+    def _concatenations(self, cost: dict[int, int]) -> dict[int, list[int]]:
+        """The ops whose outputs are as large as all they read together, where a later op reads all of that and more:
+        that one now reads from the former, which is kept by keeping what it read."""
+        reads = {o: set(before) for o, before in self.before.items()}
+        found: dict[int, list[int]] = {}
+        for o in self.ops:
+            if len(reads[o]) < 3:
+                continue
+            rows = [
+                a
+                for a in {a for p in reads[o] for a in self.after[p]}
+                if a < o and 1 < len(reads[a]) and reads[a] < reads[o] and cost[a] == sum(cost[p] for p in reads[a])
+            ]
+            if rows:
+                largest = max(rows, key=lambda a: (len(reads[a]), a))
+                found[largest] = sorted(reads[largest])
+                self.before[o] = sorted({largest, *(reads[o] - reads[largest])})
+        return found
 
     def _off_path(self) -> None:
         """What forward makes for backward alone is made again with the segment in which its last input is made."""
