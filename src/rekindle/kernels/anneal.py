@@ -29,7 +29,8 @@ def _evaluate(modes, search, graph, scratch, runs):
 
 
 @nb.njit(cache=True, nogil=True)
-def _score(top, extra, goal):
+def soft(top, extra, goal):
+    """What annealing descends: the goal, and the excess over its limits, so that it can pass through them."""
     limit, max_extra, peak_scale, cost_scale, peak_weight, cost_weight = goal
     return (
         peak_weight * top / peak_scale
@@ -37,6 +38,13 @@ def _score(top, extra, goal):
         + 20.0 * max(0.0, top - limit) / peak_scale
         + 20.0 * max(0.0, extra - max_extra) / cost_scale
     )
+
+
+@nb.njit(cache=True, nogil=True)
+def score(top, extra, goal):
+    """What the best is chosen by: within the limits, however narrowly, comes before any point beyond them."""
+    beyond = top > goal[0] or extra > goal[1] * (1 + 1e-9) + 1e-12
+    return soft(top, extra, goal) + (1000.0 if beyond else 0.0)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -96,8 +104,8 @@ def anneal(modes, candidates, klass, search, graph, goal, iterations, hot_start,
     hot = np.empty(n_values, np.int64)
     modes = modes.copy()
     top, at, extra, m = _evaluate(modes, search, graph, scratch, runs)
-    current = _score(top, extra, goal)
-    best, best_top, best_extra = current, top, extra
+    current = soft(top, extra, goal)
+    best, best_top, best_extra = score(top, extra, goal), top, extra
     best_modes = modes.copy()
     n_hot = 0
     touched = np.empty(n, np.int64)
@@ -155,11 +163,12 @@ def anneal(modes, candidates, klass, search, graph, goal, iterations, hot_start,
         if k == 0:
             continue
         top, at, extra, m = _evaluate(modes, search, graph, scratch, runs)
-        new = _score(top, extra, goal)
+        new = soft(top, extra, goal)
         if new <= current or np.random.random() < np.exp((current - new) / temperature):
             current = new
-            if new < best:
-                best, best_top, best_extra = new, top, extra
+            strict = score(top, extra, goal)
+            if strict < best:
+                best, best_top, best_extra = strict, top, extra
                 best_modes[:] = modes
         else:
             for q in range(k - 1, -1, -1):
@@ -180,7 +189,7 @@ def descend(modes, candidates, search, graph, goal, cap):
     runs = np.empty(cap, np.int64)
     modes = modes.copy()
     top, _, extra, _ = _evaluate(modes, search, graph, scratch, runs)
-    current = _score(top, extra, goal)
+    current = score(top, extra, goal)
     for _ in range(4):
         improved = False
         for v in candidates:
@@ -191,7 +200,7 @@ def descend(modes, candidates, search, graph, goal, cap):
                     continue
                 modes[v] = mode
                 t, _, x, _ = _evaluate(modes, search, graph, scratch, runs)
-                s = _score(t, x, goal)
+                s = score(t, x, goal)
                 if s < current - 1e-12:
                     current, top, extra, take = s, t, x, mode
                     improved = True

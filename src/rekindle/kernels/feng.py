@@ -102,8 +102,10 @@ def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_id
 
     kind, cost : int64 [parts] of the division tree, parts before their children; limit is at least each leaf's cost.
     child_ptr, child_ids, vertex_ptr, vertex_ids : compressed rows: children, and vertices where a part is divided.
-    weight, inner : int64 [vertices], bytes of a vertex that is kept, or inside a segment. total : int64 [parts]; path, sums, came : int64 [children]; queue : int64 [children + 1];
-    opened : bool [parts]: scratch. kept : bool [vertices]: the set.
+    weight, inner : int64 [vertices]; bytes of a vertex that is kept, or that lies inside a segment.
+    total : int64 [parts]; path, sums, came : int64 [children]; queue : int64 [children + 1]; opened : bool [parts];
+        scratch.
+    kept : bool [vertices]; the set, written here.
 
     A part that fits is one segment. One that does not is opened: a branch or complicate part keeps all its vertices; a
     linear part keeps those of a shortest path in its accessibility graph, where position j is reached from i if what

@@ -23,7 +23,7 @@ from .registry import register
 
 # Sizes that are counted, not timed, so that the same seed gives the same plan: elementary steps (runs and edges met)
 # per goal and chain, about two seconds of one core.
-WORK = 6e8
+WORK = 5e8
 TINY = 1e-4  # values smaller than this part of all candidates are always kept
 
 
@@ -134,7 +134,7 @@ class Search:
     def _point(self, modes: np.ndarray) -> Found:
         goal = (math.inf, math.inf, 1.0, 1.0, 0.0, 0.0)
         none = np.empty(0, np.int64)
-        _, top, extra, _ = kernel.descend(modes, none, self._arguments, self.graph.arrays, goal, self.cap)
+        modes, top, extra, _ = kernel.descend(modes, none, self._arguments, self.graph.arrays, goal, self.cap)
         return Found(modes, top, extra)
 
     def schedule(self, found: Found) -> Schedule | None:
@@ -216,20 +216,20 @@ class Search:
             goal = (float(limit), math.inf, p0, c0, 1e-4, 1.0)
         else:
             goal = (math.inf, math.inf, p0, c0, 1.0, 1e-3)
-        ranked = sorted(self.seeds(), key=lambda f: float(kernel._score(f.peak, f.extra, goal)))
+        ranked = sorted(self.seeds(), key=lambda f: float(kernel.score(f.peak, f.extra, goal)))
         starts = ranked[:4]
         work = len(self.order) + len(self.graph.arrays.in_ids) + len(self.graph.arrays.bytes)
         iterations = int(min(3e3 * len(self.candidates), max(4e3, WORK / (4 * work))) * self.problem.effort)
         rounds = [(f, self.problem.seed * 1000 + i) for i, f in enumerate(starts)]
         found = self._chains(rounds, goal, iterations, 0.02)
         for r, temperature in ((1, 0.008), (2, 0.003)):
-            best = sorted(found, key=lambda f: float(kernel._score(f.peak, f.extra, goal)))[:2]
+            best = sorted(found, key=lambda f: float(kernel.score(f.peak, f.extra, goal)))[:2]
             self._report(best[0])
             if self.problem.time_left <= 0:
                 break
             rounds = [(f, self.problem.seed * 1000 + 10 * r + i) for i, f in enumerate(best)]
             found += self._chains(rounds, goal, iterations, temperature)
-        best = sorted(found, key=lambda f: float(kernel._score(f.peak, f.extra, goal)))[:2]
+        best = sorted(found, key=lambda f: float(kernel.score(f.peak, f.extra, goal)))[:2]
         if self.problem.time_left > 0:
             for f in best[:1]:
                 modes, top, extra, _ = kernel.descend(

@@ -1,25 +1,28 @@
-"""Optimal gradient checkpointing for arbitrary graphs, by division tree.
+"""Optimal gradient checkpointing for arbitrary graphs, over the division tree.
 
 Feng, Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021, arXiv:1808.00079.
 
 Problem: of the forward tensors, choose those to keep, so that what is kept and the longest segment between kept ones
-take the fewest bytes. Each segment is run again once, when backward comes to it: the last one too. What the source and
-the target of the DAG hold is there in any case, and not counted.
+take the fewest bytes together. Backward runs each segment again once, the last one too. What the source and the target
+of the forward DAG stand for is there in any case and is not counted.
 
-Optimality: for this objective, among kept sets that follow the division tree: a part is one segment, or it is opened,
-and then a branch or complicate part keeps all vertices at which it is divided and a linear one any of them. On a chain
-that is every kept set. The objective is static: it counts no gradients, no workspace and no time, and it counts all
-that is kept even when the first segment is run again, when most of it is gone.
+Optimality: for this objective, among the kept sets that follow the division tree: a part is one segment, or it is
+opened; then a branch or complicate part keeps every vertex at which it is divided, a linear one any of them, and both
+ends of each child that is opened in turn. On a chain that is every kept set. The objective is static: it counts no
+gradients, no workspace and no time, and it counts all that is kept even while the first segment is run again, when most
+of it is gone. So it says nothing about the true peak.
 
-Complexity: for a limit on the longest segment the cheapest kept set takes O(n) (a shortest path with a sliding window;
-the paper's takes O(n^2)). The paper tries each of the O(n^2) bytes that a segment can hold as the limit. Here limits
-are tried best bound first and most are never tried: what is kept only grows as the limit falls, so no limit from a to
-b can give less than a + what is kept at b. Worst case O(n^3), the paper's O(n^4).
+Complexity: the cheapest kept set for a limit on the longest segment takes O(n), by a shortest path with a sliding
+window (O(n^2) in the paper, which builds the accessibility graph). The paper tries each of the O(n^2) numbers of bytes
+that a segment can have as limit. Here the limits are searched best bound first and nearly all are never tried: what is
+kept only grows as the limit falls, so limits a to b cannot give less than a + what is kept at b. O(n^3) at worst,
+where the paper's way takes O(n^4).
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -35,7 +38,12 @@ from .registry import register
 
 
 class Kept(NamedTuple):
-    """vertices : kept, without source and target. value : bytes of the objective. tried : limits that were tried."""
+    """A kept set.
+
+    vertices : without source and target.
+    value : bytes of the objective.
+    tried : how many limits the search has tried.
+    """
 
     vertices: list[int]
     value: int
@@ -45,63 +53,60 @@ class Kept(NamedTuple):
 @register(
     "feng",
     graphs="any",
-    objective="bytes kept + bytes in the longest segment (forward tensors only; no gradients, no time)",
-    optimal="for its objective, among kept sets that follow the division tree",
-    complexity="O(n^3), in practice near O(n^2)",
+    objective="bytes kept + bytes of the longest segment, forward tensors only: no gradients, no time",
+    optimal="for its objective, among the kept sets that follow the division tree",
+    complexity="O(n^3) at worst",
     citation="Feng, Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021, "
     "arXiv:1808.00079",
 )
 def feng(problem: Problem) -> Iterator[Schedule]:
-    """The optimal kept set of the division tree. Single level: one extra forward, whatever the budget."""
-    forward = forward_dag(problem.graph)
+    """Single-level checkpointing of any graph, optimal in a static sense: one plan, whatever the goal, for at most one
+    extra forward."""
+    graph = problem.graph
+    forward = forward_dag(graph)
     if forward is None:
-        yield Schedule.baseline(problem.graph, "feng")
+        yield Schedule.baseline(graph, "feng")
         return
-    saved = forward.saved(cheapest(forward.dag).vertices)
-    yield Schedule.from_runs(problem.graph, runs_from_saved(problem.graph, saved), "feng")
+    kept = cheapest(forward.dag, problem.deadline)
+    yield Schedule.from_runs(graph, runs_from_saved(graph, forward.saved(kept.vertices)), "feng")
 
 
-def cheapest(dag: Dag) -> Kept:
-    """The kept set of least objective, among those that follow the division tree."""
-    return cheapest_of_tree(division_tree(dag), dag)
+def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
+    """The kept set of least objective among those that follow the division tree.
 
-
-def cheapest_of_tree(parts: list[Part], dag: Dag) -> Kept:
-    """`cheapest`, for a division tree and the bytes of each vertex."""
+    deadline : `time.monotonic()` at which to give the best so far.
+    """
+    parts = division_tree(dag)
     arrays = _arrays(parts, dag)
     kept = np.empty(len(dag.cost), np.bool_)
     best = Kept([], parts[0].cost, 0)
-    # Limits a to b that are still open, where above b already `held` bytes are kept, as (least value, a, b, held).
-    least = max((p.cost for p in parts if not p.children), default=0)
-    stretches = [(least, least, parts[0].cost - 1, 0)]
+    # Stretches of limits, a to b, that may hold a better one: the least value possible there, a, b, and the bytes that
+    # are kept above b already. An edge cannot be divided, so no limit is below the largest one.
+    least = max(p.cost for p in parts if not p.children)
+    stretches = [(least, least, best.value - 1, 0)]
     tried = 0
-    while stretches:
-        bound, a, b, held = heapq.heappop(stretches)
+    while stretches and (deadline is None or time.monotonic() < deadline):
+        bound, a, b, above = heapq.heappop(stretches)
         if bound >= best.value:
             break
-        b = min(b, best.value - held - 1)
-        limit = (a + b) // 2
+        limit = (a + min(b, best.value - above - 1)) // 2
         total, longest, following = map(int, kernel.cheapest_kept(limit, *arrays, kept))
         tried += 1
         if total + longest < best.value:
             best = Kept(np.flatnonzero(kept).tolist(), total + longest, 0)
-        for low, high, above in ((a, longest - 1, total), (following, b, held)):
-            if low <= high and low + above < best.value:
-                heapq.heappush(stretches, (low + above, low, high, above))
+        for low, high, held in ((a, longest - 1, total), (following, b, above)):
+            if low <= high and low + held < best.value:
+                heapq.heappush(stretches, (low + held, low, high, held))
     return best._replace(tried=tried)
 
 
 def _arrays(parts: list[Part], dag: Dag) -> list[np.ndarray]:
-    """The tree as the kernel takes it, and its scratch space."""
-    child_ptr, child_ids = _rows(p.children for p in parts)
-    vertex_ptr, vertex_ids = _rows(p.vertices for p in parts)
-    n, m = len(parts), len(child_ids)
-    return [
-        np.array([p.kind for p in parts], np.int64), np.array([p.cost for p in parts], np.int64),
-        child_ptr, child_ids, vertex_ptr, vertex_ids, dag.cost, dag.inside,
-        np.empty(n, np.int64), np.empty(m, np.int64), np.empty(m, np.int64), np.empty(m, np.int64),
-        np.empty(m + 1, np.int64), np.empty(n, np.bool_),
-    ]  # fmt: skip
+    """The tree as the kernel takes it, and scratch space."""
+    children, vertices = _rows(p.children for p in parts), _rows(p.vertices for p in parts)
+    kind, cost = np.array([(p.kind, p.cost) for p in parts], np.int64).T.copy()
+    m = len(children[1])
+    scratch = [np.empty(size, np.int64) for size in (len(parts), m, m, m, m + 1)]
+    return [kind, cost, *children, *vertices, dag.cost, dag.inside, *scratch, np.empty(len(parts), np.bool_)]
 
 
 def _rows(rows: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:

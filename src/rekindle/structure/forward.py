@@ -2,27 +2,30 @@
 
 A captured step is no such DAG by itself. What is done here, so that a chain in the model is a chain in the DAG:
 
-- one vertex per forward op. Keeping it keeps what forward itself reads of its outputs. What only backward reads (the
-  statistics of a normalisation, the indices of a pooling) goes with it where it is small; otherwise it is made again
-  with the segment that ends in the vertex, and that is where it is charged;
-- ops that no path leads from to a result (buffer updates and their tokens) are no vertices;
-- what the caller holds (parameters, inputs) is always at hand and makes no edges;
-- a side input is computed from what the caller holds and joins the main stream: a cast weight, an attention mask, the
-  input's part of a recurrent step. One that enters at a single vertex is charged to the segment that ends there; a
-  light one that enters at several is always kept, and then makes no edges either.
+- One vertex per forward op. Keeping it keeps what forward reads of its outputs. What only backward reads (statistics of
+  a normalisation, indices of a pooling) goes along where it is small; else it is made again with the segment that ends
+  in the vertex, and charged there.
+- Inside a segment counts what backward reads. The rest is gone again at once, as where ops work in place.
+- Ops from which no path leads to a result (buffer updates and their tokens) are no vertices.
+- What the caller holds (parameters, inputs) is always at hand and makes no edges.
+- A side input is computed from what the caller holds and joins the main stream: a cast weight, an attention mask, the
+  input's share of a recurrent step. One that enters at a single vertex is charged to the segment that ends there; a
+  light one that enters at several is always kept. Neither makes edges.
+- A concatenation of what an earlier one has, and more, reads the earlier one; and that is kept by keeping its parts.
+  So dense blocks are the chains that they would be if each layer appended to the features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..graph import Graph
 
-LIGHT = 50  # a side input is light if it holds at most a 50th of what forward makes
-SMALL = 16  # outputs only for backward are small if they hold at most a 16th of the others
+LIGHT = 50  # a side input is light if it takes at most a 50th of what forward makes
+SMALL = 16  # outputs only for backward are small if they take at most a 16th of the others
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Dag:
 
     cost : int64 [vertices]; bytes that a vertex takes where it is kept.
     inside : int64 [vertices]; bytes that it takes where it lies inside a segment.
-    tail, head : int64 [edges].
-    edge_cost : int64 [edges]; bytes that a segment with this edge holds beside its vertices.
+    tail, head : int64 [edges]; no two edges have the same ends.
+    edge_cost : int64 [edges]; bytes that a segment with this edge takes beside its vertices.
     """
 
     cost: np.ndarray
@@ -41,129 +44,125 @@ class Dag:
     head: np.ndarray
     edge_cost: np.ndarray
 
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """(tail, head) of every edge."""
+        return list(zip(self.tail.tolist(), self.head.tolist(), strict=True))
+
 
 @dataclass(frozen=True)
 class Forward:
     """The DAG of a graph's forward part, and what its vertices stand for.
 
-    values : per vertex the values that keeping it saves; none for a source or target that is no op.
-    ops : per vertex the op, -1 for such a source or target.
-    always : values that are saved whatever is kept.
+    ops : per vertex the op. -1: the source stands for what the caller holds, the target for all results at once.
+    values : per vertex the values that keeping it saves.
+    always : values that are saved whatever is kept: the results, and light side inputs.
     """
 
     dag: Dag
-    values: tuple[tuple[int, ...], ...]
     ops: tuple[int, ...]
+    values: tuple[tuple[int, ...], ...]
     always: tuple[int, ...]
 
     def saved(self, kept: Iterable[int]) -> list[int]:
-        """The values to save for backward where the vertices `kept` are kept: theirs, the results' and `always`."""
-        ends = [-1, *np.unique(self.dag.tail[self.dag.head == len(self.ops) - 1])] if self.ops[-1] < 0 else [-1]
-        return sorted({*self.always, *(v for i in (*kept, *ends) for v in self.values[i])})
+        """The values to save for backward where the vertices `kept` are kept."""
+        return sorted({*self.always, *(v for i in kept for v in self.values[i])})
 
 
-def forward_ops(graph: Graph) -> list[int]:
-    """The forward ops that a result depends on, in baseline order; none where nothing marks the end of forward."""
-    end = _end(graph)
-    if end is None:
-        return []
-    producer, needed = graph.arrays.producer, graph.needed
-    wanted = {int(producer[v]) for v in results(graph)}
-    for i in range(end - 1, -1, -1):
-        if i in wanted:
-            wanted.update(int(producer[v]) for v in graph.ops[i].inputs)
-    return [i for i in range(end) if i in wanted and needed[i] and not graph.ops[i].backward]
-
-
-def results(graph: Graph) -> list[int]:
-    """What forward hands on: what the boundary reads; without one, what backward reads of what forward made. Values of
-    no bytes are tokens (some op has run), unless there is nothing else."""
-    end = _end(graph)
-    if end is None:
-        return []
-    size, producer = graph.arrays.bytes, graph.arrays.producer
-    if graph.boundary is not None:
-        read = graph.ops[end].inputs
-    else:
-        read = tuple(v for op in graph.ops[end:] for v in op.inputs)
-    made = [v for v in dict.fromkeys(read) if 0 <= producer[v] < end]
-    return [v for v in made if size[v]] or made
-
-
-def _end(graph: Graph) -> int | None:
-    """Id of the boundary or, without one, of the first backward op."""
+def end_of_forward(graph: Graph) -> int | None:
+    """Id of the boundary, or else of the first backward op; None where nothing marks the end of forward."""
     if graph.boundary is not None:
         return graph.boundary
     return next((i for i, op in enumerate(graph.ops) if op.backward and graph.needed[i]), None)
 
 
+def results(graph: Graph) -> list[int]:
+    """What forward hands on: what the boundary reads; without one, what backward reads of what forward made. Values of
+    no bytes are tokens (some op has run), unless there is nothing else."""
+    end = end_of_forward(graph)
+    if end is None:
+        return []
+    readers = graph.ops[end:] if graph.boundary is None else graph.ops[end : end + 1]
+    size, producer = graph.arrays.bytes, graph.arrays.producer
+    made = [v for v in dict.fromkeys(v for op in readers for v in op.inputs) if 0 <= producer[v] < end]
+    return [v for v in made if size[v]] or made
+
+
+def forward_ops(graph: Graph) -> list[int]:
+    """The forward ops that a result depends on, in baseline order; none where nothing marks the end of forward."""
+    producer = graph.arrays.producer
+    wanted = {int(producer[v]) for v in results(graph)}
+    end = end_of_forward(graph) or 0
+    for i in range(end - 1, -1, -1):
+        if i in wanted:
+            wanted.update(int(producer[v]) for v in graph.ops[i].inputs)
+    return [i for i in range(end) if i in wanted and graph.needed[i] and not graph.ops[i].backward]
+
+
 def forward_dag(graph: Graph) -> Forward | None:
-    """The forward DAG, or None where nothing marks the end of forward or no op leads to a result. O(n + edges)."""
+    """The forward DAG, or None where nothing marks the end of forward or no op leads to a result."""
     ops = forward_ops(graph)
     return _Builder(graph, ops).build() if ops else None
 
 
 class _Builder:
+    """before, after : op -> the ops that it reads from, and that read from it.
+    values, cost : op -> what keeping it saves, and the bytes of that.
+    charged : op -> bytes on an edge into it.
+    """
+
     def __init__(self, graph: Graph, ops: list[int]):
-        self.graph = graph
-        self.ops = ops
-        self.size = graph.arrays.bytes
-        self.end = _end(graph) or 0
+        self.graph, self.ops = graph, ops
+        self.end = end_of_forward(graph) or 0
         inside = set(ops)
-        producer = graph.arrays.producer
-        self.before = {
-            o: sorted({int(producer[v]) for v in graph.ops[o].inputs if int(producer[v]) in inside}) for o in ops
-        }
+        made_by = graph.arrays.producer.tolist()
+        self.before = {o: sorted({made_by[v] for v in graph.ops[o].inputs} & inside) for o in ops}
         self.after: dict[int, list[int]] = {o: [] for o in ops}
         for o in ops:
             for p in self.before[o]:
                 self.after[p].append(o)
-        self.bytes = {o: sum(int(self.size[v]) for v in graph.ops[o].outputs) for o in ops}
-        self.extra = dict.fromkeys(ops, 0)  # bytes on the edge into an op
+        self.bytes = {o: self._bytes(graph.ops[o].outputs) for o in ops}
+        self.values: dict[int, tuple[int, ...]] = {}
+        self.cost: dict[int, int] = {}
+        self.charged = dict.fromkeys(ops, 0)
         self.always: set[int] = set()
 
     def build(self) -> Forward:
         aside = self._side_inputs()
-        values, cost = self._outputs()
-        inside = {o: sum(int(self.size[v]) for v in vs if self._outlives_forward(v)) for o, vs in values.items()}
+        self._outputs()
         self._off_path()
-        for o, taken in self._concatenations(cost).items():
-            values[o] = tuple(v for p in taken for v in values[p])
-        order = [o for o in self.ops if o not in aside]
-        vertex = {o: i + 1 for i, o in enumerate(order)}
-        tail, head, edge_cost = [], [], []
-        for o in order:
-            before = [vertex[p] for p in self.before[o] if p in vertex] or [0]
-            tail += before
-            head += [vertex[o]] * len(before)
-            edge_cost += [0] * (len(before) - 1) + [self.extra[o]]
-        at = [-1, *order]
-        sinks = [vertex[o] for o in order if not any(q in vertex for q in self.after[o])]
+        inside = {o: self._bytes(v for v in self.values[o] if self._for_backward(v)) for o in self.ops}
+        self._concatenations()
+        at = [-1, *(o for o in self.ops if o not in aside)]
+        vertex = {o: i for i, o in enumerate(at)}
+        edges: list[tuple[int, int, int]] = []
+        for o in at[1:]:
+            tails = [vertex[p] for p in self.before[o] if p in vertex] or [0]
+            edges += [(t, vertex[o], self.charged[o] if t == tails[-1] else 0) for t in tails]
+        sinks = [o for o in at[1:] if not any(q in vertex for q in self.after[o])]
         if len(sinks) > 1:
-            tail += sinks
-            head += [len(at)] * len(sinks)
-            edge_cost += [0] * len(sinks)
+            edges += [(vertex[o], len(at), 0) for o in sinks]
             at.append(-1)
-        dag = Dag(
-            np.array([cost.get(o, 0) for o in at], np.int64), np.array([inside.get(o, 0) for o in at], np.int64),
-            np.array(tail, np.int64), np.array(head, np.int64),
-            np.array(edge_cost, np.int64),
-        )  # fmt: skip
-        return Forward(dag, tuple(values.get(o, ()) for o in at), tuple(at), tuple(sorted(self.always)))
+        self.always.update(v for o in sinks for v in self.values[o])
+        sizes = np.array([(self.cost.get(o, 0), inside.get(o, 0)) for o in at], np.int64)
+        tail, head, edge_cost = np.array(edges, np.int64).T.copy()
+        dag = Dag(sizes[:, 0].copy(), sizes[:, 1].copy(), tail, head, edge_cost)
+        return Forward(dag, tuple(at), tuple(self.values.get(o, ()) for o in at), tuple(sorted(self.always)))
 
     def _side_inputs(self) -> set[int]:
-        """The ops that become no vertices; charges what they hold, or marks it as always kept."""
+        """The ops of side inputs that make no edges; charges them, or marks what they make as always kept."""
         main = self._main_stream()
+        everything = sum(self.bytes.values())
         aside: set[int] = set()
-        for group in self._groups([o for o in self.ops if o not in main]):
+        for group in self._connected([o for o in self.ops if o not in main]):
             entered = {q for o in group for q in self.after[o] if q in main}
-            held = sum(self.bytes[o] for o in group)
-            light = held * LIGHT <= sum(self.bytes.values())
+            taken = sum(self.bytes[o] for o in group)
+            light = taken * LIGHT <= everything
             if len(entered) == 1 and (light or len(group) == 1):
-                self.extra[entered.pop()] += held
+                self.charged[entered.pop()] += taken
             elif entered and light:
-                seen = [v for o in group if any(q in main for q in self.after[o]) for v in self.graph.ops[o].outputs]
-                self.always.update(v for v in seen if any(q in main for q in self.graph.consumers[v]))
+                made = (v for o in group for v in self.graph.ops[o].outputs)
+                self.always.update(v for v in made if not main.isdisjoint(self.graph.consumers[v]))
             else:
                 continue
             aside.update(group)
@@ -171,82 +170,69 @@ class _Builder:
 
     def _main_stream(self) -> set[int]:
         """Everything downstream of where the heaviest path to a result begins."""
-        heaviest: dict[int, tuple[int, int]] = {}  # bytes of the heaviest path to an op, where it begins
+        heaviest: dict[int, tuple[int, int]] = {}  # bytes of the heaviest path to an op, and the op where it begins
         for o in self.ops:
-            held, first = max((heaviest[p] for p in self.before[o]), default=(0, o))
-            heaviest[o] = (held + self.bytes[o], first)
+            taken, first = max((heaviest[p] for p in self.before[o]), default=(0, o))
+            heaviest[o] = (taken + self.bytes[o], first)
         main = {max(heaviest.values())[1]}
         for o in self.ops:
-            if any(p in main for p in self.before[o]):
+            if not main.isdisjoint(self.before[o]):
                 main.add(o)
         return main
 
-    def _groups(self, ops: list[int]) -> list[list[int]]:
-        """`ops` as the connected parts that they form."""
-        left, groups = set(ops), []
+    def _connected(self, ops: list[int]) -> Iterator[list[int]]:
+        """The connected groups that `ops` form."""
+        left = set(ops)
         for start in ops:
             if start not in left:
                 continue
             left.discard(start)
-            group, stack = [], [start]
-            while stack:
-                o = stack.pop()
-                group.append(o)
-                near = [q for q in (*self.before[o], *self.after[o]) if q in left]
-                left.difference_update(near)
-                stack += dict.fromkeys(near)
-            groups.append(group)
-        return groups
+            group = [start]
+            for o in group:  # grows while it is read
+                near = {*self.before[o], *self.after[o]} & left
+                left -= near
+                group += sorted(near)
+            yield group
 
-    def _outputs(self) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
-        """Per op the values that keeping it saves, and their bytes."""
-        inside, handed_on = set(self.ops), set(results(self.graph))
-        values, cost = {}, {}
+    def _outputs(self) -> None:
+        handed_on, inside = set(results(self.graph)), set(self.ops)
         for o in self.ops:
             outputs = self.graph.ops[o].outputs
-            own = [v for v in outputs if v in handed_on or any(c in inside for c in self.graph.consumers[v])]
-            rest = [v for v in outputs if v not in own and self._outlives_forward(v)]
-            cost[o] = sum(int(self.size[v]) for v in own)
-            beside = sum(int(self.size[v]) for v in rest)
-            if beside * SMALL <= cost[o]:
+            own = [v for v in outputs if v in handed_on or not inside.isdisjoint(self.graph.consumers[v])]
+            rest = [v for v in outputs if v not in own and self._for_backward(v)]
+            if self._bytes(rest) * SMALL <= self._bytes(own):
                 own += rest
-                cost[o] += beside
             else:
-                self.extra[o] += beside
-            values[o] = tuple(own)
-        return values, cost
-
-    def _concatenations(self, cost: dict[int, int]) -> dict[int, list[int]]:
-        """The ops whose outputs are as large as all they read together, where a later op reads all of that and more:
-        that one now reads from the former, which is kept by keeping what it read."""
-        reads = {o: set(before) for o, before in self.before.items()}
-        found: dict[int, list[int]] = {}
-        for o in self.ops:
-            if len(reads[o]) < 3:
-                continue
-            rows = [
-                a
-                for a in {a for p in reads[o] for a in self.after[p]}
-                if a < o and 1 < len(reads[a]) and reads[a] < reads[o] and cost[a] == sum(cost[p] for p in reads[a])
-            ]
-            if rows:
-                largest = max(rows, key=lambda a: (len(reads[a]), a))
-                found[largest] = sorted(reads[largest])
-                self.before[o] = sorted({largest, *(reads[o] - reads[largest])})
-        return found
+                self.charged[o] += self._bytes(rest)
+            self.values[o], self.cost[o] = tuple(own), self._bytes(own)
 
     def _off_path(self) -> None:
-        """What forward makes for backward alone is made again with the segment in which its last input is made."""
+        """What forward makes for backward alone is made again with the segment where the last of its inputs is made."""
         host = {o: o for o in self.ops}
-        producer = self.graph.arrays.producer
         for i in np.flatnonzero(self.graph.needed[: self.end]).tolist():
-            if i in host:
-                continue
-            hosts = [host[p] for v in self.graph.ops[i].inputs if (p := int(producer[v])) in host]
-            if hosts:
-                host[i] = max(hosts)
-                held = [int(self.size[v]) for v in self.graph.ops[i].outputs if self._outlives_forward(v)]
-                self.extra[host[i]] += sum(held)
+            if i not in host:
+                made_by = self.graph.arrays.producer[list(self.graph.ops[i].inputs)].tolist()
+                hosts = [host[p] for p in made_by if p in host]
+                if hosts:
+                    host[i] = max(hosts)
+                    self.charged[host[i]] += self._bytes(v for v in self.graph.ops[i].outputs if self._for_backward(v))
 
-    def _outlives_forward(self, v: int) -> bool:
+    def _concatenations(self) -> None:
+        """An op as large as all it reads is taken for a concatenation where a later op reads all of that and more."""
+        reads = {o: set(before) for o, before in self.before.items()}
+        joins = {o for o in self.ops if len(reads[o]) > 1 and self.cost[o] == sum(self.cost[p] for p in reads[o])}
+        extended = set()
+        for o in self.ops:
+            earlier = {a for p in reads[o] for a in self.after[p] if a in joins and a < o and reads[a] < reads[o]}
+            if earlier:
+                largest = max(earlier, key=lambda a: (len(reads[a]), a))
+                extended.add(largest)
+                self.before[o] = sorted({largest, *(reads[o] - reads[largest])})
+        for o in sorted(extended):
+            self.values[o] = tuple(v for p in sorted(reads[o]) for v in self.values[p])
+
+    def _for_backward(self, v: int) -> bool:
         return any(c >= self.end and self.graph.needed[c] for c in self.graph.consumers[v])
+
+    def _bytes(self, values: Iterable[int]) -> int:
+        return int(self.graph.arrays.bytes[list(values)].sum())

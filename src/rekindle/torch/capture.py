@@ -184,7 +184,7 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
             c.nodes.append(n)
             c.module_path[n] = _module_path(n) or by_seq.get(n.meta.get("seq_nr"), "")
             if c.module_path[n] and not n.meta.get("autograd_backward"):
-                by_seq[n.meta.get("seq_nr")] = c.module_path[n]
+                by_seq.setdefault(n.meta.get("seq_nr"), c.module_path[n])
         elif n.op == "output":
             outs = list(torch.utils._pytree.tree_leaves(n.args[0], is_leaf=lambda x: x is None))
             for o, d in zip(outs, n.meta["desc"], strict=True):

@@ -28,7 +28,7 @@ def restore(saved: Any, device: str) -> None:
         torch.set_rng_state(tensor)
 
 
-def replay(saved: Any, device: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def replay(saved: Any, device: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`call(*args, **kwargs)` with the generator in an earlier state; afterwards it is where it was."""
     before = state(device)
     restore(saved, device)

@@ -1,0 +1,42 @@
+"""Where results go, and what they say of the machine and the versions they were measured with."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rekindle
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def provenance() -> dict[str, Any]:
+    """Date, hardware, command and versions of this run."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "hardware": f"{_cpu()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "command": " ".join(["python", *sys.argv]),
+        "versions": {
+            "rekindle": rekindle.__version__, "torch": torch.__version__, "python": platform.python_version(),
+        },
+    }  # fmt: skip
+
+
+def path_of(name: str) -> Path:
+    """A file of today's results."""
+    RESULTS.mkdir(exist_ok=True)
+    return RESULTS / f"{datetime.date.today().isoformat()}-{name}"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,79 @@
+"""Checkpoint every block.
+
+What is done by hand with `torch.utils.checkpoint` around each block of a model: each block keeps its inputs, and
+backward runs the whole block again.
+
+Problem: none is solved. A block is a module path cut after its first number ("layer1.0", "transformer.h.3"), else after
+its first name; an op without a path belongs to the block before it. In a graph without such names the blocks are what
+lies between splitting vertices.
+
+Optimality: none.
+
+Complexity: O(n + edges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..graph import Graph
+from ..schedule import Schedule
+from ..structure.division import splitting_vertices
+from ..structure.forward import forward_dag, forward_ops, results
+from ..structure.saved import runs_from_saved
+from .base import Problem
+from .registry import register
+
+
+@register(
+    "every",
+    graphs="any",
+    objective="none: keeps what passes from one block of the model to another",
+    optimal="",
+    complexity="O(n)",
+    citation="torch.utils.checkpoint around each block, by hand",
+)
+def every(problem: Problem) -> Iterator[Schedule]:
+    """One segment per block of the model: the usual way by hand. One plan, whatever the goal."""
+    graph = problem.graph
+    forward = forward_dag(graph)
+    if forward is None:
+        yield Schedule.baseline(graph, "every")
+        return
+    if any("|" in graph.ops[o].name for o in forward_ops(graph)):
+        saved = _passed_on(graph)
+    else:
+        saved = forward.saved(splitting_vertices(forward.dag))
+    yield Schedule.from_runs(graph, runs_from_saved(graph, saved), "every")
+
+
+def _passed_on(graph: Graph) -> list[int]:
+    """The values that an op of another block reads, and the results."""
+    block = blocks(graph)
+    producer = graph.arrays.producer.tolist()
+    read = {v for o in block for v in graph.ops[o].inputs if block.get(producer[v], block[o]) != block[o]}
+    return sorted(read | set(results(graph)))
+
+
+def blocks(graph: Graph) -> dict[int, int]:
+    """The number of the block of each forward op that leads to a result. Where the path changes, a new block begins:
+    a module that is called again later is another block."""
+    found: dict[int, int] = {}
+    current, number = "", 0
+    for o in forward_ops(graph):
+        path = block_path(graph.ops[o].name)
+        if path and path != current:
+            current, number = path, number + 1
+        found[o] = number
+    return found
+
+
+def block_path(name: str) -> str:
+    """The path of the block of an op called "module.path|operator|shapes".
+
+    >>> block_path("layer1.0.conv2|aten.convolution.default|f32[8,64,56,56]")
+    'layer1.0'
+    """
+    parts = name.split("|")[0].split(".")
+    first = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    return ".".join(parts[: first + 1])

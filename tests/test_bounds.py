@@ -1,0 +1,50 @@
+"""No bound lies above what a schedule reaches."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import graphs, schedules
+
+from rekindle import Graph, Op, Schedule, Value, bounds, simulate
+
+
+@given(data=st.data(), graph=graphs(), cost=st.sampled_from(["seconds", "flops", "unit"]))
+def test_no_bound_is_above_a_schedule(data: st.DataObject, graph: Graph, cost: str) -> None:
+    judged = simulate(graph, data.draw(schedules(graph)), cost)
+    assert bounds.single_op(graph).bytes <= judged.peak_bytes
+    assert bounds.at_overhead(graph, graph.weights(cost), judged.overhead).bytes <= judged.peak_bytes
+
+
+@given(graph=graphs(), low=st.floats(0, 2), more=st.floats(0, 2))
+def test_more_overhead_never_raises_the_bound(graph: Graph, low: float, more: float) -> None:
+    weights = graph.weights("seconds")
+    assert bounds.at_overhead(graph, weights, low + more).bytes <= bounds.at_overhead(graph, weights, low).bytes
+
+
+def chain(n: int) -> Graph:
+    """Unit costs and sizes; backward op i reads what forward op i - 1 made."""
+    ops = [Op(f"f{i}", (i - 1,) if i else (), (i,), 1.0) for i in range(n)]
+    ops.append(Op("boundary", (n - 1,), (n,), recompute=False))
+    for k, i in enumerate(range(n - 1, -1, -1)):
+        ops.append(Op(f"b{i}", (n + k, *([i - 1] if i else [])), (n + k + 1,), 1.0, backward=True))
+    return Graph(tuple(Value(1) for _ in range(2 * n + 1)), tuple(ops), (2 * n,))
+
+
+def test_a_chain_that_recomputes_nothing_is_met_exactly() -> None:
+    graph = chain(20)
+    peak = simulate(graph, Schedule.baseline(graph)).peak_bytes
+    assert bounds.at_overhead(graph, graph.weights(), 0.0).bytes == peak
+
+
+def test_the_bound_falls_by_what_the_extra_cost_can_make_again() -> None:
+    graph = chain(20)
+    at = [bounds.at_overhead(graph, graph.weights(), extra / 40).bytes for extra in range(0, 20, 4)]
+    assert np.all(np.diff(at) <= -4)
+
+
+def test_the_op_with_the_largest_working_set_is_named() -> None:
+    values = tuple(Value(b) for b in (1, 50, 1))
+    graph = Graph(values, (Op("small", (), (0,)), Op("large", (0,), (1,), workspace=9), Op("end", (1,), (2,))), (2,), 100)
+    assert bounds.single_op(graph) == (100 + 1 + 50 + 9, 1)
