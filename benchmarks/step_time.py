@@ -1,12 +1,13 @@
 """Wall time of one planned training step against eager, on this CPU: ResNet-50, batch 8, real tensors.
 
-Runs take turns in one process (plain, none, auto, plain, ...). Prints the result and appends it to
+Runs take turns in one process, in changing order. Prints the result and appends it to
 results/DATE-step-time.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -23,7 +24,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", default="resnet50")
     p.add_argument("--batch", type=int, default=8)
-    p.add_argument("--rounds", type=int, default=15)
+    p.add_argument("--rounds", type=int, default=12)
     given = p.parse_args()
     model, x = rekindle.zoo.load(given.model, batch=given.batch, input_grad=False)
     trace = rekindle.trace(model, x)
@@ -47,8 +48,9 @@ def main() -> None:
         return seconds
 
     taken: dict[str, list[float]] = {name: [] for name in forwards}
-    for i in range(given.rounds + 2):  # the first two rounds warm up
-        for name in list(forwards) if i % 2 == 0 else list(forwards)[::-1]:
+    orders = itertools.cycle(itertools.permutations(forwards))  # so that nobody always runs after the same one
+    for _ in range(given.rounds + 2):  # the first two rounds warm up
+        for name in next(orders):
             taken[name].append(step(forwards[name]))
     taken = {name: seconds[2:] for name, seconds in taken.items()}
     median = {name: statistics.median(seconds) for name, seconds in taken.items()}

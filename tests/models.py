@@ -23,7 +23,8 @@ import rekindle.zoo as zoo
 Made = tuple[nn.Module, Any]
 MODELS: dict[str, Callable[[], Made]] = {}
 HF: dict[str, Callable[[], Made]] = {}
-CONTEXTS: dict[str, Callable[[], Any]] = {}
+CONTEXTS: dict[str, Callable[[], Any]] = {}  # what a model is called under
+LOSS: dict[str, str] = {}  # the option of `rekindle.trace`, where it is not the default
 
 
 def make(name: str) -> Made:
@@ -255,6 +256,8 @@ def attention() -> Made:
     padding[:, 20:] = True
     return Net(), (torch.rand(4, 24, 16), padding)
 
+
+LOSS["attention"] = "all"
 
 @entry
 def transformer_encoder() -> Made:

@@ -1,6 +1,7 @@
 """Costs of operators: what is measured, what is estimated, what is kept on disk, and what is left alone."""
 
 import contextlib
+import itertools
 import json
 
 import pytest
@@ -20,6 +21,8 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs, "_SESSION", {})
+    monkeypatch.setattr(costs, "_PASSED_OVER", set())
     return tmp_path / "cache"
 
 
@@ -125,6 +128,15 @@ def test_second_call_is_free(cache, monkeypatch):
     assert any(key.startswith("aten.convolution.default(0:float32@cpu[4, 3, 16, 16]") for key in doc["ops"])
 
 
+def test_what_did_not_settle_is_not_measured_again_in_this_process(cache, monkeypatch):
+    call = node(aten.add.Tensor, torch.rand(10), torch.rand(10))
+    monkeypatch.setattr(costs, "SETTLE_S", -1.0)
+    first = node_costs([call])
+    assert not cache.exists()
+    monkeypatch.setattr(costs, "_measure_cpu", lambda *_: pytest.fail("measured again"))
+    assert node_costs([call]) == first
+
+
 def test_a_run_that_was_held_up_does_not_set_the_time(monkeypatch):
     times = iter([[9.0], [3.0], [1.1], [1.0], [5.0]])
     monkeypatch.setattr(costs, "_clocked", lambda *_: next(times))
@@ -151,6 +163,7 @@ def test_damaged_cache_is_passed_over_and_written_anew(cache, damage):
     node_costs([call])
     (file,) = cache.iterdir()
     file.write_text(damage(file.read_text()), encoding="latin-1")
+    costs._SESSION.clear()  # as a new process would start
     (again,) = node_costs([call])
     assert again.seconds > 0
     assert len(json.loads(file.read_text())["ops"]) == 1
@@ -235,7 +248,8 @@ def test_what_cannot_run_takes_the_scaled_roofline():
 def test_without_time_the_greatest_are_measured_and_the_rest_scaled(cache):
     sizes = (1 << 8, 1 << 18, 1 << 12)
     nodes = [node(aten._softmax.default, torch.rand(64, n // 64).t(), 0, False) for n in sizes]
-    clock = iter([0.0, 0.0, 0.0, 1.0] + [1e9] * 99)  # the start, one recorded run of a second, and no time after it
+    # The start, one recorded run of a hundredth of a second, and no time after it.
+    clock = itertools.chain([0.0, 0.0, 0.0, 0.01], itertools.count(1e9, 1e9))
 
     class Time:
         perf_counter = staticmethod(lambda: next(clock))
@@ -246,9 +260,10 @@ def test_without_time_the_greatest_are_measured_and_the_rest_scaled(cache):
     assert large.workspace > 0
     assert small.workspace == -(-large.workspace // (1 << 10))
     assert middle.workspace == -(-large.workspace // (1 << 6))
-    assert large.seconds == 1.0
+    assert large.seconds == 0.01
     rooflines = [c.seconds for c in node_costs(nodes, measure=False)]
-    assert [small.seconds, middle.seconds] == pytest.approx([rooflines[0] / rooflines[1], rooflines[2] / rooflines[1]])
+    scale = 0.01 / rooflines[1]
+    assert [small.seconds, middle.seconds] == pytest.approx([rooflines[0] * scale, rooflines[2] * scale])
     assert not cache.exists()  # one run is too few to be kept
 
 

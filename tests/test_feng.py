@@ -351,7 +351,9 @@ class Step:
     """A step by hand: forward ops, the boundary, and one backward op that reads what is to be saved."""
 
     def __init__(self) -> None:
-        self.values, self.ops, self.saved = [Value(1000)], [], []
+        self.values = [Value(1000)]
+        self.ops: list[Op] = []
+        self.saved: list[int] = []
 
     def op(
         self, name: str, inputs: Sequence[int], *sizes: int, backward: Sequence[int] = (0,), once: bool = False

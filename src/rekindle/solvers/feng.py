@@ -77,8 +77,8 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
     deadline : `time.monotonic()` at which to give the best so far.
     """
     parts = division_tree(dag)
-    arrays = _arrays(parts, dag)
     kept = np.empty(len(dag.cost), np.bool_)
+    arrays = [*_arrays(parts, dag), kept]
     best = Kept([], parts[0].cost, 0)
     # Stretches of limits, a to b, that may hold a better one: the least value possible there, a, b, and the bytes that
     # are kept above b already. An edge cannot be divided, so no limit is below the largest one.
@@ -90,7 +90,7 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
         if bound >= best.value:
             break
         limit = (a + min(b, best.value - above - 1)) // 2
-        total, longest, following = map(int, kernel.cheapest_kept(limit, *arrays, kept))
+        total, longest, following = map(int, kernel.cheapest_kept(limit, *arrays))
         tried += 1
         if total + longest < best.value:
             best = Kept(np.flatnonzero(kept).tolist(), total + longest, 0)

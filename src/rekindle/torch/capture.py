@@ -148,7 +148,7 @@ _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
 def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
-    with _module_paths_recorded(flat.model):
+    with _module_paths_recorded(flat.model), _eager_composites():
         return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
 
 
@@ -291,6 +291,31 @@ def _as_if_compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+# Composite ops for which torch has Python stand-ins that it takes while tracing. They round otherwise than the C++ ones
+# that eager calls: other kernels, another order of additions.
+_STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_upsample_", "hardshrink", "softshrink",
+             "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
+
+
+@contextlib.contextmanager
+def _eager_composites() -> Iterator[None]:
+    """Meanwhile composite ops are taken apart as eager takes them apart."""
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    removed = []
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.removeprefix("aten::").startswith(_STOOD_IN):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            removed += [(op, k, op.py_kernels.pop(k)) for k in keys if k in op.py_kernels]
+            op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, k, kernel in removed:
+            op.py_kernels[k] = kernel
+            op._dispatch_cache.clear()
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from .rules import runnable
 log = logging.getLogger(__name__)
 
 SLOW = 0.05  # seconds; above it one timed run a round is enough
+SETTLE_S = 3.0  # seconds spent on taking times again, per call of node_costs
 ROUNDS = 5  # in which a time is taken again, where the two least so far are not yet within
 AGREE = 1.2  # of each other: on a shared machine a single run may take ten times too long
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -83,7 +84,7 @@ def node_costs(
     *,
     target: str | None = None,
     measure: bool | None = None,
-    limit_s: float = 20.0,
+    limit_s: float = 8.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Cost]:
     """The cost of each call_function node of a captured graph, whose metas hold fake tensors.
@@ -238,16 +239,21 @@ def _at_hand(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+# What this process has measured, also where the figures did not settle: asking again must not measure again.
+_SESSION: dict[tuple[str, str], tuple[float, int]] = {}
+_PASSED_OVER: set[tuple[str, str]] = set()  # what it had no time for or could not run: estimated from then on
+
+
 def _cached_or_measured(calls: Sequence[_Call], limit_s: float, progress: Callable[[str], None] | None) -> _Measured:
     """Costs of calls on one kind of device, from the disk or else measured, the greatest roofline first."""
     found = _Measured()
     cache = CostCache(environment(calls[0].device))
     todo = []
     for call in sorted(calls, key=lambda c: -c.roofline):
-        kept = None if call.key is None else cache.get(call.key)
+        kept = None if call.key is None else cache.get(call.key) or _SESSION.get((cache.environment, call.key))
         if kept is not None:
             found.seconds[call], found.workspace[call] = kept
-        elif call.key is not None:
+        elif call.key is not None and (cache.environment, call.key) not in _PASSED_OVER:
             todo.append(call)
     if todo:
         if progress is not None:
@@ -255,9 +261,15 @@ def _cached_or_measured(calls: Sequence[_Call], limit_s: float, progress: Callab
         run = _measure_cuda if calls[0].device.type == "cuda" else _measure_cpu
         with _undisturbed(todo):
             run(todo, found, time.perf_counter(), limit_s)
-        for call in found.settled:
-            if call.key is not None and call in found.workspace:
-                cache.put(call.key, found.seconds[call], found.workspace[call])
+        for call in todo:
+            if call not in found.workspace:
+                _PASSED_OVER.add((cache.environment, str(call.key)))
+                continue
+            seconds = found.seconds[call]
+            assert call.key is not None
+            _SESSION[cache.environment, call.key] = (seconds, found.workspace[call])
+            if call in found.settled:
+                cache.put(call.key, seconds, found.workspace[call])
         cache.save()
     return found
 
@@ -276,7 +288,8 @@ def _undisturbed(calls: Sequence[_Call]) -> Iterator[None]:
 
 
 def _measure_cpu(calls: Sequence[_Call], found: _Measured, start: float, limit_s: float) -> None:
-    """Each call once under one memory recording (half the time at most), then again under a clock."""
+    """Each call once under one memory recording, then again under a clock, for SETTLE_S at most and the quickest first:
+    a single run says least of them, and a single long run is taken as it is."""
     ran: list[tuple[_Call, str, int]] = []
     room = _free_memory()
     record = not torch.autograd._profiler_enabled()  # only one recording at a time: the caller's goes on
@@ -285,7 +298,7 @@ def _measure_cpu(calls: Sequence[_Call], found: _Measured, start: float, limit_s
     with ExitStack() as stack:
         recorded = stack.enter_context(cpu_allocations()) if record else None
         for i, call in enumerate(calls):
-            if time.perf_counter() - start > limit_s / 2:
+            if time.perf_counter() - start > limit_s:
                 log.debug("%d of %d operators not measured: no time left", len(calls) - i, len(calls))
                 break
             if 2 * call.bytes_moved > room:
@@ -301,10 +314,13 @@ def _measure_cpu(calls: Sequence[_Call], found: _Measured, start: float, limit_s
             first, last = (bisect_left(at, t) for t in recorded.marks[mark])
             peak, _ = peak_and_end(delta for _, delta in recorded.events[first:last])
             found.workspace[call] = max(0, peak - new)
-    pending = {call: [found.seconds[call]] for call, _, _ in ran}
+    found.settled |= {call for call, _, _ in ran if found.seconds[call] > SLOW}
+    quickest = sorted((call for call, _, _ in ran), key=found.seconds.__getitem__)
+    pending = {call: [found.seconds[call]] for call in quickest}
+    stop = time.perf_counter() + SETTLE_S
     for turn in range(ROUNDS):
         for call, times in list(pending.items()):
-            if time.perf_counter() - start > limit_s:
+            if time.perf_counter() > stop:
                 return
             with _tried(call):
                 times += _clocked(call, times[0])
