@@ -4,7 +4,8 @@ What is done by hand with `torch.utils.checkpoint` around each block of a model:
 backward runs the whole block again.
 
 Problem: none is solved. A block is a module path cut after its first number ("layer1.0", "transformer.h.3"), else after
-its first name; an op without a path belongs to the block before it. In a graph without such names the blocks are what
+its first name; in a model that has hardly any such numbers, after the first name that ends in one
+("features.denseblock2"). An op without a path belongs to the block before it. In a graph without such names the blocks are what
 lies between splitting vertices.
 
 Optimality: none.
@@ -23,6 +24,8 @@ from ..structure.forward import forward_dag, forward_ops, results
 from ..structure.saved import runs_from_saved
 from .base import Problem
 from .registry import register
+
+FEW = 4  # paths with fewer numbers than that do not tell the blocks
 
 
 @register(
@@ -60,20 +63,25 @@ def blocks(graph: Graph) -> dict[int, int]:
     a module that is called again later is another block."""
     found: dict[int, int] = {}
     current, number = "", 0
-    for o in forward_ops(graph):
-        path = block_path(graph.ops[o].name)
+    ops = forward_ops(graph)
+    plain, loose = ([block_path(graph.ops[o].name, ending) for o in ops] for ending in (False, True))
+    few = len(set(plain)) < FEW < len(set(loose))
+    for o, path in zip(ops, loose if few else plain, strict=True):
         if path and path != current:
             current, number = path, number + 1
         found[o] = number
     return found
 
 
-def block_path(name: str) -> str:
-    """The path of the block of an op called "module.path|operator|shapes".
+def block_path(name: str, ending: bool = False) -> str:
+    """The path of the block of an op called "module.path|operator|shapes"; ending: a name that ends in a number counts
+    as one.
 
     >>> block_path("layer1.0.conv2|aten.convolution.default|f32[8,64,56,56]")
     'layer1.0'
+    >>> block_path("features.denseblock2.denselayer3.conv1|aten.convolution.default|", ending=True)
+    'features.denseblock2'
     """
     parts = name.split("|")[0].split(".")
-    first = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
+    first = next((i for i, part in enumerate(parts) if (part[-1:] if ending else part).isdigit()), 0)
     return ".".join(parts[: first + 1])
