@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .budget import Goal, format_bytes
@@ -159,14 +159,15 @@ def checkpoint(
     on_new_shape: str = "plan",
     loss: str = "auto",
     optimizer: torch.optim.Optimizer | None = None,
+    must_save: Sequence[str] = (),
     check: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> nn.Module:
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals and solver as in `plan`, `loss` and `optimizer` as in `rekindle.trace`, `on_new_shape` as in `apply`. The plan
-    is at `model.forward.plan`. If anything fails the model is left as it was.
+    Goals and solver as in `plan`; `loss`, `optimizer` and `must_save` as in `rekindle.trace`; `on_new_shape` as in `apply`.
+    The plan is at `model.forward.plan`. If anything fails the model is left as it was.
 
     Raises
     ------
@@ -176,7 +177,7 @@ def checkpoint(
     from .torch.trace import trace
     from .torch.verify import verify
 
-    traced = trace(model, sample, loss=loss, optimizer=optimizer, progress=progress)
+    traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress)
     found = plan(
         traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost, time_limit=time_limit,
         seed=seed, progress=progress,

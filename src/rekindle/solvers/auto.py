@@ -211,7 +211,9 @@ class Search:
         (a part of the base cost); or, with neither, least peak."""
         p0, c0 = max(1.0, self.baseline.peak), self.base_cost
         if max_overhead is not None:
-            goal = (math.inf, max_overhead * c0, p0, c0, 1.0, 1e-3)
+            # Of the true weights: the search's own are a little larger, so it keeps to the limit.
+            most = max_overhead * float(self.problem.weights[self.dropping.order].sum())
+            goal = (math.inf, most, p0, c0, 1.0, 1e-3)
         elif limit < math.inf:
             goal = (float(limit), math.inf, p0, c0, 1e-4, 1.0)
         else:

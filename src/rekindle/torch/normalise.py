@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import torch
 from torch import fx
@@ -60,13 +61,14 @@ class Lowered:
     reads_snapshot: set[fx.Node] = field(default_factory=set)
 
 
-def lower(c: Captured, name: str, resident_bytes: int) -> Lowered:
+def lower(c: Captured, name: str, resident_bytes: int, must_save: Iterable[str] = ()) -> Lowered:
     """The Graph of a captured step. Seconds, FLOPs and workspaces are 0: `costs` fills them in.
 
     resident_bytes : what the caller holds during the whole step: parameters, buffers, inputs, and a gradient for
         every trained parameter.
+    must_save : patterns (`fnmatch`) of the paths of modules whose ops must run only once.
     """
-    return _Lowering(c).build(name, resident_bytes)
+    return _Lowering(c, tuple(must_save)).build(name, resident_bytes)
 
 
 def storage_bytes(t: torch.Tensor) -> int:
@@ -111,8 +113,8 @@ def _ancestors(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
 
 
 class _Lowering:
-    def __init__(self, c: Captured):
-        self.c = c
+    def __init__(self, c: Captured, must_save: tuple[str, ...]):
+        self.c, self.marks = c, must_save
         self.values: list[Value] = []
         self.parts: list[list[Part]] = []
         self.value_of: dict[Part, int] = {}
@@ -262,12 +264,15 @@ class _Lowering:
             # It has an effect beyond its results: a token lets the boundary wait for it.
             outputs.append(self.new_value(0))
             self.tokens.append(outputs[-1])
-        run_once = once or rules.must_save(n.target)
+        path = self.c.module_path.get(n, "")
+        marked = not backward and any(fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in self.marks)
+        tensors = [t for x in (n, *n.all_input_nodes) for _, t in tensors_of(x)]
+        run_once = once or marked or rules.must_save(n.target, {t.device.type for t in tensors if t.dim()})
         first = tensors_of(n)[0][1] if tensors_of(n) else None
         shape = describe(first) if first is not None else ""
         self.ops.append(
             Op(
-                f"{self.c.module_path.get(n, '')}|{n.target}|{shape}", tuple(inputs), tuple(outputs),
+                f"{path}|{n.target}|{shape}", tuple(inputs), tuple(outputs),
                 backward=backward, recompute=not run_once, inplace=self._overwritable(n),
             )
         )  # fmt: skip

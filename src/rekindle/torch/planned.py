@@ -132,8 +132,9 @@ class PlannedForward:
 
     def _trace(self, model: nn.Module, args: Any, kwargs: Any) -> Trace:
         like = self.plan.trace
-        how = {"loss": like.loss, "target": like.target} if like is not None else {}
-        return trace_call(model, args, kwargs, **how)
+        if like is None:
+            return trace_call(model, args, kwargs)
+        return trace_call(model, args, kwargs, loss=like.loss, target=like.target, must_save=like.must_save)
 
     def _bind(self, model: nn.Module, traced: Trace, plan: Plan) -> None:
         dropped = tree.opaque_kinds(traced.lowered.captured.output_spec)

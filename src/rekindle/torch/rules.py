@@ -20,6 +20,8 @@ _SELECTIONS = {"topk", "sort", "argsort", "nonzero", "unique", "_unique2", "uniq
                "masked_select"}  # fmt: skip
 _COMMUNICATION = {"_c10d_functional", "c10d", "c10d_functional", "_dtensor"}
 _RANDOM = torch.Tag.nondeterministic_seeded
+_VARYING = getattr(torch.Tag, "nondeterministic_bitwise", None)  # tags that a release may lack
+_ALIASING = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
 
 
 def draws_random(target: Any) -> bool:
@@ -27,8 +29,12 @@ def draws_random(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and _RANDOM in target.tags
 
 
-def must_save(target: Any) -> bool:
-    """Whether the op must run only once: selections, communication, assertions, and what nothing is known about."""
+def must_save(target: Any, devices: set[str]) -> bool:
+    """Whether the op must run only once: selections, communication, copies between devices, assertions, kernels whose
+    bits vary from run to run, and what nothing is known about.
+
+    devices : types of the devices on which its inputs and results lie.
+    """
     if not isinstance(target, torch._ops.OpOverload):
         return True
     name = target._schema.name.split("::")[-1]
@@ -37,6 +43,8 @@ def must_save(target: Any) -> bool:
         or target.namespace in _COMMUNICATION
         or name.startswith("_assert")
         or target._schema.is_mutable
+        or len(devices) > 1
+        or devices == {"cuda"} and _VARYING is not None and _VARYING in target.tags
     )
 
 
@@ -67,7 +75,7 @@ def returns_new(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
         and target.namespace in ("aten", "prims")
-        and torch.Tag.maybe_aliasing_or_mutating not in target.tags
+        and _ALIASING not in target.tags
     )
 
 

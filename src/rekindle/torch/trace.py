@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ class Trace:
     signature : what the call looked like; another signature is another graph.
     module_name : class of the module.
     fake : whether it was made from fake tensors, so that nothing could be measured.
-    loss, target : as given to `trace`.
+    loss, target, must_save : as given to `trace`.
     """
 
     graph: Graph
@@ -36,6 +36,7 @@ class Trace:
     fake: bool
     loss: str = "auto"
     target: str | None = None
+    must_save: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"
@@ -54,6 +55,7 @@ def trace(
     loss: str = "auto",
     target: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    must_save: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Trace:
     """Capture one training step of `model` called with `sample`.
@@ -66,12 +68,14 @@ def trace(
         it alone; else to every result that requires grad. "all": to every one.
     target : name of a device whose roofline gives the seconds, instead of measuring on the device at hand.
     optimizer : its state counts among what is held during the whole step.
+    must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
+        decision that recomputation could flip, say); what backward needs of them is kept.
 
     Raises
     ------
     TraceError : the call cannot be captured; the message names the source line and the remedy.
     """
-    return trace_call(model, *call_arguments(sample), loss=loss, target=target, optimizer=optimizer, progress=progress)
+    return trace_call(model, *call_arguments(sample), loss=loss, target=target, optimizer=optimizer, must_save=must_save, progress=progress)  # fmt: skip
 
 
 def trace_call(
@@ -82,6 +86,7 @@ def trace_call(
     loss: str = "auto",
     target: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    must_save: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Trace:
     """`trace` of the call `model(*args, **kwargs)`."""
@@ -100,9 +105,9 @@ def trace_call(
     state = [t for o in ([optimizer] if optimizer else []) for s in o.state.values() for t in s.values()
              if isinstance(t, torch.Tensor)]  # fmt: skip
     name = type(model).__name__
-    lowered = lower(captured, name, resident_bytes(model, tensors, [*captured.constants.values(), *state]))
+    lowered = lower(captured, name, resident_bytes(model, tensors, [*captured.constants.values(), *state]), must_save)
     key = signature(model, tensors, spec)
-    return Trace(lowered.graph, lowered, key, name, fake, loss, target).costed(target, progress)
+    return Trace(lowered.graph, lowered, key, name, fake, loss, target, tuple(must_save)).costed(target, progress)
 
 
 def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable[[str], None] | None) -> Graph:
