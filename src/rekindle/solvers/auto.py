@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import Graph
 from ..kernels import anneal as kernel
 from ..kernels import cuts
 from ..kernels.modes import HOLD, KEEP, TRANSIENT
 from ..schedule import Schedule
 from ..simulate import simulate
+from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from .base import Problem
 from .registry import register
 
-# Sizes that are counted, not timed, so that the same seed gives the same plan: elementary steps (runs and edges met)
-# per goal and chain, about two seconds of one core.
-WORK = 5e8
-TINY = 1e-4  # values smaller than this part of all candidates are always kept
+# How much one chain of proposals may do, counted in elementary steps and not in seconds, so that the same seed gives the
+# same plan: about a second on one core for small graphs, three for large ones.
+WORK = 1.5e8
+Goal = tuple[float, float, float, float, float, float]
 
 
 class Found(NamedTuple):
-    """A point the search has reached: modes, peak without resident bytes, extra cost."""
+    """A point the search has reached: modes (of the reduced problem), peak without resident bytes, extra cost."""
 
     modes: np.ndarray
     peak: float
@@ -49,218 +49,193 @@ def auto(problem: Problem) -> Iterator[Schedule]:
     again at each need, and scores the decision by the exact peak and cost of the whole step.
 
     Seeds come from cutting the forward by the revised objective of Hong et al., with cheap values made again at each
-    need; simulated annealing improves them, half of its proposals aimed at what is live at the peak; a descent over all
-    single changes ends it. Deterministic for a seed unless the time limit cuts it short. No optimality claim: `gap`
-    tells the distance from the certified bound.
+    need; simulated annealing improves them, a good part of its proposals aimed at what is live at the peak; a descent
+    over all single changes ends it. Deterministic for a seed unless the time limit cuts it short. No optimality claim:
+    `gap` tells the distance from the certified bound.
     """
     search = Search(problem)
     yield Schedule.baseline(problem.graph, "auto")
-    if not len(search.candidates):
+    if not len(search.reduced.candidates):
         return
     limit = math.inf if problem.limit is None else problem.limit - problem.graph.resident_bytes
     for _ in range(3):
-        found = search.solve(limit, problem.max_overhead)
-        schedules = [s for s in (search.schedule(f) for f in found) if s is not None]
+        schedules = [s for s in map(search.schedule, search.solve(limit, problem.max_overhead)) if s is not None]
         yield from schedules
-        over = min((simulate(problem.graph, s).peak_bytes for s in schedules), default=0) - (problem.limit or 0)
-        # The search leaves tiny values out of its books. If that is what breaks the limit, aim lower by as much.
-        if problem.limit is None or not 0 < over < 0.02 * limit or problem.time_left <= 0:
+        least = min((simulate(problem.graph, s).peak_bytes for s in schedules), default=0)
+        # The search leaves negligible values out of its books. If that is what breaks the limit, aim lower by as much.
+        over = least - (problem.limit or 0)
+        if problem.limit is None or not 0 < over < 0.05 * limit or problem.time_left <= 0:
             return
         limit -= 1.5 * over
 
 
 class Search:
-    """The reduced problem: ops that move no memory and tiny values are left out of the scoring."""
+    """Seeds and chains on the reduced problem."""
 
     def __init__(self, problem: Problem):
         self.problem, self.graph = problem, problem.graph
         self.dropping = Dropping(self.graph)
-        a = self.graph.arrays
-        size = a.bytes
-        moves = np.array([any(size[v] for v in o.outputs) or i == a.boundary for i, o in enumerate(self.graph.ops)])
-        once = np.array([o.name.split("|")[1:2] == ["snapshot"] for o in self.graph.ops], np.bool_)
-        self.order = np.array([o for o in self.dropping.order if moves[o] and not once[o]], np.int64)
-        kept_in = np.zeros(len(self.graph.ops), np.bool_)
-        kept_in[self.order] = True
-        made = np.array([p >= 0 and kept_in[p] for p in a.producer], np.bool_)
-        self.producer = np.where(made, a.producer, -1)
-        total = float(size[self.dropping.candidates].sum())
-        worth = (size > TINY * total) & made
-        self.candidates = np.array([v for v in self.dropping.candidates if worth[v]], np.int64)
-        position = np.full(len(self.graph.ops), -1, np.int64)
-        position[self.order] = np.arange(len(self.order))
-        self.position = position
-        by = np.argsort(position[self.producer[self.candidates]], kind="stable")
-        self.candidates = self.candidates[by]
+        self.reduced = Reduced(self.graph, self.dropping)
         self.weights = self._weights()
-        self.base_cost = float(self.weights[self.order].sum())
-        self.cap = 12 * len(self.order) + 200
+        self.base_cost = float(self.weights.sum())
+        self.cap = 12 * len(self.reduced.ops) + 200
         self.baseline = self._point(self._all(KEEP))
 
     def _weights(self) -> np.ndarray:
         """The cost of each op, with a trace of its seconds and a count, so that what is free is not done in vain."""
-        w = self.problem.weights.astype(np.float64)
-        total = float(w[self.dropping.order].sum()) or 1.0
-        seconds = self.graph.weights("seconds")
-        s = float(seconds[self.dropping.order].sum())
-        return w + (1e-3 * total / s * seconds if s > 0 else 0.0) + 1e-5 * total / max(1, len(self.order))
+        ops = self.reduced.ops
+        w = self.problem.weights.astype(np.float64)[ops]
+        total = float(w.sum()) or 1.0
+        seconds = self.graph.weights("seconds")[ops]
+        s = float(seconds.sum())
+        return w + (1e-3 * total / s * seconds if s > 0 else 0.0) + 1e-5 * total / max(1, len(ops))
 
     @cached_property
     def _arguments(self) -> tuple[Any, ...]:
-        """The reduced search in the form the kernels take."""
-        # Positions change with the reduced order; a drop happens before the first remaining op at or after it.
-        left = np.flatnonzero(np.isin(self.dropping.order, self.order))
-        drop_at = np.searchsorted(left, self.dropping.drop_at)
-        ids = np.array(sorted(self.candidates, key=lambda v: drop_at[v]), np.int64)
-        ptr = np.searchsorted(drop_at[ids], np.arange(len(self.order) + 1)).astype(np.int64)
-        return (self.order, ptr, ids, self.producer.astype(np.int64), self.weights, self.dropping.shared, self.base_cost)
+        """The reduced problem in the form the kernels take."""
+        r = self.reduced
+        order = np.arange(len(r.ops), dtype=np.int64)
+        return order, r.drop_ptr, r.drop_ids, r.arrays.producer, self.weights, r.shared, self.base_cost
 
     @cached_property
     def _classes(self) -> np.ndarray:
         """Per candidate: which kind of op, with which shape, makes it as its which output."""
+        r = self.reduced
         keys: dict[Any, int] = {}
         rows = []
-        for v in self.candidates:
-            op = self.graph.ops[self.producer[v]]
-            kind = (op.name.split("|", 1)[-1] if "|" in op.name else self.graph.values[v].bytes, op.outputs.index(v))
-            rows.append(keys.setdefault(kind, len(keys)))
+        for v in r.candidates:
+            op = self.graph.ops[r.ops[r.arrays.producer[v]]]
+            kind = op.name.split("|", 1)[-1] if "|" in op.name else int(r.arrays.bytes[v])
+            rows.append(keys.setdefault((kind, op.outputs.index(int(r.values[v]))), len(keys)))
         return np.array(rows, np.int64)
 
     def _all(self, mode: int) -> np.ndarray:
-        modes = self.dropping.all(KEEP)
-        modes[self.candidates] = mode
+        modes = np.full(len(self.reduced.values), KEEP, np.int8)
+        modes[self.reduced.candidates] = mode
         return modes
 
     def _point(self, modes: np.ndarray) -> Found:
-        goal = (math.inf, math.inf, 1.0, 1.0, 0.0, 0.0)
+        anything: Goal = (math.inf, math.inf, 1.0, 1.0, 0.0, 0.0)
         none = np.empty(0, np.int64)
-        modes, top, extra, _ = kernel.descend(modes, none, self._arguments, self.graph.arrays, goal, self.cap)
+        modes, top, extra, _ = kernel.descend(modes, none, self._arguments, self.reduced.arrays, anything, self.cap)
         return Found(modes, top, extra)
 
     def schedule(self, found: Found) -> Schedule | None:
-        """The schedule of a point, over all ops."""
-        runs = self.dropping.runs(found.modes, cap=20 * len(self.dropping.order) + 1000)
+        """The schedule of a point, over all ops and values."""
+        modes = self.dropping.all(KEEP)
+        modes[self.reduced.values] = found.modes
+        runs = self.dropping.runs(modes, cap=20 * len(self.dropping.order) + 1000)
         return None if runs is None else Schedule.from_runs(self.graph, runs, "auto")
 
     # -- seeds -----------------------------------------------------------------------------------------------------
     def seeds(self) -> list[Found]:
-        """Points to start from, from costly and small to cheap and large."""
+        """Points to start from, between cheap and large and costly and small."""
         found = [self.baseline]
-        cheap = self._cheap_values()
-        for transient in cheap:
-            modes = self._all(KEEP)
-            modes[transient] = TRANSIENT
-            found.append(self._point(modes))
-            modes[transient] = HOLD
-            found.append(self._point(modes))
+        for transient in self._cheap_values():
+            for mode in (TRANSIENT, HOLD):
+                modes = self._all(KEEP)
+                modes[transient] = mode
+                found.append(self._point(modes))
             for scale in (0.5, 1.0, 2.0, 4.0):
-                for rest in (HOLD, KEEP):
-                    found.append(self._point(self._cut(transient, scale, rest)))
+                found.append(self._point(self._cut(transient, scale)))
         return found
 
     def _cheap_values(self) -> list[np.ndarray]:
         """Sets of values that cost little to make again for the bytes they hold, from none to most."""
-        size = self.graph.arrays.bytes
-        density = np.array([self.weights[self.producer[v]] / max(1, size[v]) for v in self.candidates])
-        levels = np.quantile(density, [0.3, 0.5, 0.7]) if len(density) else []
-        sets = [self.candidates[:0]] + [self.candidates[density <= q] for q in levels]
-        unique = {s.tobytes(): s for s in sets}
-        return list(unique.values())
+        r = self.reduced
+        density = self.weights[r.arrays.producer[r.candidates]] / np.maximum(1, r.arrays.bytes[r.candidates])
+        sets = [r.candidates[:0]] + [r.candidates[density <= q] for q in np.quantile(density, [0.3, 0.5, 0.7])]
+        return list({s.tobytes(): s for s in sets}.values())
 
-    def _cut(self, transient: np.ndarray, scale: float, rest: int) -> np.ndarray:
-        """Modes that keep what crosses the cuts of the revised objective and make the rest again by segment.
+    def _cut(self, transient: np.ndarray, scale: float) -> np.ndarray:
+        """Modes that keep what crosses the cuts of the revised objective and make the rest again segment by segment.
 
         scale : weight of a segment's own bytes against what is kept: more means shorter segments.
-        rest : mode of the values inside segments that are not transient.
         """
-        size = self.graph.arrays.bytes.astype(np.float64)
-        end = int(self._arguments[1].searchsorted(1)) if len(self.candidates) else 0
-        end = max(1, min(end - 1, len(self.order)) if end else len(self.order))
-        first = self.position[self.producer[self.candidates]]
-        last = np.array([self._last_forward_use(v, end) for v in self.candidates], np.int64)
-        passing = np.zeros(end + 2)
-        inside = np.zeros(end + 1)
+        r = self.reduced
+        size = r.arrays.bytes
+        end = int(np.searchsorted(r.drop_ptr, 1)) - 1  # position of the first drop: where forward ends
+        end = max(1, min(end, len(r.ops)))
+        first = np.minimum(r.arrays.producer[r.candidates], end - 1)
+        last = self._last_forward_use[r.candidates]
         is_transient = np.zeros(len(size), np.bool_)
         is_transient[transient] = True
-        for v, a, b in zip(self.candidates, first, last, strict=True):
-            if a < end:
-                passing[a + 1] += size[v]
-                passing[min(b, end) + 1] -= size[v]
-                if not is_transient[v] or rest == KEEP:
-                    inside[a + 1] += size[v]
+        passing, inside = np.zeros(end + 2), np.zeros(end + 1)
+        np.add.at(passing, first + 1, size[r.candidates])
+        np.add.at(passing, np.minimum(np.maximum(last, first), end) + 1, -size[r.candidates])
+        held = ~is_transient[r.candidates]
+        np.add.at(inside, first[held] + 1, size[r.candidates][held])
         cross = np.cumsum(passing)[: end + 1]
         cross[0] = cross[end] = 0.0
         at = cuts.revised(cross, np.cumsum(inside) * scale)
+        crosses = np.searchsorted(at, first, side="right") < np.searchsorted(at, last, side="right")
+        # Backward begins behind the last cut: nothing is gained by making twice what lies there.
+        behind = (first >= at[-1]) & held if len(at) else np.zeros(len(first), np.bool_)
         modes = self._all(HOLD)
         modes[transient] = TRANSIENT
-        for v, a, b in zip(self.candidates, first, last, strict=True):
-            if np.any((at > a) & (at <= b)):
-                modes[v] = KEEP
-            elif len(at) and a >= at[-1] and not is_transient[v]:
-                modes[v] = KEEP  # backward begins there: nothing is gained by making it twice
-            elif rest == KEEP and self.weights[self.producer[v]] > 0 and not is_transient[v]:
-                modes[v] = HOLD
+        modes[r.candidates[crosses | behind]] = KEEP
         return modes
 
-    def _last_forward_use(self, v: int, end: int) -> int:
-        return max((int(p) for o in self.graph.consumers[v] if 0 <= (p := self.position[o]) < end), default=-1)
+    @cached_property
+    def _last_forward_use(self) -> np.ndarray:
+        """int64 [values]: position of the last op before the first drop that reads the value, -1: none."""
+        r = self.reduced
+        end = int(np.searchsorted(r.drop_ptr, 1)) - 1
+        last = np.full(len(r.values), -1, np.int64)
+        for o in range(min(end, len(r.ops))):
+            last[r.arrays.in_ids[r.arrays.in_ptr[o] : r.arrays.in_ptr[o + 1]]] = o
+        return last
 
     # -- search ----------------------------------------------------------------------------------------------------
     def solve(self, limit: float, max_overhead: float | None) -> list[Found]:
         """The best points found for: least extra cost with peak <= limit; or least peak with extra cost <= max_overhead
         (a part of the base cost); or, with neither, least peak."""
         p0, c0 = max(1.0, self.baseline.peak), self.base_cost
+        goal: Goal = (math.inf, math.inf, p0, c0, 1.0, 1e-3)
         if max_overhead is not None:
             # Of the true weights: the search's own are a little larger, so it keeps to the limit.
-            most = max_overhead * float(self.problem.weights[self.dropping.order].sum())
-            goal = (math.inf, most, p0, c0, 1.0, 1e-3)
+            goal = (math.inf, max_overhead * float(self.problem.weights[self.reduced.ops].sum()), p0, c0, 1.0, 1e-3)
         elif limit < math.inf:
             goal = (float(limit), math.inf, p0, c0, 1e-4, 1.0)
-        else:
-            goal = (math.inf, math.inf, p0, c0, 1.0, 1e-3)
-        ranked = sorted(self.seeds(), key=lambda f: float(kernel.score(f.peak, f.extra, goal)))
-        starts = ranked[:4]
-        work = len(self.order) + len(self.graph.arrays.in_ids) + len(self.graph.arrays.bytes)
-        iterations = int(min(3e3 * len(self.candidates), max(4e3, WORK / (4 * work))) * self.problem.effort)
-        rounds = [(f, self.problem.seed * 1000 + i) for i, f in enumerate(starts)]
-        found = self._chains(rounds, goal, iterations, 0.02)
-        for r, temperature in ((1, 0.008), (2, 0.003)):
-            best = sorted(found, key=lambda f: float(kernel.score(f.peak, f.extra, goal)))[:2]
-            self._report(best[0])
-            if self.problem.time_left <= 0:
-                break
-            rounds = [(f, self.problem.seed * 1000 + 10 * r + i) for i, f in enumerate(best)]
-            found += self._chains(rounds, goal, iterations, temperature)
-        best = sorted(found, key=lambda f: float(kernel.score(f.peak, f.extra, goal)))[:2]
-        if self.problem.time_left > 0:
-            for f in best[:1]:
-                modes, top, extra, _ = kernel.descend(
-                    f.modes, self.candidates, self._arguments, self.graph.arrays, goal, self.cap
-                )
-                best.append(Found(modes, top, extra))
-        return best
 
-    def _chains(
-        self, rounds: list[tuple[Found, int]], goal: tuple[float, ...], iterations: int, temperature: float
-    ) -> list[Found]:
+        def rank(f: Found) -> float:
+            return float(kernel.score(f.peak, f.extra, goal))
+
+        found = sorted(self.seeds(), key=rank)[:4]
+        for r, (starts, heat) in enumerate(((4, 0.02), (2, 0.008), (2, 0.003))):
+            rounds = [(f, self.problem.seed * 1000 + 10 * r + i) for i, f in enumerate(found[:starts])]
+            found = sorted(found + self._chains(rounds, goal, heat), key=rank)
+            self._report(found[0])
+            if self.problem.time_left <= 0:
+                return found[:2]
+        modes, top, extra, _ = kernel.descend(
+            found[0].modes, self.reduced.candidates, self._arguments, self.reduced.arrays, goal, self.cap
+        )
+        return [Found(modes, top, extra), *found[:2]]
+
+    def _chains(self, rounds: list[tuple[Found, int]], goal: Goal, heat: float) -> list[Found]:
+        """One annealing chain from each start, two at a time."""
+        r = self.reduced
+        larger = min(3.0, max(1.0, r.work / 4000))
+        proposals = min(3e3 * len(r.candidates), WORK * larger / r.work) * self.problem.effort
+        slices = 8  # so that a time limit is met
+
         def one(start: Found, seed: int) -> Found:
             point = start
-            slices = 8  # so that a time limit is met
             for k in range(slices):
                 if self.problem.time_left <= 0:
                     break
-                heat = temperature * (1 - k / slices) ** 2
                 modes, top, extra, _ = kernel.anneal(
-                    point.modes, self.candidates, self._classes, self._arguments, self.graph.arrays, goal,
-                    iterations // slices, heat, seed + 100 * k, self.cap,
+                    point.modes, r.candidates, self._classes, self._arguments, r.arrays, goal,
+                    max(64, int(proposals / slices)), heat * (1 - k / slices) ** 2, seed + 100 * k, self.cap,
                 )  # fmt: skip
                 point = Found(modes, top, extra)
             return point
 
+        self._classes, self._arguments  # noqa: B018 - made before the threads share them
         with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-            return list(pool.map(lambda r: one(*r), rounds))
+            return list(pool.map(lambda x: one(*x), rounds))
 
     def _report(self, best: Found) -> None:
         peak = best.peak + self.graph.resident_bytes
         self.problem.progress(f"auto: peak {peak / 2**20:.1f} MiB at +{best.extra / self.base_cost:.1%}")
-

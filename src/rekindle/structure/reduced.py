@@ -1,0 +1,88 @@
+"""A graph cut down to what a search must look at: the values that weigh, and the ops that make or read them.
+
+Values that together hold next to nothing are always kept, so nothing ever waits for them to be made again; the caller's
+inputs are always at hand. Neither needs to be looked at when a plan is scored, and scoring is what a search does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph import Arrays, Graph
+from .saved import Dropping
+
+NEGLIGIBLE = 0.001  # the least values that together hold at most this part of all that is made are left out
+
+
+class Reduced:
+    """The reduced problem, with ids of its own: ops are numbered in the order in which they run.
+
+    arrays : `Graph.arrays` of what is left.
+    ops, values : int64; the graph's id of each op and value.
+    candidates : int64; values whose mode may change, in order of production.
+    drop_ptr, drop_ids : as `Dropping.drops`.
+    shared : bool [values]; as `Dropping.shared`.
+    """
+
+    def __init__(self, graph: Graph, dropping: Dropping):
+        a = graph.arrays
+        needed = np.zeros(len(graph.ops), np.bool_)
+        needed[dropping.order] = True
+        made = (a.producer >= 0) & needed[a.producer]
+        weighs = made & ~_negligible(a.bytes, made)
+        new_value = np.full(len(graph.values), -1, np.int64)
+        self.values = np.flatnonzero(weighs)
+        new_value[self.values] = np.arange(len(self.values))
+        inputs = [[int(new_value[v]) for v in dict.fromkeys(o.inputs) if new_value[v] >= 0] for o in graph.ops]
+        outputs = [[int(new_value[v]) for v in o.outputs if new_value[v] >= 0] for o in graph.ops]
+        self.ops = np.array(
+            [o for o in dropping.order if outputs[o] or o == a.boundary or a.workspace[o] and inputs[o]], np.int64
+        )
+        new_op = np.full(len(graph.ops), -1, np.int64)
+        new_op[self.ops] = np.arange(len(self.ops))
+        # An op may write over an input only if its first output is looked at.
+        over = [
+            [int(new_value[v]) for v in graph.ops[o].inplace if new_value[v] >= 0 and new_value[graph.ops[o].outputs[0]] >= 0]
+            for o in self.ops
+        ]  # fmt: skip
+        in_ptr, in_ids = _rows([inputs[o] for o in self.ops])
+        out_ptr, out_ids = _rows([outputs[o] for o in self.ops])
+        over_ptr, over_ids = _rows(over)
+        self.arrays = Arrays(
+            a.bytes[self.values], new_op[a.producer[self.values]], in_ptr, in_ids, out_ptr, out_ids, over_ptr, over_ids,
+            a.workspace[self.ops], a.recompute[self.ops], a.keep[self.values],
+            int(new_op[a.boundary]) if a.boundary >= 0 else -1,
+        )  # fmt: skip
+        self.shared = dropping.shared[self.values]
+        self.candidates = self._in_order(new_value[dropping.candidates])
+        # A drop happens before the first op that is left, at or after its place.
+        left = np.flatnonzero(np.isin(dropping.order, self.ops))
+        at = np.full(len(self.values), -1, np.int64)
+        at[self.candidates] = np.searchsorted(left, dropping.drop_at[self.values[self.candidates]])
+        self.drop_ids = self.candidates[np.argsort(at[self.candidates], kind="stable")]
+        self.drop_ptr = np.searchsorted(at[self.drop_ids], np.arange(len(self.ops) + 1)).astype(np.int64)
+
+    def _in_order(self, values: np.ndarray) -> np.ndarray:
+        values = values[values >= 0]
+        return values[np.argsort(self.arrays.producer[values], kind="stable")].astype(np.int64)
+
+    @property
+    def work(self) -> int:
+        """Elementary steps of scoring a plan that recomputes nothing."""
+        return len(self.ops) + len(self.values) + 2 * (len(self.arrays.in_ids) + len(self.arrays.out_ids))
+
+
+def _negligible(size: np.ndarray, made: np.ndarray) -> np.ndarray:
+    """bool [values]: the least values, as long as they hold next to nothing together."""
+    out = np.zeros(len(size), np.bool_)
+    ids = np.flatnonzero(made)
+    ids = ids[np.argsort(size[ids], kind="stable")]
+    total = np.cumsum(size[ids])
+    out[ids[total <= NEGLIGIBLE * (total[-1] if len(total) else 0)]] = True
+    return out
+
+
+def _rows(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    ptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(r) for r in rows], out=ptr[1:])
+    return ptr, np.array([x for r in rows for x in r], np.int64)
