@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def provenance() -> dict[str, Any]:
-    """Date, hardware, command and versions of this run."""
+    """Date, hardware, command and versions; to be called when the run begins."""
     return {
         "date": datetime.date.today().isoformat(),
         "hardware": f"{_cpu()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "command": " ".join(["python", *sys.argv]),
         "versions": {
-            "rekindle": rekindle.__version__, "torch": torch.__version__, "python": platform.python_version(),
+            "rekindle": _source(), "torch": torch.__version__, "python": platform.python_version(),
         },
     }  # fmt: skip
 
@@ -32,6 +33,17 @@ def path_of(name: str) -> Path:
     """A file of today's results."""
     RESULTS.mkdir(exist_ok=True)
     return RESULTS / f"{datetime.date.today().isoformat()}-{name}"
+
+
+def _source() -> str:
+    """Version, and the commit where this is a checkout, with a + if its source was changed since."""
+    git = ["git", "-C", str(Path(__file__).parent.parent)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src"], capture_output=True).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return rekindle.__version__
+    return f"{rekindle.__version__} ({found.stdout.strip()}{'+' if changed else ''})"
 
 
 def _cpu() -> str:

@@ -1,6 +1,6 @@
 """Seconds to trace and to plan (auto, half of the activation memory), the first time and the second in one process.
 
-The first time nothing is known of any operator's cost: the cache on disk is set aside. Fake tensors measure no operators.
+The first time no operator's cost is known: the cache on disk is set aside. With fake tensors none is measured at all.
 
 Prints the table and appends it to results/DATE-plan-time.jsonl.
 """
@@ -46,6 +46,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--models", type=lambda s: s.split(","), help="only these")
     given = p.parse_args()
+    facts = {"benchmark": "plan_time", **provenance()}
     folder = tempfile.TemporaryDirectory()
     os.environ["REKINDLE_CACHE"] = folder.name
     rows = []
@@ -59,7 +60,7 @@ def main() -> None:
         figures = "".join(f"{x:>{width}.2f}" for x, width in zip(seconds, (10, 8, 10, 8), strict=True))
         print(f"{name:<14}{r['ops']:>6} {'fake' if fake else 'real':<6}{figures}", flush=True)
     with path_of("plan-time.jsonl").open("a", encoding="utf-8") as f:
-        f.write(json.dumps({"benchmark": "plan_time", **provenance(), "rows": rows}) + "\n")
+        f.write(json.dumps(facts | {"rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

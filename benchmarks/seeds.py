@@ -27,19 +27,19 @@ def main() -> None:
     p.add_argument("--models", type=lambda s: s.split(","))
     p.add_argument("--methods", type=lambda s: s.split(","))
     given = p.parse_args()
-    begin = time.perf_counter()
+    begin, facts = time.perf_counter(), {"suite": given.suite, **provenance()}
     rows: list[dict[str, Any]] = []
     for row in run_suite(given.suite, given.models, given.methods, lambda line: print(line, file=sys.stderr)):
         if rows and rows[-1]["model"] != row["model"]:
-            write(given.suite, rows, time.perf_counter() - begin)
+            write(facts | {"seconds": round(time.perf_counter() - begin, 1)}, rows)
         rows.append(row)
-    write(given.suite, rows, time.perf_counter() - begin)
+    write(facts | {"seconds": round(time.perf_counter() - begin, 1)}, rows)
     print(markdown(rows))
 
 
-def write(suite: str, rows: list[dict[str, Any]], seconds: float) -> None:
+def write(facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Both files, with what there is so far."""
-    facts = {"suite": suite, **provenance(), "seconds": round(seconds, 1)}
+    suite = facts["suite"]
     path_of(f"{suite}.json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     head = [
         f"# Suite {suite}, {facts['date']}",
@@ -49,7 +49,7 @@ def write(suite: str, rows: list[dict[str, Any]], seconds: float) -> None:
     ]
     head += ["- versions: " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()), ""]
     head += [ABOUT, ""] if suite == "seeds" else []
-    path_of(f"{suite}.md").write_text("\n".join(head) + markdown(rows), encoding="utf-8")
+    path_of(f"{suite}.md").write_text("\n".join([*head, markdown(rows)]), encoding="utf-8")
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

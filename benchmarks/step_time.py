@@ -26,6 +26,13 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=8)
     p.add_argument("--rounds", type=int, default=12)
     given = p.parse_args()
+    facts = {
+        "benchmark": "step_time",
+        "model": given.model,
+        "batch": given.batch,
+        "rounds": given.rounds,
+        **provenance(),
+    }
     model, x = rekindle.zoo.load(given.model, batch=given.batch, input_grad=False)
     trace = rekindle.trace(model, x)
     plans = {
@@ -55,7 +62,7 @@ def main() -> None:
     taken = {name: seconds[2:] for name, seconds in taken.items()}
     median = {name: statistics.median(seconds) for name, seconds in taken.items()}
     result = {
-        "benchmark": "step_time", "model": given.model, "batch": given.batch, "rounds": given.rounds, **provenance(),
+        **facts,
         "median_seconds": median,
         "ratio": {name: median[name] / median["plain"] for name in plans},
         "ratio_of_fastest": {name: min(taken[name]) / min(taken["plain"]) for name in plans},

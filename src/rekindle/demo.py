@@ -63,7 +63,7 @@ def _model(
     console.print(f"training {steps + 1} steps plain and planned, in turns ...", style="dim")
     trained = _train(plain, planned, sample, steps)
     console.print("measuring one step of each, tensor by tensor ...", style="dim")
-    check = verify(planned, sample, plan)
+    check = verify(planned, sample, plan, count_flops=True)
     picture = folder / f"rekindle-demo-{name}.svg"
     budget = plan.graph.resident_bytes + int(SHARE * plan.baseline_activation_bytes)
     title = f"Memory of one training step: {name}, batch {batch}, within {format_bytes(budget)}"

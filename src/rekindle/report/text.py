@@ -58,9 +58,17 @@ def solvers_table(solvers: Iterable[Solver]) -> Table:
     return table
 
 
+BENCH_COLUMNS = (
+    "model", "batch", "method", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "published_regular_mb",
+    "published_ogc_mb", "measured_ogc_nonreentrant_mb", "solve_seconds", "status", "note",
+)  # fmt: skip
+
+
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Table:
-    """One row per model and method; the columns are the keys of the rows, in the order met."""
+    """One row per model and method. Of rows with many keys the chief ones are shown; `--json` has them all."""
     columns = list(dict.fromkeys(k for row in rows for k in row))
+    if len(columns) > len(BENCH_COLUMNS):
+        columns = [c for c in BENCH_COLUMNS if c in columns and any(row.get(c) not in (None, "") for row in rows)]
     table = _table(title, *(c.replace("_", " ") for c in columns))
     last = None
     for row in rows:

@@ -14,6 +14,7 @@ from torch import nn
 from ..errors import UsageError
 from ..plan import Plan
 from . import tree
+from .flops import FlopCount
 from .measure import allocator_peak, storage_peak
 from .planned import PlannedForward
 from .trace import call_arguments, plain_forward
@@ -30,7 +31,7 @@ class Check:
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
         step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one measured too.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
-    flops_overhead : extra FLOPs of the executed step over the plain one, counted.
+    flops_overhead : extra FLOPs of the executed step over the plain one, counted; None where it was not asked for.
     differences : what differs, in words.
     """
 
@@ -98,7 +99,14 @@ def default_loss(result: Any) -> torch.Tensor:
     return total
 
 
-def verify(model: nn.Module, sample: Any, plan: Plan | None = None, *, loss: LossOf | None = None) -> Check:
+def verify(
+    model: nn.Module,
+    sample: Any,
+    plan: Plan | None = None,
+    *,
+    loss: LossOf | None = None,
+    count_flops: bool = False,
+) -> Check:
     """Run one step plain and one planned, from the same parameters, buffers and RNG state, and compare them bit by bit.
 
     The module is left as it was: gradients, buffers and RNG state are put back. Algorithms are deterministic meanwhile.
@@ -107,6 +115,12 @@ def verify(model: nn.Module, sample: Any, plan: Plan | None = None, *, loss: Los
     ----------
     plan : the plan to check; None: the one the module has (see `apply`).
     loss : result of the model -> scalar; default `default_loss`.
+    count_flops : run one more step each way and count its FLOPs.
+
+    Raises
+    ------
+    UsageError : there is no plan, or no result that requires grad.
+    PlanMismatch : the sample is not what the plan is for.
     """
     planned = model.forward if isinstance(model.forward, PlannedForward) else None
     if plan is not None:
@@ -128,8 +142,19 @@ def verify(model: nn.Module, sample: Any, plan: Plan | None = None, *, loss: Los
         theirs = None
         with contextlib.suppress(torch.OutOfMemoryError):  # that it does not fit plain may be why there is a plan
             theirs = _run(model, plain, step, fake is not None)
+        extra = None
+        if count_flops and theirs is not None:
+            counts = [_flops(model, f, step, fake is not None) for f in (planned, plain)]
+            extra = counts[0] / counts[1] - 1 if counts[1] else None
     used = planned.last.plan if planned.last is not None else planned.plan
-    return _compare(ours, theirs, used, fake is not None)
+    return _compare(ours, theirs, used, fake is not None, extra)
+
+
+def _flops(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch.Tensor], fake: bool) -> int:
+    """FLOPs of one more step, apart from those that are compared: counting gets between the model and its kernels."""
+    with _state(model, fake), _forward(model, forward), FlopCount() as count:
+        step()
+    return count.total
 
 
 def _run(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch.Tensor], fake: bool) -> _Outcome:
@@ -155,7 +180,9 @@ def _run(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch
         )
 
 
-def _compare(ours: _Outcome, theirs: _Outcome | None, plan: Plan, fake: bool) -> Check:
+def _compare(
+    ours: _Outcome, theirs: _Outcome | None, plan: Plan, fake: bool, flops_overhead: float | None
+) -> Check:
     found: list[str] = []
     equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
     if theirs is not None and not fake:
@@ -175,7 +202,7 @@ def _compare(ours: _Outcome, theirs: _Outcome | None, plan: Plan, fake: bool) ->
         plain_peak_bytes=None if theirs is None else theirs.peak,
         plain_seconds=None if theirs is None else theirs.seconds,
         planned_seconds=ours.seconds,
-        flops_overhead=plan.flops_overhead,
+        flops_overhead=flops_overhead,
         differences=found,
     )  # fmt: skip
 
