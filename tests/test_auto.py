@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import chains, dags, graphs, joint_graphs, u_nets
-from test_bounds import chain
 
 from rekindle import Graph, InfeasibleBudget, Schedule, plan, simulate
 from rekindle.budget import Goal
@@ -20,6 +18,8 @@ from rekindle.planner import plan_graph
 from rekindle.solvers import auto
 from rekindle.solvers.base import Problem
 from rekindle.structure.saved import Dropping, runs_from_saved
+from strategies import chains, dags, graphs, joint_graphs, u_nets
+from test_bounds import chain
 
 any_modes = st.lists(st.integers(0, 2), min_size=64, max_size=64)
 
@@ -45,7 +45,10 @@ def test_modes_expand_to_valid_runs_whose_peak_is_the_judges(graph: Graph, drawn
     )  # fmt: skip
     if judged.peak_bytes > graph.resident_bytes + sum(graph.arrays.bytes[list(graph.keep)]):
         assert graph.resident_bytes + top == judged.peak_bytes
-        assert judged.memory[[i for i, s in enumerate(Schedule.from_runs(graph, runs).array) if s[0] == 0][at]] == judged.peak_bytes
+        assert (
+            judged.memory[[i for i, s in enumerate(Schedule.from_runs(graph, runs).array) if s[0] == 0][at]]
+            == judged.peak_bytes
+        )
 
 
 @given(graph=st.one_of(chains(), joint_graphs(), u_nets()), data=st.data())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import graphs, schedules
 
 from rekindle import Graph, Op, Schedule, Value, bounds, simulate
+from strategies import graphs, schedules
 
 
 @given(data=st.data(), graph=graphs(), cost=st.sampled_from(["seconds", "flops", "unit"]))
@@ -46,5 +46,7 @@ def test_the_bound_falls_by_what_the_extra_cost_can_make_again() -> None:
 
 def test_the_op_with_the_largest_working_set_is_named() -> None:
     values = tuple(Value(b) for b in (1, 50, 1))
-    graph = Graph(values, (Op("small", (), (0,)), Op("large", (0,), (1,), workspace=9), Op("end", (1,), (2,))), (2,), 100)
+    graph = Graph(
+        values, (Op("small", (), (0,)), Op("large", (0,), (1,), workspace=9), Op("end", (1,), (2,))), (2,), 100
+    )
     assert bounds.single_op(graph) == (100 + 1 + 50 + 9, 1)

@@ -76,7 +76,7 @@ def frontier(
     target: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Plan]:
-    """The whole memory/cost curve: plans in order of falling peak, none dominated by another. Arguments as in `plan`."""
+    """The whole memory/cost curve: plans in order of falling peak, none dominated. Arguments as in `plan`."""
     trace, graph, finish = _problem(what, target, progress)
     plans = frontier_graph(
         graph, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish
@@ -111,8 +111,8 @@ def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, 
 def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module:
     """Make `model` train by the plan. The same object comes back: same parameters, state_dict keys and hooks.
 
-    A plan made in this process brings its trace; one from a file is bound at the model's first call. In `eval()` (unless
-    that is what was traced) and under `no_grad` the model runs as before.
+    A plan made in this process brings its trace; one from a file is bound at the model's first call. In `eval()`
+    (unless that is what was traced) and under `no_grad` the model runs as before.
 
     on_new_shape : what a call does that was not planned for: "plan" it anew for the same goal (once per signature), run
         it "plain" with one warning, or raise an "error" (PlanMismatch).
@@ -166,8 +166,8 @@ def checkpoint(
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals and solver as in `plan`; `loss`, `optimizer` and `must_save` as in `rekindle.trace`; `on_new_shape` as in `apply`.
-    The plan is at `model.forward.plan`. If anything fails the model is left as it was.
+    Goals and solver as in `plan`; `loss`, `optimizer` and `must_save` as in `rekindle.trace`; `on_new_shape` as in
+    `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
 
     Raises
     ------
@@ -186,14 +186,15 @@ def checkpoint(
         checked = verify(model, sample, found)
         if not checked.ok:
             raise ParityError(
-                f"the planned step does not give the plain step's numbers: {'; '.join(checked.differences)}. The model is "
-                "as it was. It may use a kernel that is not deterministic on this device; "
+                f"the planned step does not give the plain step's numbers: {'; '.join(checked.differences)}. "
+                "The model is as it was. It may use a kernel that is not deterministic on this device; "
                 "see rekindle.verify(model, sample, plan)"
             )
         over = checked.measured_peak_bytes + found.graph.resident_bytes - (found.goal.budget or float("inf"))
         if over > 0:
             raise RekindleError(
-                f"the plan's measured peak is {format_bytes(over)} above the budget of {format_bytes(found.goal.budget or 0)}. "
+                f"the plan's measured peak is {format_bytes(over)} above the budget of "
+                f"{format_bytes(found.goal.budget or 0)}. "
                 f"The model is as it was; ask for {format_bytes(over)} less"
             )
         log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)

@@ -74,7 +74,9 @@ def _looked_at(graph: Graph) -> list[int]:
 def _waiting(graph: Graph, weights: np.ndarray, v: int, extra: float) -> int:
     """Least bytes of values that wait while v runs for the first time, beside its own inputs and outputs."""
     a, ops, needed = graph.arrays, graph.ops, graph.needed
-    before = _closure(len(ops), (int(a.producer[u]) for u in ops[v].inputs), lambda i: [int(a.producer[u]) for u in ops[i].inputs])
+    before = _closure(
+        len(ops), (int(a.producer[u]) for u in ops[v].inputs), lambda i: [int(a.producer[u]) for u in ops[i].inputs]
+    )
     after = _closure(len(ops), (c for u in ops[v].outputs for c in graph.consumers[u]),
                      lambda i: [c for u in ops[i].outputs for c in graph.consumers[u]])  # fmt: skip
     own = {*ops[v].inputs, *ops[v].outputs}

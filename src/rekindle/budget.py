@@ -59,7 +59,9 @@ class Goal:
         ------
         UsageError : none or several were given, or one is out of range.
         """
-        given = [k for k, x in (("budget", budget), ("max_overhead", max_overhead), ("minimize", minimize)) if x is not None]
+        given = [
+            k for k, x in (("budget", budget), ("max_overhead", max_overhead), ("minimize", minimize)) if x is not None
+        ]
         if len(given) != 1:
             what = "none" if not given else " and ".join(given)
             raise UsageError(f"give exactly one of budget, max_overhead and minimize; got {what}")
@@ -69,7 +71,9 @@ class Goal:
             return cls(least_memory=True)
         if max_overhead is not None:
             if isinstance(max_overhead, bool) or not 0 <= float(max_overhead) < float("inf"):
-                raise UsageError(f"max_overhead={max_overhead!r} must be a fraction of at least 0 (0.1 means 10 % more)")
+                raise UsageError(
+                    f"max_overhead={max_overhead!r} must be a fraction of at least 0 (0.1 means 10 % more)"
+                )
             return cls(max_overhead=float(max_overhead))
         if isinstance(budget, str):
             return cls(budget=parse_bytes(budget))
@@ -81,7 +85,9 @@ class Goal:
                 )
             return cls(fraction=budget)
         if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
-            raise UsageError(f"budget={budget!r} is no size; write it like '8GiB', an int of bytes, or a float in (0, 1]")
+            raise UsageError(
+                f"budget={budget!r} is no size; write it like '8GiB', an int of bytes, or a float in (0, 1]"
+            )
         return cls(budget=budget)
 
     @classmethod

@@ -45,18 +45,18 @@ def graph_from_json(doc: Any, where: str = "graph") -> Graph:
     ------
     FormatError : not `rekindle.graph/1`, a field missing or of the wrong type, or an inconsistent graph.
     """
-    r = _Reader(doc, where, GRAPH)
-    values = tuple(Value(_Reader(v, f"{where}: value {i}").int("bytes")) for i, v in enumerate(r.list("values")))
+    r = Reader(doc, where, GRAPH)
+    values = tuple(Value(Reader(v, f"{where}: value {i}").whole("bytes")) for i, v in enumerate(r.items("values")))
     ops = []
-    for i, o in enumerate(r.list("ops")):
-        p = _Reader(o, f"{where}: op {i}")
+    for i, o in enumerate(r.items("ops")):
+        p = Reader(o, f"{where}: op {i}")
         ops.append(
             Op(
-                p.str("name"), p.ints("inputs"), p.ints("outputs"), p.number("seconds", 0.0), p.int("flops", 0),
-                p.int("workspace", 0), p.bool("backward", False), p.bool("recompute", True), p.ints("inplace", ()),
+                p.text("name"), p.ints("inputs"), p.ints("outputs"), p.number("seconds", 0.0), p.whole("flops", 0),
+                p.whole("workspace", 0), p.flag("backward", False), p.flag("recompute", True), p.ints("inplace", ()),
             )
         )  # fmt: skip
-    return Graph(values, tuple(ops), r.ints("keep"), r.int("resident_bytes", 0), r.str("name", "graph"))
+    return Graph(values, tuple(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
 
 
 def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
@@ -74,17 +74,17 @@ def schedule_from_json(doc: Any, where: str = "schedule") -> Schedule:
     ------
     FormatError : not `rekindle.schedule/1`, or a field missing or of the wrong type.
     """
-    r = _Reader(doc, where, SCHEDULE)
+    r = Reader(doc, where, SCHEDULE)
     steps: list[Step] = []
-    for i, s in enumerate(r.list("steps")):
-        p = _Reader(s, f"{where}: step {i}")
+    for i, s in enumerate(r.items("steps")):
+        p = Reader(s, f"{where}: step {i}")
         if set(s) == {"free"}:
-            steps.append(Free(p.int("free")))
+            steps.append(Free(p.whole("free")))
         elif set(s) in ({"run"}, {"run", "into"}):
-            steps.append(Run(p.int("run"), p.int("into") if "into" in s else None))
+            steps.append(Run(p.whole("run"), p.whole("into") if "into" in s else None))
         else:
             raise FormatError(f'{where}: step {i} is {s!r}; a step is {{"run": op}} or {{"free": value}}')
-    return Schedule(tuple(steps), r.str("graph_hash"), r.str("solver", ""))
+    return Schedule(tuple(steps), r.text("graph_hash"), r.text("solver", ""))
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -130,7 +130,7 @@ def _refuse_constant(name: str) -> float:
 _MISSING: Any = object()
 
 
-class _Reader:
+class Reader:
     """Typed access to one JSON object; every complaint is a FormatError that names the place."""
 
     def __init__(self, doc: Any, where: str, fmt: str | None = None):
@@ -149,26 +149,26 @@ class _Reader:
             raise FormatError(f"{self.where}: {key!r} should be {kind}, not {x!r:.60}")
         return x
 
-    def int(self, key: str, default: Any = _MISSING) -> int:
+    def whole(self, key: str, default: Any = _MISSING) -> int:
         return int(self._get(key, default, "a whole number", _is_int))
 
     def number(self, key: str, default: Any = _MISSING) -> float:
         return float(self._get(key, default, "a number", _is_number))
 
-    def str(self, key: str, default: Any = _MISSING) -> str:
+    def text(self, key: str, default: Any = _MISSING) -> str:
         return str(self._get(key, default, "a string", lambda x: isinstance(x, str)))
 
-    def bool(self, key: str, default: Any = _MISSING) -> bool:
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
         return bool(self._get(key, default, "true or false", lambda x: isinstance(x, bool)))
 
-    def list(self, key: str) -> list[Any]:
+    def items(self, key: str) -> list[Any]:
         return list(self._get(key, _MISSING, "a list", lambda x: isinstance(x, list)))
 
     def ints(self, key: str, default: Any = _MISSING) -> tuple[int, ...]:
         ok = lambda x: isinstance(x, list | tuple) and all(_is_int(i) for i in x)  # noqa: E731
         return tuple(self._get(key, default, "a list of whole numbers", ok))
 
-    def dict(self, key: str, default: Any = _MISSING) -> dict[str, Any]:
+    def table(self, key: str, default: Any = _MISSING) -> dict[str, Any]:
         return dict(self._get(key, default, "an object", lambda x: isinstance(x, dict)))
 
 

@@ -182,9 +182,9 @@ def _rows(rows: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
 
 def _validate(g: Graph) -> None:
     n = len(g.values)
-    for i, v in enumerate(g.values):
-        if v.bytes < 0:
-            raise FormatError(f"graph {g.name!r}: value {i} has {v.bytes} bytes; a size cannot be negative")
+    for i, value in enumerate(g.values):
+        if value.bytes < 0:
+            raise FormatError(f"graph {g.name!r}: value {i} has {value.bytes} bytes; a size cannot be negative")
     produced: dict[int, int] = {}
     all_outputs = {v for o in g.ops for v in o.outputs}
     for i, op in enumerate(g.ops):

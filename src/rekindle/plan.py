@@ -98,7 +98,7 @@ class Plan:
             ("peak", f"{format_bytes(self.peak_bytes)} (plain {format_bytes(self.baseline_peak_bytes)})"),
             ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
-            ("no schedule below", f"{format_bytes(self.bound_bytes)}" + (f", set by {self.bound_op}" if self.bound_op else "")),
+            ("no schedule below", format_bytes(self.bound_bytes) + (f", set by {self.bound_op}" if self.bound_op else "")),
             ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{self.solver} ({self.status})"),
@@ -128,26 +128,30 @@ def load(path: str | os.PathLike[str]) -> Plan:
     FormatError : the file is damaged, foreign, or claims other figures than its schedule has.
     """
     where = os.fspath(path)
-    r = formats._Reader(formats.read_json(path), where, formats.PLAN)
-    graph = formats.graph_from_json(r.dict("graph"), f"{where}: graph")
-    schedule = formats.schedule_from_json(r.dict("schedule"), f"{where}: schedule")
-    cost = r.str("cost")
+    r = formats.Reader(formats.read_json(path), where, formats.PLAN)
+    graph = formats.graph_from_json(r.table("graph"), f"{where}: graph")
+    schedule = formats.schedule_from_json(r.table("schedule"), f"{where}: schedule")
+    cost = r.text("cost")
     try:
-        goal = Goal.from_json(r.dict("goal"))
+        goal = Goal.from_json(r.table("goal"))
         judged = simulate(graph, schedule, cost)
         baseline = simulate(graph, Schedule.baseline(graph), cost)
     except UsageError as e:
         raise FormatError(f"{where}: {e}") from e
     plan = Plan(
-        graph, schedule, r.int("peak_bytes"), r.int("activation_peak_bytes"), r.int("baseline_peak_bytes"),
-        r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.str("solver"), r.str("status"),
-        r.int("bound_bytes"), r.str("bound_op"), r.number("gap"), r.str("graph_hash"), goal, cost,
-        r.number("solve_seconds"), {str(k): str(v) for k, v in r.dict("created_with").items()},
+        graph, schedule, r.whole("peak_bytes"), r.whole("activation_peak_bytes"), r.whole("baseline_peak_bytes"),
+        r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.text("solver"), r.text("status"),
+        r.whole("bound_bytes"), r.text("bound_op"), r.number("gap"), r.text("graph_hash"), goal, cost,
+        r.number("solve_seconds"), {str(k): str(v) for k, v in r.table("created_with").items()},
     )  # fmt: skip
     same = (plan.graph_hash, plan.peak_bytes, plan.activation_peak_bytes, plan.baseline_peak_bytes) == (
         graph.hash, judged.peak_bytes, judged.peak_bytes - graph.resident_bytes, baseline.peak_bytes,
     )  # fmt: skip
-    figures = ((plan.seconds, judged.seconds), (plan.overhead, judged.overhead), (plan.flops_overhead, judged.flops_overhead))
+    figures = (
+        (plan.seconds, judged.seconds),
+        (plan.overhead, judged.overhead),
+        (plan.flops_overhead, judged.flops_overhead),
+    )
     if not same or not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in figures):
         raise FormatError(f"{where} is inconsistent: its figures are not those of its schedule; make the plan again")
     return plan

@@ -102,7 +102,10 @@ def frontier_graph(
         seen.add(key)
         found += [_score(graph, s, cost, finish) for s in schedules]
     kept = pareto(found)
-    return [_plan(graph, s, baseline, chosen, Goal(budget=s.judged.peak_bytes), cost, time.monotonic() - start) for s in kept]
+    return [
+        _plan(graph, s, baseline, chosen, Goal(budget=s.judged.peak_bytes), cost, time.monotonic() - start)
+        for s in kept
+    ]
 
 
 def pareto(found: Iterable[Scored]) -> list[Scored]:
@@ -141,9 +144,7 @@ def _pick(found: list[Scored], limit: int | None, max_overhead: float | None) ->
     return min(fit, key=lambda s: (s.judged.peak_bytes, s.judged.overhead), default=None)
 
 
-def _plan(
-    graph: Graph, best: Scored, baseline: Scored, solver: Solver, goal: Goal, cost: str, seconds: float
-) -> Plan:
+def _plan(graph: Graph, best: Scored, baseline: Scored, solver: Solver, goal: Goal, cost: str, seconds: float) -> Plan:
     j = best.judged
     weights = graph.weights(cost)
     bound = bounds.at_overhead(graph, weights, j.overhead)

@@ -58,7 +58,7 @@ def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulat
     a = graph.arrays
     for kind, limit in ((0, len(graph.ops)), (1, len(graph.values))):
         ids = steps[steps[:, 0] == kind, 1]
-        if len(ids) and not (0 <= ids.min() and ids.max() < limit):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
             raise FormatError(f"the schedule names {'an op' if kind == 0 else 'a value'} that the graph does not have")
     for step in schedule.steps:
         if isinstance(step, Run) and step.into is not None and not 0 <= step.into < len(graph.values):

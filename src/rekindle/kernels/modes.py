@@ -10,7 +10,6 @@ TRANSIENT it is dropped where forward ends, and made again for each op that need
 from __future__ import annotations
 
 import numba as nb
-import numpy as np
 
 TRANSIENT, HOLD, KEEP = 0, 1, 2
 

@@ -21,8 +21,8 @@ from ..structure.saved import Dropping
 from .base import Problem
 from .registry import register
 
-# How much one chain of proposals may do, counted in elementary steps and not in seconds, so that the same seed gives the
-# same plan: about a second on one core for small graphs, three for large ones.
+# How much one chain of proposals may do, counted in elementary steps and not in seconds, so that the same seed gives
+# the same plan: about a second on one core for small graphs, three for large ones.
 WORK = 1.5e8
 Goal = tuple[float, float, float, float, float, float]
 

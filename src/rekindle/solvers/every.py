@@ -5,8 +5,8 @@ backward runs the whole block again.
 
 Problem: none is solved. A block is a module path cut after its first number ("layer1.0", "transformer.h.3"), else after
 its first name; in a model that has hardly any such numbers, after the first name that ends in one
-("features.denseblock2"). An op without a path belongs to the block before it. In a graph without such names the blocks are what
-lies between splitting vertices.
+("features.denseblock2"). An op without a path belongs to the block before it. In a graph without such names the blocks
+are what lies between splitting vertices.
 
 Optimality: none.
 

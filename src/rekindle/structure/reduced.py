@@ -42,9 +42,9 @@ class Reduced:
         new_op[self.ops] = np.arange(len(self.ops))
         # An op may write over an input only if its first output is looked at.
         over = [
-            [int(new_value[v]) for v in graph.ops[o].inplace if new_value[v] >= 0 and new_value[graph.ops[o].outputs[0]] >= 0]
-            for o in self.ops
-        ]  # fmt: skip
+            [int(new_value[v]) for v in op.inplace if new_value[v] >= 0 and new_value[op.outputs[0]] >= 0]
+            for op in (graph.ops[o] for o in self.ops)
+        ]
         in_ptr, in_ids = _rows([inputs[o] for o in self.ops])
         out_ptr, out_ids = _rows([outputs[o] for o in self.ops])
         over_ptr, over_ids = _rows(over)

@@ -1,7 +1,8 @@
 """Schedule -> readable Python source for the forward and the backward of one step.
 
 Forward is a function; backward is a generator that yields at the end of each stage, when the gradients finished since
-the last stage lie in `out`. One variable holds one storage; a `free` is a `del`, so what is live is what the judge says.
+the last stage lie in `out`. One variable holds one storage and a `free` is a `del`, so what is live is what the judge
+says.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class _Writer:
     def _replayed(self) -> set[int]:
         runs = self.schedule.runs
         twice = {o for o in set(runs) if runs.count(o) > 1} if len(runs) > len(set(runs)) else set()
-        return {o for o in twice if self.low.calls[o].node is not None and rules.draws_random(self.low.calls[o].node.target)}
+        return {o for o in twice if (n := self.low.calls[o].node) is not None and rules.draws_random(n.target)}
 
     def _check_random_order(self, forward: tuple[Any, ...]) -> None:
         first = dict.fromkeys(s.op for s in forward if isinstance(s, Run))
@@ -151,7 +152,12 @@ class _Writer:
         self.lines += [f"    return [{results}], [{keep}]", ""]
 
     def _write_backward(
-        self, steps: tuple[Any, ...], saved: list[int], used: list[fx.Node], dropped: tuple[Any, ...], replayed: set[int]
+        self,
+        steps: tuple[Any, ...],
+        saved: list[int],
+        used: list[fx.Node],
+        dropped: tuple[Any, ...],
+        replayed: set[int],
     ) -> list[list[fx.Node]]:
         names = [*(x for v in saved for x in self._variables(v)), *map(self._var, used)]
         tangents = [self._var(t) for t in self.low.captured.tangents]
@@ -224,7 +230,9 @@ class _Writer:
         if s.into is not None:
             position = self._overwritten_position(n, s.into)
             name = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
-        arguments = [self._argument(a, n) for a in n.args] + [f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()]
+        arguments = [self._argument(a, n) for a in n.args] + [
+            f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()
+        ]
         if replay:
             text = f"replay({', '.join([f'rng[{s.op}]', repr(self._device(call)), name, *arguments])})"
         else:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 
-
 def state(device: str) -> Any:
     """State of the device's default generator. Kept as bytes: it is no device memory."""
     if torch._guards.detect_fake_mode() is not None:
@@ -36,5 +35,3 @@ def replay(saved: Any, device: str, call: Callable[..., Any], /, *args: Any, **k
         return call(*args, **kwargs)
     finally:
         restore(before, device)
-
-

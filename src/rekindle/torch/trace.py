@@ -75,7 +75,10 @@ def trace(
     ------
     TraceError : the call cannot be captured; the message names the source line and the remedy.
     """
-    return trace_call(model, *call_arguments(sample), loss=loss, target=target, optimizer=optimizer, must_save=must_save, progress=progress)  # fmt: skip
+    return trace_call(
+        model, *call_arguments(sample), loss=loss, target=target, optimizer=optimizer, must_save=must_save,
+        progress=progress,
+    )  # fmt: skip
 
 
 def trace_call(

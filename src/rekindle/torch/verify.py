@@ -29,7 +29,7 @@ class Check:
     loss_equal, gradients_equal, buffers_equal, rng_equal : bitwise equality of the planned step with the plain one;
         None where it could not be told (fake tensors, or the plain step does not fit the device).
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
-        step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one measured too.
+        step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
     flops_overhead : extra FLOPs of the executed step over the plain one, counted; None where it was not asked for.
     differences : what differs, in words.
@@ -180,9 +180,7 @@ def _run(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch
         )
 
 
-def _compare(
-    ours: _Outcome, theirs: _Outcome | None, plan: Plan, fake: bool, flops_overhead: float | None
-) -> Check:
+def _compare(ours: _Outcome, theirs: _Outcome | None, plan: Plan, fake: bool, flops_overhead: float | None) -> Check:
     found: list[str] = []
     equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
     if theirs is not None and not fake:
