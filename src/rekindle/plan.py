@@ -98,7 +98,7 @@ class Plan:
             ("peak", f"{format_bytes(self.peak_bytes)} (plain {format_bytes(self.baseline_peak_bytes)})"),
             ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
-            ("no schedule below", format_bytes(self.bound_bytes) + (f", set by {self.bound_op}" if self.bound_op else "")),
+            ("no schedule below", format_bytes(self.bound_bytes) + (f", by {self.bound_op}" if self.bound_op else "")),
             ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{self.solver} ({self.status})"),

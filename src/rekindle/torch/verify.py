@@ -14,6 +14,7 @@ from torch import nn
 from ..errors import UsageError
 from ..plan import Plan
 from . import tree
+from .attributes import Attributes, plain_tensors
 from .flops import FlopCount
 from .measure import allocator_peak, storage_peak
 from .planned import PlannedForward
@@ -152,6 +153,8 @@ def verify(
 
 def _flops(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch.Tensor], fake: bool) -> int:
     """FLOPs of one more step, apart from those that are compared: counting gets between the model and its kernels."""
+    for p in model.parameters():
+        p.grad = None  # those of the compared steps are not to be added to
     with _state(model, fake), _forward(model, forward), FlopCount() as count:
         step()
     return count.total
@@ -173,7 +176,7 @@ def _run(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch
         return _Outcome(
             loss=held[0],
             gradients={k: p.grad for k, p in model.named_parameters()},
-            buffers={k: b.clone() for k, b in model.named_buffers()},
+            buffers={k: b.detach().clone() for k, b in _carried(model).items()},
             rng=[] if fake else _rng(model),
             peak=peak,
             seconds=time.perf_counter() - begin,
@@ -229,28 +232,37 @@ def _forward(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _state(model: nn.Module, fake: bool) -> Iterator[None]:
-    """Buffers and RNG state as before, afterwards."""
-    buffers = [] if fake else [(b, b.clone()) for b in model.buffers()]
+    """Buffers, attributes and RNG state as before, afterwards."""
+    attributes = Attributes(model)
+    buffers = [] if fake else [(b, b.detach().clone()) for b in _carried(model).values()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
+            attributes.restore()
             with torch.no_grad():
                 for b, old in buffers:
                     b.copy_(old)
 
 
+def _carried(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers and tensors that are plain attributes, by name."""
+    return dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
+
+
 @contextlib.contextmanager
 def _put_back(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Gradients as before, afterwards."""
-    leaves = [*model.parameters(), *(t for t in tensors if t.is_leaf and t.requires_grad)]
-    kept = [(t, t.grad) for t in leaves]
+    """Gradients as before, afterwards; their hooks (an optimizer that steps in backward, say) are off meanwhile."""
+    leaves: list[Any] = [*model.parameters(), *(t for t in tensors if t.is_leaf and t.requires_grad)]
+    kept = [(t, t.grad, t._backward_hooks, t._post_accumulate_grad_hooks) for t in leaves]
+    for t in leaves:
+        t._backward_hooks = t._post_accumulate_grad_hooks = None
     try:
         yield
     finally:
-        for t, grad in kept:
-            t.grad = grad
+        for t, t.grad, t._backward_hooks, t._post_accumulate_grad_hooks in kept:
+            pass
 
 
 @contextlib.contextmanager
