@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -184,7 +185,7 @@ def random_layers() -> Made:
 
 @entry
 def frozen_backbone() -> Made:
-    """Early layers frozen, their BatchNorm in eval mode... yet the whole in train mode, as is often forgotten."""
+    """Early layers and one late weight frozen; BatchNorm still follows the data, as is often forgotten."""
     body = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8),
         nn.ReLU(), nn.Dropout(0.1), nn.Conv2d(8, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(2048, 4),
@@ -365,12 +366,14 @@ def plain_tensor_attributes() -> Made:
 @entry
 def reparametrised() -> Made:
     """Weight norm in both writings, and spectral norm, which changes its buffers in each forward."""
-    old = nn.utils.weight_norm(nn.Linear(64, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        old = nn.utils.weight_norm(nn.Linear(16, 8))
     body = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(32, 64)), nn.ReLU(), old, nn.ReLU(),
-        parametrizations.spectral_norm(nn.Linear(32, 32)), nn.ELU(), nn.Linear(32, 2),
+        parametrizations.weight_norm(nn.Linear(8, 16)), nn.ReLU(), old, nn.ReLU(),
+        parametrizations.spectral_norm(nn.Linear(8, 16)), nn.ELU(), nn.Linear(16, 2),
     )  # fmt: skip
-    return Mean(body), torch.rand(128, 32)
+    return Mean(body), torch.rand(512, 8)
 
 
 @entry
@@ -412,7 +415,7 @@ def checkpointed_inside() -> Made:
 
 @entry
 def views_of_views() -> Made:
-    """Writes through views, a view of a view that is written to later, results that are views."""
+    """Writes through views, a view of a view that is written to later, results that are views of each other."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -425,10 +428,12 @@ def views_of_views() -> Made:
             top = rows[:8].transpose(0, 1)
             top[..., :32] *= 2.0
             rows[8:, 0].zero_()
+            top[:, 1:, 3:50].sigmoid_()
             h = self.b(h.tanh())
             h[:, ::2] += h[:, 1::2].detach()
             h.t()[:16].mul_(3.0)
-            return h.t()[16:32].t(), h.reshape(2, 64, 64)[1].unsqueeze(0).expand(3, -1, -1)
+            part = h.reshape(2, 64, 64)[1, :4, :8]
+            return part.t(), part.unsqueeze(0).expand(3, -1, -1)
 
     return Net(), torch.rand(128, 32)
 
@@ -560,14 +565,14 @@ def writes_over_its_input() -> Made:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 32)
+            self.a, self.b = nn.Linear(2, 64), nn.Linear(64, 2)
 
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x + 1).tanh()
             x.mul_(0.9)
             return (self.b(h) - x).square().mean()
 
-    return Net(), torch.rand(128, 32)
+    return Net(), torch.rand(512, 2)
 
 
 @entry
@@ -577,14 +582,87 @@ def results_are_arguments() -> Made:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 8)
+            self.a, self.b = nn.Linear(8, 64), nn.Linear(64, 2)
             self.register_buffer("table", torch.rand(8))
 
         def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             y = self.b(self.a(x).tanh())
-            return y, x, x[1:], self.a.weight, self.b.weight.t(), self.table, y.t()
+            return y, x, x[1:], self.a.weight, self.b.weight.t(), self.table, y.t(), y.detach(), self.b.bias.detach()
 
-    return Net(), torch.rand(128, 32)
+    return Net(), torch.rand(512, 8)
+
+
+@entry
+def attributes_set_in_forward() -> Made:
+    """State in the writing of most custom layers: a buffer and attributes that forward sets to new tensors."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 64), nn.Linear(64, 8)
+            self.register_buffer("mean", torch.zeros(8))
+            self.hidden = torch.zeros(8)
+            self.calls, self.last = 0, torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y = self.b((self.a(x + self.hidden)).tanh()) - self.mean
+            self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+            self.hidden = y.detach()[-1].clone()
+            loss = y.square().mean()
+            self.last = loss.detach()
+            return loss
+
+    return Net(), torch.rand(256, 8)
+
+
+@entry
+def hooks_inside() -> Made:
+    """Hooks of submodules that change what they see."""
+    body = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Softplus())
+    body[0].register_forward_hook(lambda m, args, out: out * 2)
+    body[2].register_forward_pre_hook(lambda m, args: (args[0] + 0.1,))
+    body[2].register_full_backward_hook(lambda m, gi, go: (gi[0] * 3,))
+    return Mean(body), torch.rand(128, 32)
+
+
+@entry
+def functional_transforms() -> Made:
+    """vmap, grad and functional_call in forward; a gradient penalty."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            slope = torch.func.vmap(torch.func.grad(lambda r: self.body(r).sum()))(x)
+            twice = {k: 2 * p for k, p in self.body.named_parameters()}
+            y = torch.func.functional_call(self.body, twice, (x,))
+            z = x.detach().requires_grad_()
+            (inner,) = torch.autograd.grad(self.body(z).sum(), z, create_graph=True)
+            return (slope.norm(dim=1) - 1).square().mean() + y.mean() + inner.square().mean()
+
+    return Net(), torch.rand(128, 16)
+
+
+@entry
+def linear_algebra() -> Made:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.eye(24) + 0.1 * torch.rand(24, 24))
+            self.scale = nn.Parameter(torch.rand(24) + 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            k = self.w @ self.w.mT + torch.diag(self.scale)
+            chol = torch.linalg.cholesky(k)
+            y = torch.linalg.solve_triangular(chol, x.mT, upper=False) + torch.linalg.solve(k, x.mT)
+            q, r = torch.linalg.qr(self.w)
+            values = torch.linalg.eigvalsh(k)
+            return y.square().mean() + torch.linalg.inv(k).diagonal().sum() + q.sum() + r.square().mean() + values.log().sum()
+
+    return Net(), torch.rand(256, 24)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -644,7 +722,7 @@ def autocast_inside() -> Made:
 
 @entry
 def many_functions() -> Made:
-    """Functions that seldom meet: einsum, cdist, interpolate, unfold, grid_sample, pad, logsumexp, prod, std, where."""
+    """Functions that seldom meet: einsum, cdist, interpolate, unfold, grid_sample, pad, logsumexp, std, where."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -664,7 +742,7 @@ def many_functions() -> Made:
             s = torch.where(d > d.mean(), d, d.logsumexp(1, keepdim=True)) + u.std(-1, keepdim=True)
             m, _ = s.max(1)
             v = torch.linalg.vector_norm(u, dim=1) + torch.maximum(u, -u).sum(1)
-            p = (1 + 0.01 * h.flatten(1)[:, :6]).prod(1)
+            p = h.flatten(1).amin(1)
             t = torch.triu(torch.linalg.matrix_exp(0.1 * self.w)).sum() + torch.linalg.slogdet(torch.eye(4) + self.w)[1]
             return m.mean() + v.mean() + p.mean() + t + F.huber_loss(s.roll(1, 0), s.flip(1))
 

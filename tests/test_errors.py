@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -146,15 +147,15 @@ def test_a_missing_plan_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_step_that_does_not_repeat_itself_fails_the_check() -> None:
     """checkpoint() must not hand back a model whose numbers it could not confirm."""
+    calls = itertools.count(1)
 
     class Restless(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.calls = nn.Linear(4, 4), 0
+            self.layer = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return self.layer(x) * self.calls
+            return self.layer(x) * next(calls)
 
     model = Restless()
     with pytest.raises(rekindle.ParityError, match="loss is"):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
+import random
 import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx, nn
@@ -22,16 +25,27 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import TraceError
 from . import tree
+from .attributes import Attributes, Changes, tensors_as_buffers
 
 __all__ = ["Captured", "FakeTensor", "capture", "disable_autocast", "is_fake"]
 
+log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
 _PREFIX = "model."
+
+
+class Assigned(NamedTuple):
+    """output : index among the outputs, or None; then source : the user's tensor by index, or a parameter or buffer."""
+
+    output: int | None
+    source: int | str = ""
 
 
 @dataclass
@@ -58,9 +72,13 @@ class Captured:
     mutations: dict[fx.Node, fx.Node] = field(default_factory=dict)
     gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
     output_spec: Any = None
-    aliased_inputs: dict[int, int] = field(default_factory=dict)  # output leaf -> index of the user's tensor it is
+    # output leaf -> the user's tensor that it is, by index, or the parameter or buffer, by name
+    aliased_inputs: dict[int, int | str] = field(default_factory=dict)
     module_path: dict[fx.Node, str] = field(default_factory=dict)
     ignored_outputs: dict[int, str] = field(default_factory=dict)  # output -> its place; taken as not differentiated
+    # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
+    # what it is as in `aliased_inputs`
+    assigned: dict[str, Assigned] = field(default_factory=dict)
     graph_module: Any = None  # owns the nodes
 
     @property
@@ -76,26 +94,43 @@ class _Flat(nn.Module):
         super().__init__()
         self.model = model
         self._forward, self._spec, self._loss = forward, spec, loss
+        self._casts_cached = torch.is_autocast_cache_enabled()
         self.output_spec: Any = None
-        self.aliased: dict[int, int] = {}
+        self.aliased: dict[int, int | str] = {}
         self.ignored: dict[int, str] = {}
+        self.assigned: dict[str, Assigned] = {}
+        self.changes = Changes()  # of attributes, in the last run
+        self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
-        found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
-        given = {id(t): i for i, t in enumerate(tensors)}
+        state = Attributes(self.model)
+        try:
+            with _casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else []), _EagerLayout():
+                found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
+        finally:
+            self.changes = state.restore(only_tensors=self.goes_on)
+        given: dict[int, int | str] = {id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
+        given |= {id(t): i for i, t in enumerate(tensors)}
         self.aliased = {k: given[id(t)] for k, t in enumerate(found) if id(t) in given}
         returned = [t for k, t in enumerate(found) if k not in self.aliased]
         places = tree.paths(self.output_spec)
         names = [places[k] for k in range(len(found)) if k not in self.aliased]
         loss = _loss_index(returned, names) if self._loss == "auto" else None
+        results = len(returned)
+        self.assigned = {}
+        for k, t in sorted(self.changes.assigned.items()):
+            self.assigned[k] = Assigned(None, given[id(t)]) if id(t) in given else Assigned(len(returned))
+            if id(t) not in given:
+                returned.append(t)
+                names.append(f"the attribute {k}")
         self.ignored = {}
-        if loss is not None:
-            for i, t in enumerate(returned):
-                if i != loss and t.requires_grad:
-                    self.ignored[i] = names[i]
-                    returned[i] = t.detach()
-        return tuple(returned)
+        for i, t in enumerate(returned):
+            if t.requires_grad and self._loss == "auto" and (i >= results or loss is not None and i != loss):
+                self.ignored[i] = names[i]
+                returned[i] = t.detach()
+        # As copies, so that results that are views of each other are no concern of AOTAutograd's; `_read` drops them.
+        return tuple([t.clone() for t in returned])
 
 
 def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:
@@ -119,8 +154,8 @@ def capture(model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: A
     flat = _Flat(model, forward, spec, loss)
     stack = contextlib.ExitStack()
     with stack:
-        stack.enter_context(_attributes_restored(model))
-        stack.enter_context(_attributes_as_buffers(model))
+        stack.enter_context(_no_other_random())
+        stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
         if detect_fake_mode([*tensors, *model.parameters()]) is None:
@@ -128,16 +163,8 @@ def capture(model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: A
             # Tensors from elsewhere (globals, closures) become constants of the graph.
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             stack.enter_context(tracing(TracingContext(mode)))
-        try:
-            joint = _export(stack, flat, tensors)
-        except Exception as first:
-            # Libraries that look at tensor values, or choose kernels that have no shape rule, do otherwise when they
-            # believe they are being compiled. Whether the numbers stay the same is for `verify` to say.
-            try:
-                with _as_if_compiling():
-                    joint = _export(stack, flat, tensors)
-            except Exception:
-                raise _trace_error(first) from first
+        joint = _joint(stack, flat, tensors)
+        _check_stateless(stack, flat, tensors, joint)
         captured = _read(joint.graph_module, flat)
         with joint_fake_mode(joint.graph_module) or contextlib.nullcontext():
             _add_tied(captured, model)
@@ -147,6 +174,51 @@ def capture(model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: A
 _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
+def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
+    try:
+        return _export(stack, flat, tensors)
+    except Exception as first:
+        # Libraries that look at tensor values, or choose kernels that have no shape rule, do otherwise when they
+        # believe they are being compiled. Whether the numbers stay the same is for `verify` to say.
+        try:
+            with _as_if_compiling():
+                return _export(stack, flat, tensors)
+        except Exception:
+            raise _trace_error(first) from first
+
+
+def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], joint: Any) -> None:
+    """What forward leaves in attributes must not change what the next call computes."""
+    changes = flat.changes
+    if changes.collected:
+        log.warning(
+            "forward of %s puts tensors into %s; planned calls do not", type(flat.model).__name__, ", ".join(changes.collected)
+        )
+    if not changes.other:
+        return
+    state = Attributes(flat.model)
+    flat.goes_on = True
+    again = None
+    try:
+        with contextlib.suppress(TraceError):
+            again = _computed(_joint(stack, flat, tensors))
+    finally:
+        flat.goes_on = False
+        state.restore()
+    if again != _computed(joint):
+        raise TraceError(
+            f"what forward computes depends on {', '.join(sorted(changes.other))}, which it changes itself; a plan is made for "
+            "one graph. Call the model once before if that is set at the first call alone; else keep it in a buffer, or "
+            "change it outside of forward"
+        )
+
+
+def _computed(joint: Any) -> list[str]:
+    """The ops of a graph with their constants, but for which member of a result goes where."""
+    nodes = [n for n in joint.graph_module.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    return [f"{n.target}{fx.node.map_arg((n.args, n.kwargs), lambda _: '%')}" for n in nodes]
+
+
 def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
     with _module_paths_recorded(flat.model), _eager_composites():
         return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
@@ -154,8 +226,10 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
 
 def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
     c = Captured(
-        graph_module=gm, output_spec=flat.output_spec, aliased_inputs=flat.aliased, ignored_outputs=flat.ignored
-    )
+        graph_module=gm, output_spec=flat.output_spec, aliased_inputs=flat.aliased, ignored_outputs=flat.ignored,
+        assigned=flat.assigned,
+    )  # fmt: skip
+    _drop_tokens(gm.graph)
     place: dict[Any, fx.Node] = {}
     by_seq: dict[Any, str] = {}  # autograd's sequence number ties a backward op to the forward op it belongs to
     for n in gm.graph.nodes:
@@ -170,7 +244,7 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
                 c.tangents[n] = d.output.idx
             elif isinstance(d, aot.PlainAOTInput):
                 c.inputs[n] = d.idx
-            else:
+            elif not isinstance(d, _TOKENS):
                 raise TraceError(f"the model takes an input of a kind that cannot be planned yet: {d}")
         elif n.op == "get_attr":
             t: Any = gm
@@ -178,9 +252,17 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
                 t = getattr(t, part)
             if not isinstance(t, torch.Tensor):
                 raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
+            if t.requires_grad:
+                raise TraceError(
+                    f"the model reads a tensor of shape {list(t.shape)} that requires grad and is none of its parameters or "
+                    "inputs, so that no gradient could reach it; register it as a parameter, or its module as a submodule"
+                )
             c.constants[n] = t
             n.meta.setdefault("val", t)
         elif n.op == "call_function":
+            for t in torch.utils._pytree.tree_leaves(n.meta.get("val")):
+                if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
+                    raise TraceError(f"{n.target} in {_module_path(n) or 'the model'} makes a tensor of layout {t.layout}; only dense ones can be planned")
             c.nodes.append(n)
             c.module_path[n] = _module_path(n) or by_seq.get(n.meta.get("seq_nr"), "")
             if c.module_path[n] and not n.meta.get("autograd_backward"):
@@ -189,13 +271,13 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
             outs = list(torch.utils._pytree.tree_leaves(n.args[0], is_leaf=lambda x: x is None))
             for o, d in zip(outs, n.meta["desc"], strict=True):
                 if isinstance(d, aot.PlainAOTOutput):
-                    c.outputs.append(o)
+                    c.outputs.append(_without_copy(c, o))
                 elif isinstance(d, aot.InputMutationAOTOutput):
                     c.mutations[place[d.mutated_input]] = o
                 elif isinstance(d, aot.GradAOTOutput):
                     if o is not None:
                         c.gradients[place[d.grad_of]] = o
-                elif o is not None:
+                elif o is not None and not isinstance(d, _TOKENS):
                     raise TraceError(f"the model gives a result of a kind that cannot be planned yet: {d}")
     if not c.tangents:
         raise TraceError(
@@ -203,6 +285,35 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
             "call requires_grad_() on what should train, and do not trace under torch.no_grad()"
         )
     return c
+
+
+_TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t, type))
+
+
+def _drop_tokens(graph: fx.Graph) -> None:
+    """Checks (of linear algebra, say) are plain calls again; the tokens that order them go in and out unused."""
+    for n in list(graph.nodes):
+        if n.op == "call_function" and n.target is torch.ops.higher_order.with_effects:
+            token, op, *args = n.args
+            if op._schema.returns:
+                raise TraceError(f"the model calls {op}, whose effects must keep their order; it cannot be planned yet")
+            for u in list(n.users):
+                u.replace_all_uses_with(token)
+                graph.erase_node(u)
+            with graph.inserting_before(n):
+                call = graph.call_function(op, tuple(args), n.kwargs)
+            call.meta = n.meta | {"val": None}
+            graph.erase_node(n)
+
+
+def _without_copy(c: Captured, o: fx.Node) -> fx.Node:
+    """What a result is a copy of; the copy is gone."""
+    assert o.target is torch.ops.aten.clone.default, f"result {o} is no copy"
+    source: Any = o.args[0]
+    o.replace_all_uses_with(source)
+    c.nodes.remove(o)
+    o.graph.erase_node(o)
+    return source
 
 
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
@@ -299,54 +410,139 @@ _STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_ups
              "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
 
 
+_COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
 @contextlib.contextmanager
 def _eager_composites() -> Iterator[None]:
     """Meanwhile composite ops are taken apart as eager takes them apart."""
-    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    removed = []
+    dropout: Any = torch.ops.aten.dropout.default
+    ops: list[Any] = [dropout]
     for name in torch._C._dispatch_get_all_op_names():
         if name.removeprefix("aten::").startswith(_STOOD_IN):
             packet, _, overload = name.removeprefix("aten::").partition(".")
-            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            removed += [(op, k, op.py_kernels.pop(k)) for k in keys if k in op.py_kernels]
-            op._dispatch_cache.clear()
+            ops.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    before = [(op, k, op.py_kernels[k]) for op in ops for k in _COMPOSITE if k in op.py_kernels]
+    fused = dropout.py_kernels.get(_COMPOSITE[0])
+
+    def as_eager(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        # Eager has no fused dropout on the CPU. The fused one keeps bytes for its mask and gives the same bits, save
+        # where eager rounds 1 / (1 - p) to the half precision of its mask.
+        if fused is None or x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
+            return dropout._op_dk(_COMPOSITE[1], x, p, train)
+        return fused(x, p, train)
+
+    for op, k, _ in before:
+        del op.py_kernels[k]
+    dropout.py_kernels |= dict.fromkeys(_COMPOSITE, as_eager)
+    for op in ops:
+        op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, k, kernel in removed:
+        for k in _COMPOSITE:
+            dropout.py_kernels.pop(k, None)
+        for op, k, kernel in before:
             op.py_kernels[k] = kernel
+        for op in ops:
             op._dispatch_cache.clear()
 
 
-@contextlib.contextmanager
-def _attributes_restored(model: nn.Module) -> Iterator[None]:
-    """Undo what forward leaves on the modules while it is traced: counters, cached (fake) tensors."""
-    kept = [(m, dict(m.__dict__)) for m in model.modules()]
-    try:
-        yield
-    finally:
-        for m, attributes in kept:
-            for k in m.__dict__.keys() - attributes.keys():
-                del m.__dict__[k]
-            m.__dict__.update(attributes)
+# Ops that round every element by itself and exactly: their bits do not depend on where the elements lie in memory.
+_EXACT = {"add", "sub", "rsub", "mul", "div", "neg", "abs", "relu", "clone", "copy", "zero", "fill", "where", "lerp",
+          "masked_fill", "eq", "ne", "gt", "ge", "lt", "le", "maximum", "minimum", "clamp", "_to_copy", "threshold"}  # fmt: skip
+
+
+class _EagerLayout(TorchDispatchMode):
+    """Kernels see their inputs laid out as in eager. There an op that works in place on a part of a tensor leaves it
+    where it is; captured, its result is a new tensor without gaps, and sums or exponentials of that round otherwise."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
+        if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
+            return func(*args, **kwargs)
+        if func._schema.returns and all(r.alias_info is not None for r in func._schema.returns):
+            if not (name.endswith("_") and _has_moved(args[0])):  # a view, or in place elsewhere
+                return func(*args, **kwargs)
+            func(inside := _as_before(args[0]), *map(_as_before, args[1:]), **kwargs)
+            return args[0].copy_(inside)
+        return func(*map(_as_before, args), **kwargs)
+
+
+def _has_moved(t: Any) -> bool:
+    """Whether a functional tensor is laid out otherwise than the eager one that it stands for."""
+    return isinstance(t, FunctionalTensor) and t.stride() != torch._from_functional_tensor(t.elem).stride() and t.numel() > 1
+
+
+def _as_before(t: Any) -> Any:
+    return t.new_empty_strided(t.shape, t.stride()).copy_(t) if _has_moved(t) else t
 
 
 @contextlib.contextmanager
-def _attributes_as_buffers(model: nn.Module) -> Iterator[None]:
-    """Tensors that are plain attributes of a module are inputs of the graph too, read anew at each call."""
-    moved = [
-        (m, k, t) for m in model.modules() for k, t in m.__dict__.items()
-        if isinstance(t, torch.Tensor) and k.isidentifier()
-    ]  # fmt: skip
-    for m, k, t in moved:
-        del m.__dict__[k]
-        m._buffers[k] = t
+def _casts_shared(leaves: list[torch.Tensor]) -> Iterator[None]:
+    """Autocast casts a parameter once, however often it is used, so that its gradients are added in the lower precision.
+    Its own cache is off while tracing, and knows no parameters there: they are no leaves."""
+    to_copy: Any = torch.ops.aten._to_copy.default
+    keys = torch._C.DispatchKey
+    known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
+    made: dict[Any, torch.Tensor] = {}
+    clear = torch.clear_autocast_cache
+
+    def listen(on: bool) -> None:
+        to_copy.py_kernels.pop(keys.Autograd, None)
+        if on:
+            to_copy.py_kernels[keys.Autograd] = cast
+        to_copy._dispatch_cache.clear()
+
+    def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
+        autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
+        shared = id(x) in known and torch._C._dispatch_tls_is_dispatch_key_excluded(autocast)  # not the user's own cast
+        key = (id(x), how.get("dtype"), torch.is_grad_enabled())
+        if shared and key in made:
+            return made[key]
+        listen(False)
+        try:
+            out: torch.Tensor = to_copy(x, **how)
+        finally:
+            listen(True)
+        if shared:
+            made[key] = out
+        return out
+
+    def clear_both() -> None:
+        made.clear()
+        clear()
+
+    listen(True)
+    torch.clear_autocast_cache = clear_both
     try:
         yield
     finally:
-        for m, k, t in moved:
-            m._buffers.pop(k, None)
-            m.__dict__[k] = t
+        torch.clear_autocast_cache = clear
+        listen(False)
+        made.clear()
+        known.clear()
+
+
+@contextlib.contextmanager
+def _no_other_random() -> Iterator[None]:
+    """Numbers from Python's or NumPy's generators would become constants of the graph."""
+    before = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+        after = random.getstate(), np.random.get_state(legacy=False)
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    for name, x, y in (("Python's", before[0], after[0]), ("NumPy's", str(before[1]), str(after[1]))):
+        if x != y:
+            raise TraceError(
+                f"the model draws from {name} random generator, whose numbers a plan would fix for good; draw with torch "
+                "and decide with torch.where, or draw outside of forward and pass the result in"
+            )
 
 
 @contextlib.contextmanager
@@ -372,12 +568,13 @@ def _trace_error(e: BaseException) -> TraceError:
         return e
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch_dir = os.path.dirname(os.path.abspath(torch.__file__))
-    line = next(
-        (f for f in reversed(traceback.extract_tb(e.__traceback__))
-         if not os.path.abspath(f.filename).startswith((here, torch_dir)) and not f.filename.startswith("<")
-         and f"contextlib.py" not in f.filename),
-        None,
-    )  # fmt: skip
+    frames = [
+        f for f in reversed(traceback.extract_tb(e.__traceback__))
+        if not os.path.abspath(f.filename).startswith(here) and not f.filename.startswith("<")
+        and "contextlib.py" not in f.filename
+    ]  # fmt: skip
+    own = [f for f in frames if not os.path.abspath(f.filename).startswith(torch_dir)]
+    line = next(iter(own + [f for f in frames if os.path.join("torch", "nn", "modules") in f.filename]), None)
     where = f'{line.filename}:{line.lineno}, in {line.name}: "{line.line}"' if line else "an unknown line"
     if isinstance(e, _DATA_DEPENDENT) or "data-dependent" in str(e).lower():
         return TraceError(

@@ -33,8 +33,14 @@ class Step:
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
+        known = {id(t) for t in inputs}
         with disable_autocast():
-            return self.runner.program.forward(inputs, self.rng)
+            results, saved = self.runner.program.forward(inputs, self.rng)
+        for i, t in enumerate(results):
+            if id(t) in known:  # autograd would take two results, or a result and a parameter, for one tensor
+                results[i] = t.detach()
+            known.add(id(t))
+        return results, saved
 
     def start(self, saved: list[Any], tangents: list[Any]) -> None:
         """Begin a backward; one left unfinished before (autograd.grad on a subset) is dropped."""

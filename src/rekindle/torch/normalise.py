@@ -322,6 +322,9 @@ class _Lowering:
         made = []
         for t in self.c.tangents:
             made.append(self.new_value(storage_bytes(t.meta["val"]), (t, 0), t.meta["val"]))
+        if not self._depends_on_tangents() & set(self.c.gradients.values()):
+            made.append(self.new_value(0))  # no gradient asks for the boundary, yet forward ends there
+            self.keep.append(made[-1])
         self.ops.append(Op(BOUNDARY, tuple(dict.fromkeys(read)), tuple(made), recompute=False))
         self.calls.append(Call("boundary"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 import warnings
@@ -18,7 +19,7 @@ from ..plan import Plan
 from . import tree
 from .execute import Runner
 from .program import build
-from .trace import Key, Trace, signature, trace_call
+from .trace import Key, Trace, module_kinds, signature, trace_call
 
 log = logging.getLogger("rekindle")
 NEW_SHAPE = ("plan", "plain", "error")
@@ -31,19 +32,37 @@ class Bound:
     def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
         self.plan, self.trace = plan, traced
+        self.modules = tuple(map(id, model.modules()))
         c = traced.lowered.captured
-        self.output_spec, self.aliased = c.output_spec, c.aliased_inputs
+        self.output_spec = c.output_spec
+        self.aliased = {k: _place(model, a) for k, a in c.aliased_inputs.items()}
+        self.assigned = [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()]
         self.sources = [
             _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
             for p in self.runner.given
         ]
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
-        inputs = [tensors[s] if isinstance(s, int) else getattr(*s) for s in self.sources]
-        made = iter(self.runner(inputs))
-        count = len(self.runner.lowered.captured.outputs) + len(self.aliased)
-        results = [tensors[self.aliased[k]] if k in self.aliased else next(made) for k in range(count)]
+        inputs = [_find(s, tensors) for s in self.sources]
+        made = self.runner(inputs)
+        for owner, output, source in self.assigned:
+            setattr(*owner, _find(source, tensors) if output is None else made[output])
+        in_order = iter(made)
+        count = len(made) - sum(output is not None for _, output, _ in self.assigned) + len(self.aliased)
+        results = [_find(self.aliased[k], tensors) if k in self.aliased else next(in_order) for k in range(count)]
         return tree.unflatten(results, self.output_spec)
+
+
+Place = int | tuple[nn.Module, str]
+
+
+def _find(place: Place, tensors: list[torch.Tensor]) -> Any:
+    """The user's tensor of that index, or an attribute of a module."""
+    return tensors[place] if isinstance(place, int) else getattr(*place)
+
+
+def _place(model: nn.Module, source: int | str) -> Place:
+    return source if isinstance(source, int) else _owner(model, source)
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -82,6 +101,12 @@ class PlannedForward:
             model.__dict__["forward"] = self._own
 
     @property
+    def source(self) -> str:
+        """Python source of the program that ran last, or will run first; "" while a plan from a file waits for a call."""
+        bound = self.last or next((b for b in self._bound.values() if b is not None), None)
+        return "" if bound is None else bound.runner.program.source
+
+    @property
     def plain(self) -> Callable[..., Any]:
         model = self._model()
         assert model is not None
@@ -101,6 +126,9 @@ class PlannedForward:
         bound = self._bound[key]
         if bound is None:
             return self.plain(*args, **kwargs)
+        if bound.modules != tuple(map(id, model.modules())):
+            self._submodule_exchanged(model, key, bound, args, kwargs)
+            return self(*args, **kwargs)
         self.last = bound
         return bound(tensors)
 
@@ -129,6 +157,15 @@ class PlannedForward:
         log.info("planning %s anew for inputs %s", type(model).__name__, shapes)
         found = self._trace(model, args, kwargs)
         self._bind(model, found, self._replan(found, self.plan))
+
+    def _submodule_exchanged(self, model: nn.Module, key: Key, bound: Bound, args: Any, kwargs: Any) -> None:
+        """The plan serves on where the graph is still the same."""
+        found = self._trace(model, args, kwargs)
+        if found.graph.hash == bound.plan.graph_hash:
+            self._bind(model, found, bound.plan)
+        else:
+            del self._bound[key]
+            self._new_signature(model, key, args, kwargs)
 
     def _trace(self, model: nn.Module, args: Any, kwargs: Any) -> Trace:
         like = self.plan.trace
@@ -187,6 +224,14 @@ def _check_same_module(model: nn.Module, traced: Trace) -> None:
                 f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), whose parameter {name} is "
                 f"{list(p.meta['val'].shape)}; this {type(model).__name__} {has}. Plan this module itself"
             )
+    kinds = module_kinds(model)
+    if kinds != traced.module_kinds:
+        pairs = itertools.zip_longest(traced.module_kinds, kinds, fillvalue=("", "nothing"))
+        (_, planned), (name, found) = next((a, b) for a, b in pairs if a != b)
+        raise PlanMismatch(
+            f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), which has a {planned} where this "
+            f"{type(model).__name__} has {found}{f' ({name})' if name else ''}. Plan this module itself"
+        )
 
 
 def mismatch(planned: Graph, found: Graph) -> str:

@@ -52,10 +52,27 @@ def must_save(target: Any, devices: set[str]) -> bool:
 _WANTS_GRAD_MODE = {aten.mkldnn_rnn_layer.default}
 
 
+# Kernels that compute in the storage of a larger tensor and return that shrunk: a scalar that holds a whole batch.
+_OVERSIZED = {aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default,
+              aten.soft_margin_loss.default, aten.col2im.default}  # fmt: skip
+
+
+# Ops that copy a tensor and write into a view of the copy. Their kernels copy all of the storage that it lies in.
+_SCATTERS = {
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.select_scatter.default: aten.select.int,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+}
+
+
 @cache
 def runnable(target: Any) -> Callable[..., Any]:
-    """What to call to run the op outside of autograd as it runs inside it."""
-    return _GradModeCall(target) if target in _WANTS_GRAD_MODE else target
+    """What to call to run the op outside of autograd as it runs inside it, in no more memory than its results take."""
+    if target in _WANTS_GRAD_MODE:
+        return _GradModeCall(target)
+    if target in _SCATTERS:
+        return _ScatterCall(target)
+    return _FittedCall(target) if target in _OVERSIZED else target
 
 
 class _GradModeCall:
@@ -68,6 +85,33 @@ class _GradModeCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
             return self.target(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+
+
+class _FittedCall:
+    """Runs an op and copies its result where the storage is larger than that."""
+
+    def __init__(self, target: Any):
+        self.target = target
+        self.__name__ = f"{target._schema.name.split('::')[-1]}_fitted"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.target(*args, **kwargs)
+        return out.clone() if out.untyped_storage().nbytes() > out.numel() * out.element_size() else out
+
+
+class _ScatterCall:
+    """Runs a scatter on a copy of what it is given alone."""
+
+    def __init__(self, target: Any):
+        self.target, self.view = target, _SCATTERS[target]
+        self.__name__ = f"{target._schema.name.split('::')[-1]}_fitted"
+
+    def __call__(self, base: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if base.untyped_storage().nbytes() == base.numel() * base.element_size() or 0 in base.stride():
+            return self.target(base, source, *args, **kwargs)
+        out = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=base.device).copy_(base)
+        self.view(out, *args, **kwargs).copy_(source)
+        return out
 
 
 def returns_new(target: Any) -> bool:

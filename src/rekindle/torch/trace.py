@@ -13,8 +13,9 @@ from ..errors import TraceError, UsageError
 from ..graph import Graph
 from . import capture as cap
 from . import opaque, tree
+from .attributes import plain_tensors
 from .costs import node_costs
-from .normalise import Lowered, lower
+from .normalise import Lowered, lower, storage_bytes
 
 Key = tuple[Any, ...]
 
@@ -25,6 +26,7 @@ class Trace:
 
     signature : what the call looked like; another signature is another graph.
     module_name : class of the module.
+    module_kinds : (qualified name, class) of it and all its submodules.
     fake : whether it was made from fake tensors, so that nothing could be measured.
     loss, target, must_save : as given to `trace`.
     """
@@ -37,6 +39,7 @@ class Trace:
     loss: str = "auto"
     target: str | None = None
     must_save: tuple[str, ...] = ()
+    module_kinds: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"
@@ -108,9 +111,18 @@ def trace_call(
     state = [t for o in ([optimizer] if optimizer else []) for s in o.state.values() for t in s.values()
              if isinstance(t, torch.Tensor)]  # fmt: skip
     name = type(model).__name__
-    lowered = lower(captured, name, resident_bytes(model, tensors, [*captured.constants.values(), *state]), must_save)
+    held = [*captured.constants.values(), *state, *(t for *_, t in plain_tensors(model))]
+    resident = resident_bytes(model, tensors, held) + _newly_held(model, captured)
+    lowered = lower(captured, name, resident, must_save)
     key = signature(model, tensors, spec)
-    return Trace(lowered.graph, lowered, key, name, fake, loss, target, tuple(must_save)).costed(target, progress)
+    return Trace(lowered.graph, lowered, key, name, fake, loss, target, tuple(must_save), module_kinds(model)).costed(target, progress)
+
+
+def _newly_held(model: nn.Module, captured: cap.Captured) -> int:
+    """Bytes by which what forward sets attributes to exceeds what they held before."""
+    old = dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
+    new = {k: captured.outputs[a.output].meta["val"] for k, a in captured.assigned.items() if a.output is not None}
+    return sum(max(0, storage_bytes(t) - (storage_bytes(old[k]) if k in old else 0)) for k, t in new.items())
 
 
 def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable[[str], None] | None) -> Graph:
@@ -137,6 +149,11 @@ def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
+def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """(qualified name, class) of a module and all its submodules."""
+    return tuple((name, type(m).__name__) for name, m in model.named_modules())
+
+
 def plain_forward(model: nn.Module) -> Callable[..., Any]:
     """The module's own forward, also where it is planned already."""
     forward = model.forward
@@ -146,13 +163,19 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
 def signature(model: nn.Module, tensors: Iterable[torch.Tensor], spec: Any) -> Key:
     """Everything that shapes the graph of a call: shapes, dtypes, devices, what requires grad, constants among the
     arguments, which submodules train, and the autocast state."""
+    modules = list(model.modules())
+    params = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
+    carried = [t for m in modules for t in (*m._buffers.values(), *m.__dict__.values()) if type(t) in _TENSORS]
     return (
         tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors),
         tree.constants(spec),
-        tuple([m.training for m in model.modules()]),
-        tuple([(p.requires_grad, p.dtype, p.device) for p in model.parameters()]),
+        tuple([m.training for m in modules]),
+        tuple([(p.shape, p.requires_grad, p.dtype, p.device) for p in [*params.values(), *carried]]),
         _autocast(),
     )
+
+
+_TENSORS = {torch.Tensor, torch.nn.Buffer, cap.FakeTensor}
 
 
 def _autocast() -> Key:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any
 
 import torch
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout)
+PLAIN = (bool, int, float, complex, str, bytes, range, slice, frozenset, enum.Enum, type(None), torch.dtype, torch.device,
+         torch.Size, torch.layout)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -255,14 +255,18 @@ def _carried(model: nn.Module) -> dict[str, torch.Tensor]:
 def _put_back(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
     """Gradients as before, afterwards; their hooks (an optimizer that steps in backward, say) are off meanwhile."""
     leaves: list[Any] = [*model.parameters(), *(t for t in tensors if t.is_leaf and t.requires_grad)]
-    kept = [(t, t.grad, t._backward_hooks, t._post_accumulate_grad_hooks) for t in leaves]
-    for t in leaves:
-        t._backward_hooks = t._post_accumulate_grad_hooks = None
+    kept = [(t, t.grad) for t in leaves]
+    hooks = [h for t in leaves for h in (t._backward_hooks, t._post_accumulate_grad_hooks) if h]
+    off = [(h, dict(h)) for h in hooks]
+    for h in hooks:
+        h.clear()
     try:
         yield
     finally:
-        for t, t.grad, t._backward_hooks, t._post_accumulate_grad_hooks in kept:
-            pass
+        for t, grad in kept:
+            t.grad = grad
+        for h, content in off:
+            h.update(content)
 
 
 @contextlib.contextmanager

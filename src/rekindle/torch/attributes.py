@@ -1,0 +1,108 @@
+"""What modules carry beside their parameters: attributes, buffers, and what their lists, dicts and sets hold."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import tree
+
+
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    """(qualified name, module, attribute, tensor) of tensors that are neither parameters nor buffers."""
+    for name, m in model.named_modules():
+        for k, t in list(m.__dict__.items()):
+            if isinstance(t, torch.Tensor) and k.isidentifier():
+                yield f"{name}.{k}".lstrip("."), m, k, t
+
+
+@contextlib.contextmanager
+def tensors_as_buffers(model: nn.Module) -> Iterator[None]:
+    """Tensors that are plain attributes of a module are inputs of the graph too, read anew at each call."""
+    moved = [(m, k, t) for _, m, k, t in plain_tensors(model)]
+    for m, k, t in moved:
+        del m.__dict__[k]
+        m._buffers[k] = t
+    try:
+        yield
+    finally:
+        for m, k, t in moved:
+            m._buffers.pop(k, None)
+            m.__dict__[k] = t
+
+
+class Attributes:
+    """The attributes of all modules as they are now, and what their lists, dicts and sets hold."""
+
+    def __init__(self, model: nn.Module):
+        self._kept = [(name, m, dict(m.__dict__)) for name, m in model.named_modules()]
+        self._held = [(x, copy.copy(x)) for *_, now in self._kept for x in now.values() if isinstance(x, _CONTAINERS)]
+
+    def restore(self, only_tensors: bool = False) -> Changes:
+        """Put all back, and say what that was.
+
+        only_tensors : what holds no tensors stays as it is now.
+        """
+        found = Changes()
+        before = {id(x): held for x, held in self._held}
+        for name, m, old in self._kept:
+            now = m.__dict__ | m._buffers
+            was = old | before[id(m._buffers)]
+            for k in now.keys() | was.keys():
+                x, y = now.get(k, _NONE), was.get(k, _NONE)
+                y = before.get(id(y), y) if k != "_buffers" else y
+                if x is y or _equal(x, y):
+                    continue
+                path = f"{name}.{k}".lstrip(".")
+                if isinstance(x, torch.Tensor):
+                    found.assigned[path] = x
+                elif not _holds_tensors(x):
+                    found.other.append(path)
+                elif len(x) != len(y if isinstance(y, _CONTAINERS) else ()):
+                    found.collected.append(path)
+            stay = {k: x for k, x in m.__dict__.items() if only_tensors and not _holds_tensors(x)}
+            for k in m.__dict__.keys() - old.keys() - stay.keys():
+                del m.__dict__[k]
+            m.__dict__.update(old | stay)
+        for x, held in self._held:
+            if not _equal(x, held) and not (only_tensors and not _holds_tensors(x)):
+                x.clear()
+                x.extend(held) if isinstance(x, list) else x.update(held)
+        return found
+
+
+@dataclass
+class Changes:
+    """assigned : attribute or buffer -> the tensor it was set to. collected : lists and dicts that tensors were put into.
+    other : attributes that were changed otherwise."""
+
+    assigned: dict[str, torch.Tensor] = field(default_factory=dict)
+    collected: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
+
+
+_CONTAINERS = (dict, list, set)
+
+
+def _holds_tensors(x: Any) -> bool:
+    if isinstance(x, _CONTAINERS):
+        return any(isinstance(t, torch.Tensor) for t in (x.values() if isinstance(x, dict) else x))
+    return isinstance(x, torch.Tensor)
+
+
+_NONE: Any = object()
+
+
+def _equal(x: Any, y: Any) -> bool:
+    """Whether two attributes are the same, or containers of the same."""
+    if isinstance(x, dict) and isinstance(y, dict):
+        return list(x) == list(y) and all(a is b for a, b in zip(x.values(), y.values(), strict=True))
+    if isinstance(x, list) and isinstance(y, list):
+        return len(x) == len(y) and all(a is b for a, b in zip(x, y, strict=True))
+    return x is y or type(x) is type(y) and isinstance(x, (*tree.PLAIN, set)) and x == y
