@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rekindle")
 Budget = str | int | float
+BOOKKEEPING = 2048  # bytes of scalars: the loss, its gradient, the tokens between stages
 
 
 def plan(
@@ -60,7 +61,7 @@ def plan(
     trace, graph, finish = _problem(what, target, progress)
     found = plan_graph(
         graph, goal, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish,
-        reserve=_result_bytes(graph) if trace is not None else 0,
+        reserve=_reserve(graph) if trace is not None else 0,
     )  # fmt: skip
     object.__setattr__(found, "trace", trace)
     return found
@@ -86,11 +87,11 @@ def frontier(
     return plans
 
 
-def _result_bytes(graph: Graph) -> int:
-    """Bytes of the results. The plan gives them back once the loss has read them, but many a training loop holds on to
-    them until the step is over, and a budget in bytes must hold there too."""
+def _reserve(graph: Graph) -> int:
+    """Bytes that a budget leaves free: the results, which the plan gives back once the loss has read them, but which
+    many a training loop holds on to until the step is over; and what autograd makes for itself."""
     assert graph.boundary is not None
-    return sum(int(graph.arrays.bytes[v]) for v in graph.ops[graph.boundary].inputs)
+    return BOOKKEEPING + sum(int(graph.arrays.bytes[v]) for v in graph.ops[graph.boundary].inputs)
 
 
 def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, Any]:

@@ -25,6 +25,7 @@ from ..formats import write_json
 log = logging.getLogger(__name__)
 
 FORMAT = "rekindle.costs/1"
+MEASURING = 2  # to be raised where operators come to be run or measured otherwise: older figures are then not used
 
 
 def cache_folder() -> Path:
@@ -90,7 +91,7 @@ def _entry(seconds: Any, workspace: Any) -> tuple[float, int]:
 
 def environment(device: torch.device) -> str:
     """What the cost of an operator depends on, beside the operator: versions, the device, threads, numerics."""
-    parts = [f"torch {torch.__version__}"]
+    parts = [f"torch {torch.__version__}", f"measuring {MEASURING}"]
     if device.type == "cuda":
         parts += [torch.cuda.get_device_name(device), f"cuda {torch.version.cuda}"]
         parts += [f"benchmark {torch.backends.cudnn.benchmark}", f"exact {torch.backends.cudnn.deterministic}"]
