@@ -23,6 +23,8 @@ import rekindle.zoo as zoo
 from rekindle.errors import RekindleError
 from rekindle.zoo import torchvision_shim
 
+torch.set_num_threads(1)  # on tensors this small more threads only wait for each other
+
 Made = tuple[nn.Module, Any]
 MODELS: dict[str, Callable[[], Made]] = {}
 HF: dict[str, Callable[[], Made]] = {}
@@ -262,7 +264,6 @@ def attention() -> Made:
     return Net(), (torch.rand(4, 24, 16), padding)
 
 
-
 @entry
 def transformer_encoder() -> Made:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, activation="gelu")
@@ -446,7 +447,9 @@ def mixture_of_experts() -> Made:
         def __init__(self) -> None:
             super().__init__()
             self.gate = nn.Linear(16, 4)
-            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 16)) for _ in range(4))
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 16)) for _ in range(4)
+            )
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             p = self.gate(x).softmax(-1)
@@ -660,7 +663,13 @@ def linear_algebra() -> Made:
             y = torch.linalg.solve_triangular(chol, x.mT, upper=False) + torch.linalg.solve(k, x.mT)
             q, r = torch.linalg.qr(self.w)
             values = torch.linalg.eigvalsh(k)
-            return y.square().mean() + torch.linalg.inv(k).diagonal().sum() + q.sum() + r.square().mean() + values.log().sum()
+            return (
+                y.square().mean()
+                + torch.linalg.inv(k).diagonal().sum()
+                + q.sum()
+                + r.square().mean()
+                + values.log().sum()
+            )
 
     return Net(), torch.rand(256, 24)
 
@@ -818,7 +827,10 @@ def vit() -> Made:
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8,
         hidden_dropout_prob=0.1, num_labels=3,
     )  # fmt: skip
-    return t.ViTForImageClassification(config), {"pixel_values": torch.rand(4, 3, 32, 32), "labels": torch.tensor([0, 1, 2, 0])}
+    return t.ViTForImageClassification(config), {
+        "pixel_values": torch.rand(4, 3, 32, 32),
+        "labels": torch.tensor([0, 1, 2, 0]),
+    }
 
 
 @hf

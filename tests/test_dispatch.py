@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_execute import Net, TwoResults, equal_gradients, tight
 from torch import nn
 
 import rekindle
 from rekindle import PlanMismatch, UsageError
 from rekindle.torch.planned import PlannedForward
+from test_execute import Net, TwoResults, equal_gradients, tight
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_dispatch import untouched
-from test_execute import Net, tight
 from torch import nn
 
 import rekindle
 from rekindle import FormatError, InfeasibleBudget, RekindleError, TraceError, UsageError
+from test_dispatch import untouched
+from test_execute import Net, tight
 
 
 class Branching(nn.Module):

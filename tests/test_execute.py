@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import call, loss_of, make
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import rekindle
+from models import call, loss_of, make
 from rekindle import Plan, RekindleError, Trace
 from rekindle.planner import plan_graph
 from rekindle.torch import measure
@@ -56,7 +56,9 @@ def pair() -> tuple[nn.Module, nn.Module, torch.Tensor]:
 
 def equal_gradients(a: nn.Module, b: nn.Module) -> bool:
     pairs = zip(a.parameters(), b.parameters(), strict=True)
-    return all((p.grad is None) == (q.grad is None) and (p.grad is None or torch.equal(p.grad, q.grad)) for p, q in pairs)
+    return all(
+        (p.grad is None) == (q.grad is None) and (p.grad is None or torch.equal(p.grad, q.grad)) for p, q in pairs
+    )
 
 
 def both(pair: tuple[nn.Module, nn.Module, torch.Tensor], step: Any) -> list[Any]:
@@ -418,7 +420,9 @@ def test_a_schedule_that_reorders_random_ops_is_refused() -> None:
 def test_marked_modules_never_run_again(pair: Any) -> None:
     model, x = Net(), torch.rand(32, 16)
     trace = rekindle.trace(model, x, must_save=["blocks.1", "*.2.0"])
-    marked = [i for i, o in enumerate(trace.graph.ops) if not o.recompute and "aten" in o.name and "i64[]" not in o.name]
+    marked = [
+        i for i, o in enumerate(trace.graph.ops) if not o.recompute and "aten" in o.name and "i64[]" not in o.name
+    ]
     assert {trace.graph.ops[i].name.split("|")[0] for i in marked} >= {"blocks.1.0", "blocks.1.1", "blocks.2.0"}
     plan = rekindle.plan(trace, minimize="memory", solver="feng")
     assert all(plan.schedule.runs.count(i) == 1 for i in marked)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import HF, MODELS, call, context, loss_of, make
 from torch import nn
 
 import rekindle
+from models import HF, MODELS, call, context, loss_of, make
 from rekindle import Plan, Schedule, Trace, simulate
 from rekindle.kernels.modes import HOLD, KEEP, TRANSIENT
 from rekindle.structure.saved import Dropping
@@ -60,7 +60,11 @@ def train(model: nn.Module, sample: Any, name: str, steps: int = 3) -> list[torc
             left += [torch.tensor(p.grad is None) for p in model.parameters()]
             optimizer.step()
             optimizer.zero_grad(set_to_none=i % 2 == 0)
-        left += [*(b.clone() for b in model.buffers()), *(p.detach() for p in model.parameters()), torch.get_rng_state()]
+        left += [
+            *(b.clone() for b in model.buffers()),
+            *(p.detach() for p in model.parameters()),
+            torch.get_rng_state(),
+        ]
     return left
 
 

@@ -50,7 +50,7 @@ class Attributes:
         only_tensors : what holds no tensors stays as it is now.
         """
         found = Changes()
-        before = {id(x): held for x, held in self._held}
+        before: dict[int, Any] = {id(x): held for x, held in self._held}
         for name, m, old in self._kept:
             now = m.__dict__ | m._buffers
             was = old | before[id(m._buffers)]

@@ -110,7 +110,9 @@ class _Flat(nn.Module):
                 found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
         finally:
             self.changes = state.restore(only_tensors=self.goes_on)
-        given: dict[int, int | str] = {id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
+        given: dict[int, int | str] = {
+            id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
+        }
         given |= {id(t): i for i, t in enumerate(tensors)}
         self.aliased = {k: given[id(t)] for k, t in enumerate(found) if id(t) in given}
         returned = [t for k, t in enumerate(found) if k not in self.aliased]
@@ -192,7 +194,9 @@ def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[tor
     changes = flat.changes
     if changes.collected:
         log.warning(
-            "forward of %s puts tensors into %s; planned calls do not", type(flat.model).__name__, ", ".join(changes.collected)
+            "forward of %s puts tensors into %s; planned calls do not",
+            type(flat.model).__name__,
+            ", ".join(changes.collected),
         )
     if not changes.other:
         return
@@ -241,7 +245,8 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
             elif isinstance(d, aot.BufferAOTInput):
                 c.buffers[n] = d.target.removeprefix(_PREFIX)
             elif isinstance(d, aot.TangentAOTInput):
-                c.tangents[n] = d.output.idx
+                output: Any = d.output
+                c.tangents[n] = output.idx
             elif isinstance(d, aot.PlainAOTInput):
                 c.inputs[n] = d.idx
             elif not isinstance(d, _TOKENS):
@@ -262,7 +267,10 @@ def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
         elif n.op == "call_function":
             for t in torch.utils._pytree.tree_leaves(n.meta.get("val")):
                 if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
-                    raise TraceError(f"{n.target} in {_module_path(n) or 'the model'} makes a tensor of layout {t.layout}; only dense ones can be planned")
+                    raise TraceError(
+                        f"{n.target} in {_module_path(n) or 'the model'} makes a tensor of layout {t.layout}; "
+                        "only dense ones can be planned"
+                    )
             c.nodes.append(n)
             c.module_path[n] = _module_path(n) or by_seq.get(n.meta.get("seq_nr"), "")
             if c.module_path[n] and not n.meta.get("autograd_backward"):
@@ -450,7 +458,8 @@ def _eager_composites() -> Iterator[None]:
 
 # Ops that round every element by itself and exactly: their bits do not depend on where the elements lie in memory.
 _EXACT = {"add", "sub", "rsub", "mul", "div", "neg", "abs", "relu", "clone", "copy", "zero", "fill", "where", "lerp",
-          "masked_fill", "eq", "ne", "gt", "ge", "lt", "le", "maximum", "minimum", "clamp", "_to_copy", "threshold"}  # fmt: skip
+          "masked_fill", "eq", "ne", "gt", "ge", "lt", "le", "maximum", "minimum", "clamp", "_to_copy",
+          "threshold"}  # fmt: skip
 
 
 class _EagerLayout(TorchDispatchMode):
@@ -474,7 +483,11 @@ class _EagerLayout(TorchDispatchMode):
 
 def _has_moved(t: Any) -> bool:
     """Whether a functional tensor is laid out otherwise than the eager one that it stands for."""
-    return isinstance(t, FunctionalTensor) and t.stride() != torch._from_functional_tensor(t.elem).stride() and t.numel() > 1
+    return (
+        isinstance(t, FunctionalTensor)
+        and t.stride() != torch._from_functional_tensor(t.elem).stride()
+        and t.numel() > 1
+    )
 
 
 def _as_before(t: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ..formats import write_json
+from ..version import __version__
 
 log = logging.getLogger(__name__)
 

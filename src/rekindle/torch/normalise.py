@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import fx
@@ -181,9 +182,7 @@ class _Lowering:
         for n in backward:
             self.node(n, backward=True, once=rules.draws_random(n.target))
         graph = self._with_accumulation(name, resident_bytes)
-        return Lowered(
-            c, graph, self.calls, self.parts, self.value_of, self.views, self.snapshots, self.reads_snapshot
-        )
+        return Lowered(c, graph, self.calls, self.parts, self.value_of, self.views, self.snapshots, self.reads_snapshot)
 
     def _depends_on_tangents(self) -> set[fx.Node]:
         after: set[fx.Node] = set(self.c.tangents)
@@ -283,7 +282,7 @@ class _Lowering:
         out = n.meta.get("val")
         rows = []
         for position in rules.OVERWRITES.get(n.target, {}):
-            a = n.args[position] if position < len(n.args) else None
+            a: Any = n.args[position] if position < len(n.args) else None
             part = base_part(a) if isinstance(a, fx.Node) else None
             if part is None or part[0] in self.views or not rules.returns_new(part[0].target):
                 continue
@@ -293,9 +292,9 @@ class _Lowering:
             v = self.value_of.get(part)
             whole = storage_bytes(t) == t.numel() * t.element_size() == storage_bytes(out) and t.storage_offset() == 0
             same = (t.shape, t.stride(), t.dtype, t.device) == (out.shape, out.stride(), out.dtype, out.device)
-            others = [x for x in n.all_input_nodes if x is not a]
-            apart = all(x.meta["val"].untyped_storage()._cdata != t.untyped_storage()._cdata for x in others
-                        if isinstance(x.meta.get("val"), torch.Tensor))  # fmt: skip
+            storage = t.untyped_storage()._cdata
+            others = [x for o in n.all_input_nodes if o is not a for _, x in tensors_of(o)]
+            apart = all(x.untyped_storage()._cdata != storage for x in others)
             if v is not None and len(self.parts[v]) == 1 and whole and same and apart:
                 rows.append(v)
         return tuple(dict.fromkeys(rows))

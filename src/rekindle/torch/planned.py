@@ -81,7 +81,7 @@ class PlannedForward:
             raise UsageError(f"on_new_shape={on_new_shape!r} is unknown; choose one of {', '.join(NEW_SHAPE)}")
         self._model = weakref.ref(model)  # the module holds this object; the other way would make a cycle
         own = model.__dict__.get("forward")
-        self._own = own._own if isinstance(own, PlannedForward) else own
+        self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
         self.plan, self.on_new_shape, self._replan = plan, on_new_shape, replan
         self._bound: dict[Key, Bound | None] = {}
         self._pending = plan.trace is None

@@ -44,7 +44,9 @@ def must_save(target: Any, devices: set[str]) -> bool:
         or name.startswith("_assert")
         or target._schema.is_mutable
         or len(devices) > 1
-        or devices == {"cuda"} and _VARYING is not None and _VARYING in target.tags
+        or devices == {"cuda"}
+        and _VARYING is not None
+        and _VARYING in target.tags
     )
 
 

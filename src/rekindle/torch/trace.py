@@ -115,7 +115,9 @@ def trace_call(
     resident = resident_bytes(model, tensors, held) + _newly_held(model, captured)
     lowered = lower(captured, name, resident, must_save)
     key = signature(model, tensors, spec)
-    return Trace(lowered.graph, lowered, key, name, fake, loss, target, tuple(must_save), module_kinds(model)).costed(target, progress)
+    return Trace(lowered.graph, lowered, key, name, fake, loss, target, tuple(must_save), module_kinds(model)).costed(
+        target, progress
+    )
 
 
 def _newly_held(model: nn.Module, captured: cap.Captured) -> int:
