@@ -92,7 +92,7 @@ def _entry(seconds: Any, workspace: Any) -> tuple[float, int]:
 
 def environment(device: torch.device) -> str:
     """What the cost of an operator depends on, beside the operator: versions, the device, threads, numerics."""
-    parts = [f"torch {torch.__version__}", f"measuring {MEASURING}"]
+    parts = [f"torch {torch.__version__}", f"rekindle {__version__}, measuring {MEASURING}"]
     if device.type == "cuda":
         parts += [torch.cuda.get_device_name(device), f"cuda {torch.version.cuda}"]
         parts += [f"benchmark {torch.backends.cudnn.benchmark}", f"exact {torch.backends.cudnn.deterministic}"]
