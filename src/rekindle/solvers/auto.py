@@ -58,15 +58,19 @@ def auto(problem: Problem) -> Iterator[Schedule]:
     if not len(search.reduced.candidates):
         return
     limit = math.inf if problem.limit is None else problem.limit - problem.graph.resident_bytes
+    # The search leaves negligible values out of its books. What they hold at the peak is allowed for beforehand, and
+    # where they break the limit all the same, the search goes on from where it is and aims lower by as much.
+    aim = limit - search.left_out
+    found: list[Found] | None = None
     for _ in range(3):
-        schedules = [s for s in map(search.schedule, search.solve(limit, problem.max_overhead)) if s is not None]
+        found = search.solve(aim, problem.max_overhead, found)
+        schedules = [s for s in map(search.schedule, found) if s is not None]
         yield from schedules
         least = min((simulate(problem.graph, s).peak_bytes for s in schedules), default=0)
-        # The search leaves negligible values out of its books. If that is what breaks the limit, aim lower by as much.
         over = least - (problem.limit or 0)
         if problem.limit is None or not 0 < over < 0.05 * limit or problem.time_left <= 0:
             return
-        limit -= 1.5 * over
+        aim -= 1.5 * over
 
 
 class Search:
@@ -80,6 +84,8 @@ class Search:
         self.base_cost = float(self.weights.sum())
         self.cap = 12 * len(self.reduced.ops) + 200
         self.baseline = self._point(self._all(KEEP))
+        whole = simulate(self.graph, Schedule.baseline(self.graph)).peak_bytes - self.graph.resident_bytes
+        self.left_out = max(0.0, whole - self.baseline.peak)  # bytes at the peak that the reduced problem does not see
 
     def _weights(self) -> np.ndarray:
         """The cost of each op, with a trace of its seconds and a count, so that what is free is not done in vain."""
@@ -187,9 +193,12 @@ class Search:
         return last
 
     # -- search ----------------------------------------------------------------------------------------------------
-    def solve(self, limit: float, max_overhead: float | None) -> list[Found]:
+    def solve(self, limit: float, max_overhead: float | None, found: list[Found] | None = None) -> list[Found]:
         """The best points found for: least extra cost with peak <= limit; or least peak with extra cost <= max_overhead
-        (a part of the base cost); or, with neither, least peak."""
+        (a part of the base cost); or, with neither, least peak.
+
+        found : points to go on from, by the last and coolest round alone.
+        """
         p0, c0 = max(1.0, self.baseline.peak), self.base_cost
         goal: Goal = (math.inf, math.inf, p0, c0, 1.0, 1e-3)
         if max_overhead is not None:
@@ -201,8 +210,12 @@ class Search:
         def rank(f: Found) -> float:
             return float(kernel.score(f.peak, f.extra, goal))
 
-        found = sorted(self.seeds(), key=rank)[:4]
-        for r, (starts, heat) in enumerate(((4, 0.02), (2, 0.008), (2, 0.003))):
+        rounds_to_go: tuple[tuple[int, float], ...] = ((4, 0.02), (2, 0.008), (2, 0.003))
+        if found is None:
+            found = sorted(self.seeds(), key=rank)[:4]
+        else:
+            rounds_to_go = rounds_to_go[-1:]
+        for r, (starts, heat) in enumerate(rounds_to_go):
             rounds = [(f, self.problem.seed * 1000 + 10 * r + i) for i, f in enumerate(found[:starts])]
             found = sorted(found + self._chains(rounds, goal, heat), key=rank)
             self._report(found[0])
