@@ -674,6 +674,27 @@ def linear_algebra() -> Made:
     return Net(), torch.rand(256, 24)
 
 
+@entry
+def shared_modules() -> Made:
+    """Modules under two names: a layer repeated, BatchNorm in both branches, an encoder that decodes too."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.GELU())
+            self.layers = nn.ModuleList([layer, layer, nn.Linear(32, 32)])
+            self.encoder, self.decoder = nn.Linear(32, 64), nn.Linear(64, 32)
+            self.decoder.weight = nn.Parameter(self.decoder.weight.detach().clone())
+            self.again = self.encoder
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            return (self.decoder(self.encoder(x).tanh()) + self.again(x).mean()).square().mean()
+
+    return Net(), torch.rand(128, 32)
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 

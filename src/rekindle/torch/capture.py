@@ -224,8 +224,12 @@ def _computed(joint: Any) -> list[str]:
 
 
 def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
-    with _module_paths_recorded(flat.model), _eager_composites():
-        return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
+    state = Attributes(flat.model)
+    try:
+        with _module_paths_recorded(flat.model), _eager_composites():
+            return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
+    finally:
+        state.restore()  # what torch puts in the place of parameters stays in modules that have two names
 
 
 def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
