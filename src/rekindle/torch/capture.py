@@ -439,8 +439,10 @@ def _eager_composites() -> Iterator[None]:
 
     def as_eager(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         # Eager has no fused dropout on the CPU. The fused one keeps bytes for its mask and gives the same bits, save
-        # where eager rounds 1 / (1 - p) to the half precision of its mask.
-        if fused is None or x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
+        # where eager rounds 1 / (1 - p) to the half precision of its mask. With p = 0 or 1 it is used nowhere: eager
+        # gives the input itself, or zeros.
+        half = x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16)
+        if fused is None or half or not train or p in (0, 1):
             return dropout._op_dk(_COMPOSITE[1], x, p, train)
         return fused(x, p, train)
 
