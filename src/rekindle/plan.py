@@ -6,9 +6,11 @@ import math
 import os
 import platform
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from . import formats
+from .arena import Arena, plan_offsets
 from .budget import Goal, format_bytes
 from .errors import FormatError, UsageError
 from .graph import Graph
@@ -32,6 +34,9 @@ class Plan:
     bound_bytes : certified lower bound on peak_bytes at that overhead; bound_op : the op that sets it.
     gap : (peak_bytes - bound_bytes) / peak_bytes.
     solve_seconds : how long the solver took.
+
+    `arena_bytes` is what one block takes that holds everything made during the step, each storage at a fixed offset: to
+    be compared with activation_peak_bytes. `sum_bytes` is the same where no storage shares an address with another.
     """
 
     graph: Graph
@@ -55,7 +60,8 @@ class Plan:
     trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
 
     FIGURES = (
-        "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "seconds", "overhead", "flops_overhead",
+        "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
+        "seconds", "overhead", "flops_overhead",
         "solver", "status", "bound_bytes", "bound_op", "gap", "graph_hash", "cost", "solve_seconds", "created_with",
     )  # fmt: skip
 
@@ -63,6 +69,21 @@ class Plan:
     def baseline_activation_bytes(self) -> int:
         """activation_peak_bytes of the step that recomputes nothing."""
         return self.baseline_peak_bytes - self.graph.resident_bytes
+
+    @cached_property
+    def arena(self) -> Arena:
+        """The memory plan of the schedule."""
+        return plan_offsets(self.graph, self.schedule)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of one block that holds all storages of the step at fixed offsets."""
+        return self.arena.arena_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of all storages of the step where none shares an address with another."""
+        return self.arena.sum_bytes
 
     def figures(self) -> dict[str, Any]:
         """The plan's figures by name, as `plan --json` prints them."""
@@ -98,6 +119,7 @@ class Plan:
             ("peak", f"{format_bytes(self.peak_bytes)} (plain {format_bytes(self.baseline_peak_bytes)})"),
             ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
+            ("  in one block", f"{format_bytes(self.arena_bytes)} (no sharing {format_bytes(self.sum_bytes)})"),
             ("no schedule below", format_bytes(self.bound_bytes) + (f", by {self.bound_op}" if self.bound_op else "")),
             ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
@@ -116,6 +138,7 @@ def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
         "format": formats.SCHEDULE, "graph_hash": plan.graph_hash, "solver": plan.solver, "status": plan.status,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "overhead": plan.overhead,
         "flops_overhead": plan.flops_overhead, "bound_bytes": plan.bound_bytes, "gap": plan.gap,
+        "arena_bytes": plan.arena_bytes,
     }  # fmt: skip
     return doc | {"steps": formats.steps_to_json(plan.schedule)} if steps else doc
 

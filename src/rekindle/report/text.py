@@ -24,6 +24,8 @@ def plan_table(plan: Plan) -> Table:
         format_bytes(plan.baseline_activation_bytes),
         format_bytes(plan.activation_peak_bytes),
     )
+    table.add_row("  these in one block", "", format_bytes(plan.arena_bytes))
+    table.add_row("  these without sharing", "", format_bytes(plan.sum_bytes))
     runs = plan.schedule.runs
     table.add_row("op runs", f"{len(set(runs)):,}", f"{len(runs):,}")
     table.add_row(f"extra {UNITS[plan.cost]}", "", percent(plan.overhead))
