@@ -1,0 +1,331 @@
+"""Any graph as a chain of stages: what lies between the splitting vertices of its forward DAG.
+
+Forward runs stages 0 to n - 1 in order, backward runs them in reverse. The last stage is the turn: forward is the
+boundary op alone (nothing where the graph has none), which reads the results and makes the gradients that come back.
+
+- Every needed op belongs to one stage, forward or backward. A forward op that is no vertex of the DAG goes with the
+  first stage that reads it (side inputs), else with the last one that it reads from (buffer updates).
+- A backward op goes with the earliest stage whose forward it or an op before it needs: the stage of an interior value,
+  and the stage that reads a value where one stage hands it to another. So stages in reverse, each in baseline order,
+  are a valid order of backward whatever the graph is.
+- The input of a stage is all that passes its beginning, what later stages read included: with concatenations over all
+  earlier layers, inputs share values.
+
+Sizes are bytes, found by running each stage in isolation. What is live for most of a step whatever is planned (masks,
+the results where the caller keeps them, what must not be made twice) is `held` and counts nowhere else.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..graph import Graph
+from ..kernels import modes
+from ..kernels import runs as kernel
+from ..schedule import Schedule
+from .division import splitting_vertices
+from .forward import Forward, end_of_forward, forward_dag, results
+from .runs import prune
+
+FORGET, KEEP_INPUT, KEEP_ALL, BACKWARD = 0, 1, 2, 3  # what an operation does; of the first three all run forward
+Operation = tuple[int, int]  # what it does, stage
+Stages = tuple[tuple[int, ...], ...]
+
+
+class Times(NamedTuple):
+    """float64 [stages]: what it costs to run forward for the output alone (skip), for the output and what backward
+    reads (save), or for what backward reads alone, right before it (alone); and to run backward.
+
+    once : float; what runs once in any case and is in none of these.
+    """
+
+    skip: np.ndarray
+    save: np.ndarray
+    alone: np.ndarray
+    backward: np.ndarray
+    once: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """n stages, the turn included.
+
+    Of the input of a stage, backward reads a part; the rest is gone once forward has passed the stage for the last
+    time. A peak is what a stage takes beyond the part that backward reads of its input, beyond `held`, and going
+    forward beyond the gradient that waits.
+
+    forward, backward : per stage its ops in baseline order.
+    skip, save, alone : per stage the forward ops needed for the output alone, for the output and what backward reads,
+        and for what backward reads alone.
+    inputs : int64 [n, n]; inputs[i, j], i < j: bytes of the input of stage j that are not in the input of stage i.
+        inputs[0, j] is all of it: stage 0 reads only what the caller holds.
+    hold : int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where
+        both are held, and a peak of stage i does.
+    passing : int64 [n, n]; passing[i, j], i <= j: peak while forward passes j for its output alone and the input of i
+        is held; what is beyond the input of i.
+    saved : int64 [n]; bytes of what forward of the stage makes and backward reads.
+    passed_on : int64 [n]; the part of `saved` that a later stage reads too.
+    gradient : int64 [n]; bytes that wait for the backward of stages 0 to l, once those of later ones have run.
+    save_peak : int64 [n]; forward for the output and what backward reads.
+    alone_peak : int64 [n]; forward for what backward reads and backward right after it, the gradient counted.
+    backward_peak : int64 [n]; backward after `save`, what is saved and the gradient counted.
+    """
+
+    graph: Graph
+    forward: Stages
+    backward: Stages
+    skip: Stages
+    save: Stages
+    alone: Stages
+    held: int
+    inputs: np.ndarray
+    hold: np.ndarray
+    passing: np.ndarray
+    saved: np.ndarray
+    passed_on: np.ndarray
+    gradient: np.ndarray
+    save_peak: np.ndarray
+    alone_peak: np.ndarray
+    backward_peak: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.forward)
+
+    @property
+    def turn(self) -> int:
+        """The last stage, where forward becomes backward."""
+        return len(self.forward) - 1
+
+    @property
+    def input(self) -> np.ndarray:
+        """int64 [n]: bytes of the input of each stage."""
+        return self.inputs[0]
+
+    def times(self, weights: np.ndarray) -> Times:
+        """What the parts of each stage cost, where weights [ops] is what a run of each op does."""
+        again = np.where(self.graph.arrays.recompute, weights, 0.0)
+        skip, save, alone = (_sums(ops, again) for ops in (self.skip, self.save, self.alone))
+        backward = _sums(self.backward, weights)
+        once = float(weights[self.graph.needed].sum()) - float(save.sum() + backward.sum())
+        return Times(skip, save, alone, backward, once)
+
+    def runs(self, operations: Iterable[Operation]) -> list[int]:
+        """The ops in the order in which they run, useless runs left out.
+
+        operations : forward must reach the turn stage by stage before any backward; backward runs each stage once, in
+        reverse, and each is run forward again before it where that is wanted. What is kept is not looked at: a value
+        lives from where it is made to where it is last read before it is made again.
+        """
+        forward, backward = ([np.array(ops, np.int64) for ops in side] for side in (self.forward, self.backward))
+        parts = [backward[stage] if what == BACKWARD else forward[stage] for what, stage in operations]
+        return prune(self.graph, np.concatenate(parts))
+
+    def lower(self, operations: Iterable[Operation], solver: str) -> Schedule:
+        """The schedule of the operations; see `runs`."""
+        return Schedule.from_runs(self.graph, self.runs(operations), solver)
+
+
+def segmented(turn: int, cuts: Sequence[int], last_again: bool = False) -> Iterator[Operation]:
+    """The operations that keep the inputs of the stages `cuts` and run what lies between two of them again once.
+
+    last_again : whether that is done to the last segment too, with which backward begins.
+    """
+    begins = sorted({0, *cuts} - {turn} if last_again else {0, *cuts})
+    ends = [*begins[1:], turn if last_again else turn + 1]
+    kept_from = turn if last_again else begins[-1]
+    for stage in range(turn + 1):
+        yield (KEEP_ALL if stage >= kept_from else KEEP_INPUT if stage in begins else FORGET), stage
+    if last_again:
+        yield BACKWARD, turn
+    for begin, end in zip(reversed(begins), reversed(ends), strict=True):
+        if begin < kept_from:
+            yield from ((KEEP_ALL, stage) for stage in range(begin, end))
+        yield from ((BACKWARD, stage) for stage in range(end - 1, begin - 1, -1))
+
+
+def chain_of(graph: Graph, most: int | None = None) -> Chain | None:
+    """The chain of a graph, or None where nothing marks the end of forward or no op leads to a result.
+
+    most : the number of stages (at least 2) beyond which neighbours are merged; what is least to keep stays an input.
+    """
+    forward = forward_dag(graph)
+    if forward is None:
+        return None
+    chain = _Builder(graph, forward, splitting_vertices(forward.dag)).build()
+    if most is None or len(chain) <= most:
+        return chain
+    splits = _fewer(splitting_vertices(forward.dag), chain.input, most)
+    return _Builder(graph, forward, splits).build()
+
+
+def _fewer(splits: list[int], cost: np.ndarray, most: int) -> list[int]:
+    """`most` of the splitting vertices at most: the cheapest of each of as many stretches of equal length."""
+    parts = np.array_split(np.arange(1, len(splits) - 1), max(1, most - 2))
+    inner = [splits[min(part, key=lambda p: int(cost[p]))] for part in parts if len(part)]
+    return [splits[0], *inner, splits[-1]]
+
+
+class _Builder:
+    """made, last : per value the stage whose forward makes it (-1: none) and the last whose forward reads it.
+    group : per value the stage whose backward makes it (-1: none).
+    used : per value the earliest stage whose backward reads it (n: none), -1 where it must be there at the end.
+    """
+
+    def __init__(self, graph: Graph, forward: Forward, splits: list[int]):
+        self.graph, self.splits = graph, splits
+        self.turn = len(splits) - 1
+        self.n = self.turn + 1
+        self.end = end_of_forward(graph) or 0
+        count = len(graph.values)
+        self.made, self.last, self.group = np.full(count, -1), np.full(count, -1), np.full(count, -1)
+        self.used = np.full(count, self.n)
+        needed = np.flatnonzero(graph.needed).tolist()
+        self.stage: dict[int, int] = {}
+        self._forward([o for o in needed if o < self.end], forward)
+        behind = [o for o in needed if o >= self.end]
+        if graph.boundary is not None and graph.needed[graph.boundary]:
+            self._enter(graph.boundary, self.turn)
+            behind.remove(graph.boundary)
+        self._backward(behind)
+        self.used[list(graph.keep)] = -1
+        self.size = graph.arrays.bytes.copy()
+        aside = self._held(forward)
+        self.held = int(self.size[aside].sum())
+        self.size[aside] = 0
+
+    def _forward(self, ops: list[int], forward: Forward) -> None:
+        vertex = {o: bisect_left(self.splits, v) - 1 for v, o in enumerate(forward.ops) if o >= 0}
+        first = dict(vertex)  # the first stage that an op is wanted in
+        for o in reversed(ops):
+            if o in first:
+                for p in self.graph.arrays.producer[list(self.graph.ops[o].inputs)].tolist():
+                    if p >= 0 and p not in vertex:
+                        first[p] = min(first.get(p, self.turn), first[o])
+        here = 0
+        for o in ops:
+            here = vertex.get(o, here)
+            before = [int(self.made[v]) for v in self.graph.ops[o].inputs if self.made[v] >= 0]
+            self._enter(o, max([*before, first[o]] if o in first else before, default=here))
+
+    def _enter(self, op: int, stage: int) -> None:
+        self.stage[op] = stage
+        for v in self.graph.ops[op].inputs:
+            self.last[v] = max(self.last[v], stage)
+        for v in self.graph.ops[op].outputs:
+            self.made[v] = self.last[v] = stage
+
+    def _backward(self, ops: list[int]) -> None:
+        free = self.n  # not bound to a stage: reads only what the caller holds
+        for o in ops:
+            needs = [int(self.last[v] if self.made[v] >= 0 else self.group[v]) for v in self.graph.ops[o].inputs]
+            stage = min((s for s in needs if s >= 0), default=free)
+            self.stage[o] = stage
+            self.group[list(self.graph.ops[o].outputs)] = stage
+        for o in reversed(ops):  # those run where they are first read
+            outputs = list(self.graph.ops[o].outputs)
+            if self.stage[o] == free:
+                readers = [self.stage[c] for v in outputs for c in self.graph.consumers[v] if c in self.stage]
+                self.stage[o] = max(readers, default=0)
+                self.group[outputs] = self.stage[o]
+            for v in self.graph.ops[o].inputs:
+                self.used[v] = min(self.used[v], self.stage[o])
+
+    def _held(self, forward: Forward) -> np.ndarray:
+        handed_on = set(results(self.graph))
+        aside = np.zeros(len(self.made), np.bool_)
+        aside[[v for v in forward.always if v not in handed_on]] = True
+        a = self.graph.arrays
+        in_stages = (self.made >= 0) & (self.made < self.turn)
+        stays = (self.last > self.made) | (self.used < self.n)
+        aside |= in_stages & (a.keep | (stays & ~a.recompute[a.producer]))
+        return aside
+
+    def build(self) -> Chain:
+        forward: list[list[int]] = [[] for _ in range(self.n)]
+        backward: list[list[int]] = [[] for _ in range(self.n)]
+        for o in sorted(self.stage):
+            behind = o >= self.end and o != self.graph.boundary
+            (backward if behind else forward)[self.stage[o]].append(o)
+        rows = [self._stage(stage, forward[stage], backward[stage]) for stage in range(self.n)]
+        parts, sizes = zip(*rows, strict=True)
+        skip, save, alone = zip(*parts, strict=True)
+        saved, passed_on, gradient, skip_peak, *peaks = np.array(sizes, np.int64).T.copy()
+        inputs, hold, unread = self._inputs()
+        passing = unread[:, None] + inputs + skip_peak
+        return Chain(
+            self.graph, _tuples(forward), _tuples(backward), skip, save, alone, self.held, inputs, hold, passing, saved,
+            passed_on, gradient, *peaks,
+        )  # fmt: skip
+
+    def _inputs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Chain.inputs, Chain.hold, and per stage the bytes of its input that backward does not read."""
+        inputs, hold = (np.zeros((self.n, self.n), np.int64) for _ in range(2))
+        unread = np.zeros(self.n, np.int64)
+        for v in np.flatnonzero((self.last > self.made) & (self.made >= 0)).tolist():
+            size, begin, end = self.size[v], self.made[v] + 1, self.last[v] + 1  # in the inputs of begin to end - 1
+            inputs[:begin, begin:end] += size
+            if self.used[v] < self.n:
+                hold[:begin, begin:end] += size
+            else:
+                unread[begin:end] += size
+                hold[begin:end, end:] += size
+        return inputs, hold, unread
+
+    def _stage(self, stage: int, forward: list[int], backward: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple]:
+        read = self.used < self.n
+        own, own_gradient = self.made == stage, self.group == stage
+        passed_on = own & (self.last > stage)
+        unread = (self.made < stage) & (self.made >= 0) & (self.last >= stage) & ~read
+        later = (self.made > stage) | (self.group > stage)
+        waiting = later & (self.used <= stage)  # for the backward of this stage or earlier ones
+        left = (own | own_gradient | later) & (self.used < stage)
+        wanted = left.copy()
+        for o in backward:
+            wanted[list(self.graph.ops[o].inputs)] = True
+        skip, save, alone = (
+            self._pruned(forward, values) for values in (passed_on, passed_on | own & read, wanted)
+        )  # fmt: skip
+        sizes = (
+            self.size[own & read].sum(),
+            self.size[passed_on & read].sum(),
+            self.size[waiting].sum(),
+            self._peak(skip, own, passed_on, own),
+            self._peak(save, own | unread, passed_on | own & read | unread & (self.last > stage), own | unread),
+            self._peak(alone + backward, own | unread | waiting | own_gradient, left, unread | waiting),
+            self._peak(backward, own | waiting | own_gradient, left, waiting),
+        )
+        return (tuple(skip), tuple(save), tuple(alone)), sizes
+
+    def _pruned(self, ops: list[int], wanted: np.ndarray) -> list[int]:
+        a = self.graph.arrays
+        every = np.ones(len(a.recompute), np.bool_)
+        runs = np.array(ops, np.int64)
+        return kernel.prune(runs, a.producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, every, wanted).tolist()
+
+    def _peak(self, runs: list[int], counted: np.ndarray, left: np.ndarray, writable: np.ndarray) -> int:
+        """Most bytes of the values `counted` during the runs, where those of `left` must be there after them. What
+        comes from outside may be written over only if `writable`."""
+        a = self.graph.arrays
+        shared = np.zeros(len(counted), np.bool_)
+        if self.graph.boundary is not None:
+            boundary = self.graph.ops[self.graph.boundary]
+            shared[[*boundary.inputs, *boundary.outputs]] = True
+        size = np.where(counted, self.size, 0)
+        peak, _ = modes.peak(
+            np.array(runs, np.int64), len(runs), np.empty(len(size), np.bool_), writable.astype(np.int8),
+            np.empty(len(runs), np.int64), *a._replace(bytes=size, keep=left), shared,
+        )  # fmt: skip
+        return max(int(peak), int(size[left].sum()))
+
+
+def _sums(stages: Stages, weights: np.ndarray) -> np.ndarray:
+    return np.array([weights[list(ops)].sum() for ops in stages], np.float64)
+
+
+def _tuples(rows: list[list[int]]) -> Stages:
+    return tuple(tuple(r) for r in rows)
