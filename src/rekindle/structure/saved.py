@@ -33,7 +33,7 @@ class Dropping:
         a = graph.arrays
         for v, readers in enumerate(graph.consumers):
             p = a.producer[v]
-            if p < 0 or position[p] < 0 or not a.recompute[p]:
+            if p < 0 or position[p] < 0 or not a.recompute[p] or not a.bytes[v]:  # what takes no bytes is kept for free
                 continue
             uses = [int(position[o]) for o in (p, *readers) if position[o] >= 0]
             if self.end_of_forward is not None:

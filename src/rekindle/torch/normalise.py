@@ -34,10 +34,12 @@ class Call:
 
     node : the ATen call, or for copy_ and snapshot the placeholder written or read, for accumulate the placeholder
         whose gradient is handed over.
+    over : value over which the result may be written -> position of the argument that lies in it.
     """
 
     kind: str
     node: fx.Node | None = None
+    over: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -127,6 +129,7 @@ class _Lowering:
         self.snapshots: dict[fx.Node, int] = {}
         self.reads_snapshot: set[fx.Node] = set()
         self.tokens: list[int] = []  # what forward must have run before it ends, beside its results
+        self.drawn: int | None = None  # token of the random op before: they draw in the model's order
         self.wanted: set[fx.Node] = set()  # nodes that a result, a mutation or a gradient needs
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -259,45 +262,60 @@ class _Lowering:
                 self.add_part(v, (n, i))
             else:
                 raise TraceError(f"{n.target} returns both new tensors and views of its inputs; this cannot be planned")
-        if not outputs or not backward and rules.draws_random(n.target) and n not in self.wanted:
-            # It has an effect beyond its results: a token lets the boundary wait for it.
-            outputs.append(self.new_value(0))
-            self.tokens.append(outputs[-1])
+        draws = not backward and rules.draws_random(n.target)
+        if draws and self.drawn is not None:
+            inputs.append(self.drawn)
+        if not outputs or draws:
+            # It has an effect beyond its results: a token lets the boundary wait for it, and the next random op.
+            token = self.new_value(0)
+            outputs.append(token)
+            self.drawn = token if draws else self.drawn
+            if not draws or n not in self.wanted:
+                self.tokens.append(token)
         path = self.c.module_path.get(n, "")
         marked = not backward and any(fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in self.marks)
         tensors = [t for x in (n, *n.all_input_nodes) for _, t in tensors_of(x)]
         run_once = once or marked or rules.must_save(n.target, {t.device.type for t in tensors if t.dim()})
         first = tensors_of(n)[0][1] if tensors_of(n) else None
         shape = describe(first) if first is not None else ""
+        over = self._overwritable(n)
         self.ops.append(
             Op(
                 f"{path}|{n.target}|{shape}", tuple(inputs), tuple(outputs),
-                backward=backward, recompute=not run_once, inplace=self._overwritable(n),
+                backward=backward, recompute=not run_once, inplace=tuple(over),
             )
         )  # fmt: skip
-        self.calls.append(Call("aten", n))
+        self.calls.append(Call("aten", n, over))
 
-    def _overwritable(self, n: fx.Node) -> tuple[int, ...]:
-        """Values over which the op may write its result: the argument is the whole storage, laid out as the result."""
+    def _overwritable(self, n: fx.Node) -> dict[int, int]:
+        """Value over which the op may write its result -> position of the argument. That argument, or what it is a view
+        of, is the whole storage, laid out as the result."""
         out = n.meta.get("val")
-        rows = []
+        rows: dict[int, int] = {}
         for position in rules.OVERWRITES.get(n.target, {}):
             a: Any = n.args[position] if position < len(n.args) else None
-            part = base_part(a) if isinstance(a, fx.Node) else None
-            if part is None or part[0] in self.views or not rules.returns_new(part[0].target):
+            v = self.sole_value(a)
+            t = a.meta.get("val") if v is not None else None
+            if v is None or not isinstance(t, torch.Tensor) or not isinstance(out, torch.Tensor):
                 continue
-            t = a.meta.get("val")
-            if not isinstance(t, torch.Tensor) or not isinstance(out, torch.Tensor):
-                continue
-            v = self.value_of.get(part)
             whole = storage_bytes(t) == t.numel() * t.element_size() == storage_bytes(out) and t.storage_offset() == 0
             same = (t.shape, t.stride(), t.dtype, t.device) == (out.shape, out.stride(), out.dtype, out.device)
             storage = t.untyped_storage()._cdata
             others = [x for o in n.all_input_nodes if o is not a for _, x in tensors_of(o)]
             apart = all(x.untyped_storage()._cdata != storage for x in others)
-            if v is not None and len(self.parts[v]) == 1 and whole and same and apart:
-                rows.append(v)
-        return tuple(dict.fromkeys(rows))
+            if whole and same and apart:
+                rows.setdefault(v, position)
+        return rows
+
+    def sole_value(self, a: Any) -> int | None:
+        """The value that the tensor `a` lies in, if an op made it with a storage of its own and it is all of that; else
+        None."""
+        values = self.values_behind(a) if isinstance(a, fx.Node) else []
+        parts = self.parts[values[0]] if len(values) == 1 else []
+        if len(parts) != 1 or parts[0][0].op != "call_function":
+            return None
+        made_by = parts[0][0]
+        return values[0] if made_by not in self.views and rules.returns_new(made_by.target) else None
 
     def copies(self, direct: set[fx.Node]) -> None:
         """Write what the module mutates, after everything that reads the old content directly."""

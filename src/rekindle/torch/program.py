@@ -228,7 +228,7 @@ class _Writer:
         target: Any = n.target
         name = self._function(rules.runnable(target))
         if s.into is not None:
-            position = self._overwritten_position(n, s.into)
+            position = call.over[s.into]
             name = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
         arguments = [self._argument(a, n) for a in n.args] + [
             f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()
@@ -249,14 +249,6 @@ class _Writer:
             self.lines.append("    del members")
         if s.into is not None:
             self._delete(s.into)
-
-    def _overwritten_position(self, n: fx.Node, value: int) -> int:
-        for position in rules.OVERWRITES[n.target]:
-            a = n.args[position]
-            part = base_part(a) if isinstance(a, fx.Node) else None
-            if part is not None and self.low.value_of.get(part) == value:
-                return position
-        raise AssertionError(f"{n} cannot write over value {value}")
 
     def _delete(self, value: int) -> None:
         if names := self._variables(value):

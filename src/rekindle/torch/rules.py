@@ -126,7 +126,8 @@ def returns_new(target: Any) -> bool:
 
 
 # Ops whose `out=` or in-place form gives the same bits when the output lies over the given argument: element-wise
-# kernels that read each element before they write it. `out=` forms that compute elsewhere and copy are not here.
+# kernels that read each element before they write it, and softmaxes, which read a row to its end before they write it.
+# `out=` forms that compute elsewhere and copy are not here.
 # {position of the argument: call that writes over it}
 def _unary(inplace: Any) -> dict[int, Callable[..., Any]]:
     return {0: inplace}
@@ -146,11 +147,19 @@ def _binary(inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
     return {0: inplace, 1: second}
 
 
+def _out(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return out(*args, **kwargs, out=args[position])
+
+    return {position: call}
+
+
 OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.relu.default: _unary(aten.relu_.default),
     aten.sigmoid.default: _unary(aten.sigmoid_.default),
     aten.tanh.default: _unary(aten.tanh_.default),
     aten.silu.default: _unary(aten.silu_.default),
+    aten.gelu.default: _unary(aten.gelu_.default),
     aten.hardtanh.default: _unary(aten.hardtanh_.default),
     aten.hardswish.default: _unary(aten.hardswish_.default),
     aten.leaky_relu.default: _unary(aten.leaky_relu_.default),
@@ -171,6 +180,10 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.hardtanh_backward.default: _grad_input(aten.hardtanh_backward.grad_input),
     aten.leaky_relu_backward.default: _grad_input(aten.leaky_relu_backward.grad_input),
     aten.elu_backward.default: _grad_input(aten.elu_backward.grad_input),
+    aten._softmax.default: _out(aten._softmax.out),
+    aten._log_softmax.default: _out(aten._log_softmax.out),
+    aten._softmax_backward_data.default: _grad_input(aten._softmax_backward_data.out),
+    aten._log_softmax_backward_data.default: _out(aten._log_softmax_backward_data.out),
     aten.masked_fill.Scalar: _unary(aten.masked_fill_.Scalar),
     aten.where.self: {
         1: lambda c, a, b: aten.where.self_out(c, a, b, out=a),
