@@ -1,0 +1,313 @@
+"""Best-first search over needed sets (see structure/needed.py), and the bound that guides it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+FULL, PAUSED, GOAL, EMPTY = 0, 1, 2, 3  # why `search` came back
+COUNT, OPEN, EXPANDED = 0, 1, 2  # in `state`: labels made, labels in the heap, labels expanded
+
+
+class Model(NamedTuple):
+    """What structure.needed.Needed knows, as flat arrays; its docstring tells the fields."""
+
+    size: np.ndarray
+    cost: np.ndarray
+    again: np.ndarray
+    reads: np.ndarray
+    makes: np.ndarray
+    heavy: np.ndarray
+    below: np.ndarray
+    other: np.ndarray
+    first: np.ndarray
+    in_ptr: np.ndarray
+    in_ids: np.ndarray
+    out_ptr: np.ndarray
+    out_ids: np.ndarray
+    over_ptr: np.ndarray
+    over_ids: np.ndarray
+
+
+class Table(NamedTuple):
+    """Labels (a needed set and how it was reached), a heap of those to expand and a hash table of sets; flat arrays.
+
+    key : a bound on the goal's figure by this label. extra : cost of the runs again so far. op, parent : the way here.
+    last : the op, if the last undone was a run again, else -1.
+    best : per slot a label of that set. done, done_last : least extra with which it was expanded, and `last` there.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    key: np.ndarray
+    extra: np.ndarray
+    held: np.ndarray
+    parent: np.ndarray
+    op: np.ndarray
+    last: np.ndarray
+    heap: np.ndarray
+    best: np.ndarray
+    done: np.ndarray
+    done_last: np.ndarray
+
+
+@nb.njit(cache=True)
+def watch(low, high, own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio, cap, slack, by_cost,
+          waits):  # fmt: skip
+    """What the first runs of a few ops say of the rest of the schedule, for the needed set (low, high).
+
+    When op w runs for the first time, each of its items (a value made before w and read after it) that the set still
+    calls for is live or made again later, at `ratio` a byte at least. by_cost: the least cost of making again that
+    brings w's memory down to `cap`; else the least memory that a cost of `slack` can bring it down to.
+    """
+    bound = 0.0
+    for w in range(len(own)):
+        if (low & w_low[w]) == 0 and (high & w_high[w]) == 0:
+            continue
+        total = own[w]
+        begin, end = item_ptr[w], item_ptr[w + 1]
+        for j in range(begin, end):
+            waits[j - begin] = (low & item_low[j]) != 0 or (high & item_high[j]) != 0
+            if waits[j - begin]:
+                total += item_size[j]
+        found = 0.0
+        if by_cost:
+            left = total - cap
+            for j in range(begin, end):
+                if left <= 0:
+                    break
+                if waits[j - begin]:
+                    found += item_ratio[j] * min(left, item_size[j])
+                    left -= item_size[j]
+            if left > 0:
+                found = np.inf
+            found *= 1 - 1e-12
+        else:
+            left_cost, saved = slack, 0.0
+            for j in range(begin, end):
+                if waits[j - begin]:
+                    if item_ratio[j] == np.inf:
+                        break
+                    cost = item_ratio[j] * item_size[j]
+                    if cost >= left_cost:
+                        saved += left_cost / item_ratio[j] if item_ratio[j] > 0 else item_size[j]
+                        break
+                    left_cost -= cost
+                    saved += item_size[j]
+            found = total - np.floor(saved * (1 + 1e-12) + 1e-6)
+        bound = max(bound, found)
+    return bound
+
+
+@nb.njit(cache=True)
+def _slot(best, low, high, lows, highs):
+    """The place of a set in the hash table: where it is, or where it belongs."""
+    mask = np.uint64(len(best) - 1)
+    h = (low * np.uint64(0x9E3779B97F4A7C15)) ^ (high * np.uint64(0xC2B2AE3D27D4EB4F))
+    h ^= h >> np.uint64(29)
+    h *= np.uint64(0xBF58476D1CE4E5B9)
+    h ^= h >> np.uint64(32)
+    i = h & mask
+    while best[i] >= 0 and (lows[best[i]] != low or highs[best[i]] != high):
+        i = (i + np.uint64(1)) & mask
+    return i
+
+
+@nb.njit(cache=True)
+def rehash(low, high, old_best, old_done, old_last, best, done, done_last):
+    """Moves the hash table to a larger one."""
+    for i in range(len(old_best)):
+        if old_best[i] >= 0:
+            j = _slot(best, low[old_best[i]], high[old_best[i]], low, high)
+            best[j] = old_best[i]
+            done[j] = old_done[i]
+            done_last[j] = old_last[i]
+
+
+@nb.njit(cache=True)
+def _before(key, a, b):
+    """Whether label a is expanded before label b: the lower key; of equal ones the younger, so that ways end soon."""
+    return key[a] < key[b] or (key[a] == key[b] and a > b)
+
+
+@nb.njit(cache=True)
+def push(heap, size, key, label):
+    """Enters a label."""
+    i = size
+    while i > 0:
+        up = (i - 1) >> 1
+        if not _before(key, label, heap[up]):
+            break
+        heap[i] = heap[up]
+        i = up
+    heap[i] = label
+
+
+@nb.njit(cache=True)
+def _pop(heap, size, key):
+    top = heap[0]
+    label = heap[size - 1]
+    size -= 1
+    i = 0
+    while 2 * i + 1 < size:
+        child = 2 * i + 1
+        if child + 1 < size and _before(key, heap[child + 1], heap[child]):
+            child += 1
+        if not _before(key, heap[child], label):
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = label
+    return top
+
+
+@nb.njit(cache=True)
+def _undo(q, low, high, held, model):
+    """(memory while q runs for the needed set (low, high), size of the set before that run)."""
+    size, first, other = model.size, model.first, model.other
+    one = np.uint64(1)
+    after = held
+    during = other[q]
+    for j in range(model.out_ptr[q], model.out_ptr[q + 1]):
+        v = model.out_ids[j]
+        during += size[v]
+        if ((high >> np.uint64(v - 64) if v >= 64 else low >> np.uint64(v)) & one) != 0:
+            after -= size[v]
+    for j in range(model.in_ptr[q], model.in_ptr[q + 1]):
+        v = model.in_ids[j]
+        if ((high >> np.uint64(v - 64) if v >= 64 else low >> np.uint64(v)) & one) == 0:
+            after += size[v]
+    for j in range(model.over_ptr[q], model.over_ptr[q + 1]):
+        v = model.over_ids[j]
+        if ((high >> np.uint64(v - 64) if v >= 64 else low >> np.uint64(v)) & one) == 0:
+            during -= first[q]
+            break
+    return during + after, after
+
+
+@nb.njit(cache=True)
+def _commutes(q, o, low, high, held, room, model):
+    """Whether o can be undone before q from the set (low, high) as well as after it, q being a run again."""
+    makes, reads, heavy = model.makes, model.reads, model.heavy
+    if (low & makes[o, 0]) == 0 and (high & makes[o, 1]) == 0:
+        return False
+    if (makes[o, 0] & reads[q, 0]) != 0 or (makes[o, 1] & reads[q, 1]) != 0:
+        return False
+    if (makes[q, 0] & reads[o, 0]) != 0 or (makes[q, 1] & reads[o, 1]) != 0:
+        return False
+    during, after = _undo(o, low, high, held, model)
+    if during > room:
+        return False
+    wanted = (low & ~makes[o, 0] & model.below[o, 0]) != 0 or (high & ~makes[o, 1] & model.below[o, 1]) != 0
+    gone = heavy if wanted else makes
+    during, after = _undo(q, (low & ~gone[o, 0]) | reads[o, 0], (high & ~gone[o, 1]) | reads[o, 1], after, model)
+    return during <= room
+
+
+@nb.njit(cache=True)
+def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
+    """(why it came back, label): expands up to `chunk` labels, the one with the lowest key first.
+
+    by_cost: key bounds the extra cost, and no run may hold more than `cap`; else key bounds the peak. No more extra
+    cost than `cutoff` in either case. The lowest open key is a bound on what is left whenever this comes back.
+
+    Two rules spare most of the work. The first run of an op that holds no more before it than after it is undone as
+    soon as it can be. And runs again are undone as late as possible: right after one comes only what could not have
+    come before it (of two runs again that could change places, the one with the lower number comes first).
+    """
+    makes, heavy, reads, below, cost, again = (
+        model.makes, model.heavy, model.reads, model.below, model.cost, model.again,
+    )  # fmt: skip
+    lows, highs, keys, extras, helds, parents, by_op, last, heap, best, done, done_last = table
+    own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio = watches
+    waits = np.zeros(len(model.size) + 1, np.bool_)
+    n = len(cost)
+    child_op = np.empty(n, np.int64)
+    child_first = np.empty(n, np.bool_)
+    child_mem = np.empty(n, np.int64)
+    child_held = np.empty(n, np.int64)
+    child_extra = np.empty(n)
+    for _ in range(chunk):
+        if state[OPEN] == 0:
+            return EMPTY, -1
+        if state[COUNT] + n >= len(lows):
+            return FULL, -1
+        label = _pop(heap, state[OPEN], keys)
+        state[OPEN] -= 1
+        low, high, extra, key, held = lows[label], highs[label], extras[label], keys[label], helds[label]
+        if low == 0 and high == 0:
+            push(heap, state[OPEN], keys, label)  # stays the lowest, for whoever asks
+            state[OPEN] += 1
+            return GOAL, label
+        slot = _slot(best, low, high, lows, highs)
+        before = last[label]
+        if done[slot] < extra or (done[slot] == extra and (done_last[slot] == -1 or done_last[slot] == before)):
+            continue
+        if done[slot] == extra:
+            before = -1  # met by another way before: what either way allows
+        done[slot] = extra
+        done_last[slot] = before
+        state[EXPANDED] += 1
+        room = cap if by_cost else key
+        m = 0
+        for q in range(n):
+            if (low & makes[q, 0]) == 0 and (high & makes[q, 1]) == 0:
+                continue
+            left_low, left_high = low & ~makes[q, 0], high & ~makes[q, 1]
+            wanted_again = (left_low & below[q, 0]) != 0 or (left_high & below[q, 1]) != 0
+            # What takes no memory stays from the first run on, so a later run must make something that does.
+            if wanted_again and (not again[q] or ((low & heavy[q, 0]) == 0 and (high & heavy[q, 1]) == 0)):
+                continue
+            more = extra + (cost[q] if wanted_again else 0.0)
+            if more > cutoff:
+                continue
+            during, after = _undo(q, low, high, held, model)
+            if by_cost and during > cap:
+                continue
+            forced = not wanted_again and after <= held and during <= room
+            if forced:
+                m = 0  # right here is as good as anywhere
+            up = parents[label]
+            if not (
+                before >= 0
+                and (not wanted_again or q < before)
+                and _commutes(before, q, lows[up], highs[up], helds[up], room, model)
+            ):
+                child_op[m], child_mem[m], child_held[m], child_extra[m] = q, during, after, more
+                child_first[m] = not wanted_again
+                m += 1
+            if forced:
+                break
+        for c in range(m):
+            q, more = child_op[c], child_extra[c]
+            gone = makes if child_first[c] else heavy
+            new_low = (low & ~gone[q, 0]) | reads[q, 0]
+            new_high = (high & ~gone[q, 1]) | reads[q, 1]
+            new_last = -1 if child_first[c] else q
+            new_key = max(key, float(child_mem[c])) if not by_cost else max(key, more)
+            slot = _slot(best, new_low, new_high, lows, highs)
+            known = best[slot]
+            if known >= 0:
+                if done[slot] < more or (done[slot] == more and (done_last[slot] == -1 or done_last[slot] == new_last)):
+                    continue
+                if extras[known] <= more and keys[known] <= new_key and last[known] in (-1, new_last):
+                    continue
+            bound = watch(new_low, new_high, own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio,
+                          cap, cutoff - more, by_cost, waits)  # fmt: skip
+            if by_cost:
+                bound += more
+                if bound > cutoff:
+                    continue
+            new_key = max(new_key, bound)
+            if known >= 0 and extras[known] <= more and keys[known] <= new_key and last[known] in (-1, new_last):
+                continue
+            i = state[COUNT]
+            state[COUNT] += 1
+            lows[i], highs[i], keys[i], extras[i], helds[i] = new_low, new_high, new_key, more, child_held[c]
+            parents[i], by_op[i], last[i] = label, q, new_last
+            best[slot] = i
+            push(heap, state[OPEN], keys, i)
+            state[OPEN] += 1
+    return PAUSED, -1

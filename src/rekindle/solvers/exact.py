@@ -1,0 +1,267 @@
+"""Least cost within a peak, or least peak within a cost, of a small graph: exact.
+
+The model is the needed-set view of pebbling with recomputation: read backwards, a schedule is a path over the sets of
+values that the future needs (structure/needed.py). Least peak is a bottleneck shortest path (Dijkstra), least cost
+within a peak is a shortest path found by A* (Hart, Nilsson, Raphael, 1968) whose estimate counts every op that must
+still run, and the least cost of making again what cannot wait in memory when one of a few ops first runs.
+
+Problem: the goal itself, on the whole step: any order of the ops, any number of runs, workspace, ops of several
+outputs, ops that may run only once, writing in place.
+
+Optimality: least cost among all schedules that the judge accepts and that stay within `limit`; least peak among those
+within `max_overhead`; least peak of all with neither, and then least cost at that peak. So where the search ends by
+itself and the graph allows no unsafe write in place: the schedules given here write in place only where a second
+backward stays possible. When it is cut short, what is still open gives a certified bound.
+
+Complexity: exponential; about 10^5 sets a second. Graphs of more than 128 needed ops, or values that something reads,
+are declined: there the baseline is all it gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph import Graph
+from ..kernels import needed as kernel
+from ..schedule import Schedule
+from ..simulate import simulate
+from ..structure.needed import MOST, Needed
+from .base import Problem
+from .registry import register
+
+NODES = 1_000_000  # labels expanded before the search gives up, about 10 s
+WATCHED = 8  # ops whose first run is looked at to bound the rest of a schedule
+NEGLIGIBLE = 0.001  # values that together hold at most this part of all bytes are first left out
+CHUNK = 20_000  # labels between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Solution:
+    """schedule : the best found, or None. peak_bound : no schedule within `max_cost` holds less, resident included.
+    cost_bound : no schedule within `limit` costs less; infinite where there is none. proven : the bound is reached."""
+
+    schedule: Schedule | None
+    peak_bound: int
+    cost_bound: float
+    proven: bool
+
+
+@register(
+    "exact",
+    graphs="any",
+    objective="the goal itself, for graphs of up to 128 ops and values",
+    optimal="least cost within a peak, least peak within a cost, or least peak, of all schedules",
+    complexity="exponential; at most 10^6 sets of values are looked at",
+    citation="bottleneck Dijkstra and A* (Hart, Nilsson, Raphael, 1968) over the sets of values still needed",
+)
+def exact(problem: Problem) -> Iterator[Schedule]:
+    """A* over the sets of values that the rest of the step still needs; proves what it finds, on small graphs."""
+    graph, weights = problem.graph, problem.weights
+    yield Schedule.baseline(graph, "exact")
+    if not fits(graph):
+        problem.progress(f"exact: the graph has more than {MOST} needed ops or values; use solver='auto'")
+        return
+    once = float(weights[graph.needed].sum())
+    max_cost = None if problem.max_overhead is None else once * (1 + problem.max_overhead)
+    nodes = max(1, int(NODES * problem.effort))
+    for safe in (True, False):
+        limit = problem.limit
+        if limit is None and max_cost is None:
+            least = solve(graph, weights, nodes=nodes, deadline=problem.deadline, safe=safe)
+            if least.schedule is not None:
+                yield Schedule.from_runs(graph, least.schedule.runs, "exact")
+                limit = least.peak_bound
+        found = solve(graph, weights, limit, max_cost, nodes=nodes, deadline=problem.deadline, safe=safe)
+        if found.schedule is not None:
+            yield Schedule.from_runs(graph, found.schedule.runs, "exact")
+
+
+def fits(graph: Graph) -> bool:
+    """Whether the graph is small enough to be searched."""
+    a = graph.arrays
+    read = {v for i in np.flatnonzero(graph.needed) for v in graph.ops[i].inputs} | set(graph.keep)
+    return int(graph.needed.sum()) <= MOST and sum(bool(a.producer[v] >= 0) for v in read) <= MOST
+
+
+def solve(
+    graph: Graph,
+    weights: np.ndarray,
+    limit: int | None = None,
+    max_cost: float | None = None,
+    nodes: int = NODES,
+    deadline: float | None = None,
+    safe: bool = False,
+) -> Solution:
+    """Least cost within `limit` (bytes, resident included) and `max_cost`; without a limit, least peak within
+    `max_cost`. The graph must fit.
+
+    nodes : labels expanded at most. deadline : `time.monotonic()` at which to stop.
+    safe : writes in place only where a second backward stays possible; else wherever the judge allows it.
+    """
+    once = float(weights[graph.needed].sum())
+    slack = np.inf if max_cost is None else max_cost - once + 1e-9 * once
+    result = Solution(None, 0, once, False)
+    for drop in (NEGLIGIBLE, 0.0):  # small values make a search long and hardly matter; if they do, it looks at them
+        found = _search(Needed(graph, weights, safe, drop), limit, slack, nodes, deadline)
+        result = _better(graph, weights, result, found, limit)
+        if result.proven or not found.proven:
+            break
+    return result
+
+
+def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline: float | None) -> Solution:
+    once, resident = float(model.cost.sum()), model.graph.resident_bytes
+    floor = max([model.held(model.start)] + [model.own(k) for k in range(len(model.ops))])
+    least = resident + floor * model.unit
+    if limit is not None and limit < least or slack < 0:
+        return Solution(None, least, np.inf, True)
+    search = Search(model, floor, None if limit is None else (limit - resident) // model.unit, slack)
+    status, bound, runs = search.run(nodes, deadline)
+    schedule = None if runs is None else model.schedule(runs, "exact")
+    ended = status in (kernel.GOAL, kernel.EMPTY)
+    if limit is None:
+        return Solution(schedule, resident + int(min(bound * model.unit, 2**62)), once, ended)
+    return Solution(schedule, least, once + bound, ended)
+
+
+def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, limit: int | None) -> Solution:
+    """What two searches for the same tell together, held against the judge."""
+    peak_bound, cost_bound = max(one.peak_bound, two.peak_bound), max(one.cost_bound, two.cost_bound)
+    schedule, proven = one.schedule, two.schedule is None and two.proven
+    if two.schedule is not None:
+        judged = simulate(graph, two.schedule)
+        if limit is None or judged.peak_bytes <= limit:
+            schedule = two.schedule
+            cost = float(judged.runs @ weights)
+            proven = judged.peak_bytes <= peak_bound if limit is None else cost <= cost_bound * (1 + 1e-9)
+    return Solution(schedule, peak_bound, cost_bound, proven)
+
+
+class Search:
+    """Labels, heap and hash table of one search, and the ops watched in it."""
+
+    def __init__(self, model: Needed, floor: int, cap: int | None, slack: float):
+        self.by_cost = cap is not None
+        self.cap, self.slack, self.floor = cap or 0, slack, floor
+        cost_free = not self.by_cost and slack == np.inf
+        self.model = model.arrays._replace(cost=np.zeros(len(model.ops))) if cost_free else model.arrays
+        self.start = model.start
+        self.held = model.held(model.start)
+        self.watches = self._pick(model)
+        self.state = np.zeros(3, np.int64)
+        self._grow(1 << 14)
+        self._enter()
+
+    def _pick(self, model: Needed) -> tuple[np.ndarray, ...]:
+        """The ops whose first run says most at the start: with the whole slack, with half of it and with none."""
+        every = Watches(model, range(len(model.ops)))
+        if not self.by_cost and self.slack == np.inf:
+            return every.of([])
+        slacks = [self.slack] if self.by_cost else [self.slack, self.slack / 2, 0.0]
+        chosen: list[int] = []
+        for slack in slacks:
+            score = [self._watch(every.of([k]), slack) for k in range(len(model.ops))]
+            best = sorted(range(len(score)), key=lambda k: (-score[k], k))
+            chosen += [k for k in best if k not in chosen][: max(2, WATCHED // len(slacks))]
+        return every.of(chosen)
+
+    def _watch(self, watches: tuple[np.ndarray, ...], slack: float) -> float:
+        waits = np.zeros(len(self.model.size) + 1, np.bool_)
+        return float(kernel.watch(*self.start, *watches, self.cap, slack, self.by_cost, waits))
+
+    def _enter(self) -> None:
+        bound = self._watch(self.watches, self.slack)
+        t = self.table
+        t.low[0], t.high[0], t.held[0], t.parent[0], t.last[0] = *self.start, self.held, -1, -1
+        t.key[0] = bound if self.by_cost else max(bound, self.floor)
+        if self.by_cost and bound > self.slack:
+            return
+        kernel.push(t.heap, 0, t.key, 0)
+        self.state[:] = 1, 1, 0
+
+    def _grow(self, capacity: int) -> None:
+        n = int(self.state[kernel.COUNT])
+        types = (np.uint64, np.uint64, np.float64, np.float64, np.int64, np.int32, np.int16, np.int16, np.int32)
+        flat = [np.zeros(capacity + 1, t) for t in types]
+        slots = 2 * capacity
+        table = kernel.Table(*flat, np.full(slots, -1, np.int32), np.full(slots, np.inf), np.full(slots, -1, np.int16))
+        if n:
+            for new, old in zip(flat, self.table[: len(flat)], strict=True):
+                new[: len(old)] = old
+            kernel.rehash(table.low, table.high, *self.table[len(flat) :], *table[len(flat) :])
+        self.table = table
+
+    def run(self, nodes: int, deadline: float | None) -> tuple[int, float, list[int] | None]:
+        """(why it ended, bound on the goal's figure, runs of the way to the goal or None)."""
+        while True:
+            chunk = min(CHUNK, nodes - int(self.state[kernel.EXPANDED]))
+            status, label = kernel.search(
+                chunk, self.by_cost, self.cap, self.slack, self.state, self.table, self.model, self.watches
+            )
+            t = self.table
+            lowest = float(t.key[t.heap[0]]) if self.state[kernel.OPEN] else np.inf
+            if status == kernel.GOAL:
+                return status, lowest, self._way(label)
+            if status == kernel.FULL:
+                self._grow(2 * (len(t.low) - 1))
+            elif status == kernel.EMPTY:
+                return status, np.inf, None
+            elif self.state[kernel.EXPANDED] >= nodes or deadline is not None and time.monotonic() > deadline:
+                return status, lowest, None
+
+    def _way(self, label: int) -> list[int]:
+        """The ops from a label back to the start, which is the order in which they run."""
+        runs = []
+        while self.table.parent[label] >= 0:
+            runs.append(int(self.table.op[label]))
+            label = int(self.table.parent[label])
+        return runs
+
+
+class Watches:
+    """For each op what may wait while it runs for the first time, as `kernel.watch` takes it."""
+
+    def __init__(self, model: Needed, ops: range):
+        self.model = model
+        self.rows = [self._items(k) for k in ops]
+
+    def _items(self, k: int) -> list[tuple[float, int, int]]:
+        """(cost a byte, value, set of values as an int whose being needed makes it wait) in order of that cost."""
+        m = self.model
+        reads = set(m.in_ids[m.in_ptr[k] : m.in_ptr[k + 1]].tolist())
+        readers: dict[int, int] = {}
+        for c in range(len(m.ops)):
+            if m.after[k] >> c & 1 and c != k:
+                for v in m.in_ids[m.in_ptr[c] : m.in_ptr[c + 1]].tolist():
+                    readers[v] = readers.get(v, 0) | _int(m.below[c])
+        items = []
+        for p in range(len(m.ops)):
+            if p == k or not m.before[k] >> p & 1:
+                continue
+            mine = [v for v in m.out_ids[m.out_ptr[p] : m.out_ptr[p + 1]].tolist() if v not in reads and m.size[v]]
+            total = sum(int(m.size[v]) for v in mine)
+            for v in mine:
+                ratio = m.cost[p] / total if m.again[p] else np.inf
+                items.append((float(ratio), v, readers.get(v, 0) | 1 << v))
+        return sorted(items)
+
+    def of(self, chosen: list[int]) -> tuple[np.ndarray, ...]:
+        m = self.model
+        items = [item for k in chosen for item in self.rows[k]]
+        ptr = np.zeros(len(chosen) + 1, np.int64)
+        np.cumsum([len(self.rows[k]) for k in chosen], out=ptr[1:])
+        word = (1 << 64) - 1
+        return (
+            np.array([m.own(k) for k in chosen], np.float64),
+            m.below[chosen, 0], m.below[chosen, 1], ptr,
+            np.array([i[2] & word for i in items], np.uint64), np.array([i[2] >> 64 for i in items], np.uint64),
+            np.array([m.size[i[1]] for i in items], np.float64), np.array([i[0] for i in items], np.float64),
+        )  # fmt: skip
+
+
+def _int(mask: np.ndarray) -> int:
+    return int(mask[0]) | int(mask[1]) << 64

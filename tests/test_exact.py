@@ -1,0 +1,147 @@
+"""The exact search against all schedules that the judge accepts, enumerated in plain Python."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.graph import BOUNDARY, Graph, Op, Value
+from rekindle.schedule import Schedule
+from rekindle.simulate import simulate
+from rekindle.solvers import registry
+from rekindle.solvers.base import Problem
+from rekindle.solvers.exact import fits, solve
+from strategies import chains, dags, graphs, joint_graphs, schedules, u_nets
+
+Front = list[tuple[int, float]]
+
+
+def brute_force(graph: Graph) -> Front:
+    """(peak, seconds) of the undominated schedules, by the judge's rules read forwards, in order of rising peak.
+
+    The state is what is live and which ops that may run only once have run; every run of every op, over every input
+    that it may overwrite, and every single free is tried.
+    """
+    produced = {v for op in graph.ops for v in op.outputs}
+    keep = {v for v in graph.keep if v in produced}
+
+    def held(live: frozenset[int]) -> int:
+        return sum(graph.values[v].bytes for v in live)
+
+    start: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+    todo = [(graph.resident_bytes, 0.0, 0, start)]
+    cheapest: dict[object, float] = {}
+    front: Front = []
+    count = 0
+    while todo:
+        peak, seconds, _, (live, ran) = heapq.heappop(todo)
+        if cheapest.get((live, ran), math.inf) <= seconds:
+            continue
+        cheapest[live, ran] = seconds
+        if keep <= live and (not front or seconds < front[-1][1]):
+            front.append((peak, seconds))
+        after = [(peak, seconds, (live - {v}, ran)) for v in live]
+        for i, op in enumerate(graph.ops):
+            if not (set(op.inputs) & produced) <= live or i in ran:
+                continue
+            now = ran if op.recompute else ran | {i}
+            for into in (None, *(v for v in op.inplace if v in live)):
+                costing = op.outputs if into is None else op.outputs[1:]
+                if into is not None and graph.values[op.outputs[0]].bytes > graph.values[into].bytes:
+                    continue
+                during = graph.resident_bytes + held(live) + op.workspace
+                during += sum(graph.values[v].bytes for v in costing)
+                new = (live | set(op.outputs)) - {into}
+                after.append((max(peak, during), seconds + op.seconds, (new, now)))
+        for p, s, state in after:
+            if cheapest.get(state, math.inf) > s:
+                count += 1
+                heapq.heappush(todo, (p, s, count, state))
+    return front
+
+
+def small() -> st.SearchStrategy[Graph]:
+    return st.one_of(dags(4), chains(3), joint_graphs(3), u_nets(1))
+
+
+@settings(max_examples=60)
+@given(small())
+def test_every_point_of_the_front(graph: Graph) -> None:
+    front = brute_force(graph)
+    weights = graph.weights()
+    least = solve(graph, weights)
+    assert least.proven
+    assert least.peak_bound == front[0][0]
+    for i, (peak, seconds) in enumerate(front):
+        cheapest = solve(graph, weights, limit=peak)
+        smallest = solve(graph, weights, max_cost=seconds)
+        assert cheapest.proven
+        assert smallest.proven
+        assert cheapest.cost_bound == pytest.approx(seconds, rel=1e-9)
+        assert smallest.peak_bound == peak
+        assert cheapest.schedule is not None
+        assert smallest.schedule is not None
+        judged = simulate(graph, cheapest.schedule)
+        assert (judged.peak_bytes <= peak, judged.seconds) == (True, seconds)
+        judged = simulate(graph, smallest.schedule)
+        assert (judged.peak_bytes, judged.seconds <= seconds) == (peak, True)
+        below = solve(graph, weights, limit=peak - 1)
+        assert below.proven
+        if i == 0:
+            assert (below.schedule, below.cost_bound) == (None, math.inf)
+        else:
+            assert below.cost_bound == pytest.approx(front[i - 1][1], rel=1e-9)
+
+
+@given(data=st.data(), graph=graphs(), nodes=st.integers(1, 200))
+def test_bounds_hold_when_the_search_is_cut_short(data: st.DataObject, graph: Graph, nodes: int) -> None:
+    judged = simulate(graph, data.draw(schedules(graph)))
+    weights = graph.weights()
+    assert solve(graph, weights, nodes=nodes).peak_bound <= judged.peak_bytes
+    assert solve(graph, weights, max_cost=judged.seconds, nodes=nodes).peak_bound <= judged.peak_bytes
+    within = solve(graph, weights, limit=judged.peak_bytes, nodes=nodes)
+    assert within.cost_bound <= judged.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=50)
+@given(data=st.data(), graph=graphs())
+def test_as_a_solver_it_reaches_what_is_asked(data: st.DataObject, graph: Graph) -> None:
+    weights = graph.weights()
+    exact = registry.get("exact").solve
+    judged = simulate(graph, data.draw(schedules(graph)))
+    least = min(simulate(graph, s).peak_bytes for s in exact(Problem(graph, weights)))
+    assert least >= solve(graph, weights).peak_bound
+    if any(op.inplace for op in graph.ops):
+        return  # the judge accepts writes in place that this solver does not use
+    assert least == solve(graph, weights).peak_bound
+    found = [simulate(graph, s) for s in exact(Problem(graph, weights, limit=judged.peak_bytes))]
+    assert min(s.seconds for s in found if s.peak_bytes <= judged.peak_bytes) <= judged.seconds
+    found = [simulate(graph, s) for s in exact(Problem(graph, weights, max_overhead=judged.overhead))]
+    assert min(s.peak_bytes for s in found if s.overhead <= judged.overhead + 1e-9) <= judged.peak_bytes
+
+
+def step(n: int) -> Graph:
+    """A step of a chain of n unit ops."""
+    ops = [Op(f"f{i}", (i,), (i + 1,), 1.0) for i in range(n)]
+    ops.append(Op(BOUNDARY, (n,), (n + 1,), recompute=False))
+    ops += [Op(f"b{n - k}", (n - 1 - k, n + 1 + k), (n + 2 + k,), 1.0, backward=True) for k in range(n)]
+    return Graph(tuple(Value(1) for _ in range(2 * n + 2)), tuple(ops), (2 * n + 1,))
+
+
+def test_a_chain_of_thirty_is_solved() -> None:
+    graph = step(30)
+    found = solve(graph, np.asarray(graph.weights()), limit=16)
+    assert found.proven
+    assert found.schedule is not None
+    assert simulate(graph, found.schedule).seconds == found.cost_bound == 60 + 31 - 16
+
+
+def test_large_graphs_are_declined() -> None:
+    graph = step(80)
+    assert not fits(graph)
+    assert list(registry.get("exact").solve(Problem(graph, graph.weights()))) == [Schedule.baseline(graph, "exact")]
