@@ -64,8 +64,9 @@ class Chain:
         and for what backward reads alone.
     inputs : int64 [n, n]; inputs[i, j], i < j: bytes of the input of stage j that are not in the input of stage i.
         inputs[0, j] is all of it: stage 0 reads only what the caller holds.
-    hold : int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where
-        both are held, and a peak of stage i does.
+    hold : int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where both
+        are held, and a peak of stage i does. (What both share and backward does not read, as only concatenations do,
+        is taken to end with j.)
     passing : int64 [n, n]; passing[i, j], i <= j: peak while forward passes j for its output alone and the input of i
         is held; what is beyond the input of i.
     saved : int64 [n]; bytes of what forward of the stage makes and backward reads.

@@ -1,0 +1,212 @@
+"""Multi-level plans of chains: each optimum against a search over everything that its class of schedules may do."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rekindle.graph import Graph
+from rekindle.kernels import rotor as kernel
+from rekindle.schedule import Schedule
+from rekindle.simulate import simulate
+from rekindle.solvers.base import Problem
+from rekindle.solvers.rotor import Curve, rotor
+from rekindle.structure.chain import BACKWARD, KEEP_ALL, chain_of
+from strategies import chains, graphs
+from test_bounds import chain as uniform
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A chain in the terms of the paper. Stage i reads a[i] and makes a[i + 1]; option k of it saves all[i][k]."""
+
+    a: list[int]
+    all: list[list[int]]
+    gradient: list[int]
+    forget_extra: list[int]
+    all_extra: list[list[int]]
+    backward_extra: list[list[int]]
+    forget_time: list[int]
+    all_time: list[list[int]]
+    backward_time: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def stages(self) -> kernel.Stages:
+        n = len(self)
+        passing = [[(self.a[j] if j > i else 0) + self.a[j + 1] + self.forget_extra[j] for j in range(n)]
+                   for i in range(n)]  # fmt: skip
+        saved, extra, back = (np.array(x, np.int64) for x in (self.all, self.all_extra, self.backward_extra))
+        gradient = np.array(self.gradient, np.int64)
+        forward_peak, backward_peak = saved + extra, saved + back + gradient[:, None]
+        alone = np.maximum(forward_peak + gradient[:, None], backward_peak)
+        time, back_time = np.array(self.all_time, float), np.array(self.backward_time, float)
+        hold = np.tile(np.array(self.a[:-1], np.int64), (n, 1))
+        return kernel.Stages(
+            hold, np.array(passing, np.int64), gradient, np.array(self.forget_time, float), saved, forward_peak, time,
+            alone, time, backward_peak, back_time,
+        )  # fmt: skip
+
+
+@st.composite
+def sizes(draw: st.DrawFn, most: int = 4) -> Sizes:
+    n, options = draw(st.integers(1, most)), draw(st.integers(1, 2))
+    small, time = st.integers(0, 4), st.integers(0, 3)
+    a = [0, *draw(st.lists(small, min_size=n, max_size=n))]
+
+    def rows(one: st.SearchStrategy[int]) -> list[list[int]]:
+        return [[draw(one) for _ in range(options)] for _ in range(n)]
+
+    return Sizes(
+        a, [[a[i + 1] + extra for extra in row] for i, row in enumerate(rows(small))], [draw(small) for _ in range(n)],
+        [draw(small) for _ in range(n)], rows(small), rows(small), [draw(time) for _ in range(n)], rows(time),
+        rows(time),
+    )  # fmt: skip
+
+
+State = tuple[int, int, frozenset[int], tuple[tuple[int, int], ...]]
+
+
+def moves(c: Sizes, memory: int, state: State) -> Iterator[tuple[int, State]]:
+    """(time, state) that one operation leads to. A state: the stage whose backward is next, the stage whose input
+    forward has last made (-1: gone), the stages whose inputs are kept, and (stage, option) of those saved whole.
+
+    What is kept goes with its backward only; what forward has made last, and is not kept, goes at any time.
+    """
+    t, head, kept, saved = state
+    stages_saved = {i for i, _ in saved}
+    held = sum(c.a[i] for i in kept) + sum(c.all[i][k] for i, k in saved) + c.gradient[t]
+    at_hand = {0, *kept, *(i + 1 for i in stages_saved)}
+    for i in sorted(at_hand | {head} - {-1}):
+        if i > t:
+            continue
+        loose = 0 if i in at_hand else c.a[i]
+        if i < t and held + loose + c.a[i + 1] + c.forget_extra[i] <= memory:
+            yield c.forget_time[i], (t, i + 1, kept, saved)
+        if i not in at_hand:
+            yield 0, (t, -1, kept | {i}, saved)
+        elif i not in stages_saved:
+            for k, size in enumerate(c.all[i]):
+                if held + size + c.all_extra[i][k] <= memory:
+                    yield c.all_time[i][k], (t, -1, kept, tuple(sorted((*saved, (i, k)))))
+    for i, k in saved:
+        if i == t and i in at_hand and held + c.backward_extra[i][k] <= memory:
+            left = tuple(s for s in saved if s[0] != t)
+            yield c.backward_time[i][k], (t - 1, -1, kept - {t}, left)
+
+
+def search(c: Sizes, memory: int) -> float:
+    """The least time of any persistent schedule, by Dijkstra's algorithm."""
+    start: State = (len(c) - 1, -1, frozenset(), ())
+    best: dict[State, float] = {start: 0}
+    queue: list[tuple[float, int, State]] = [(0, 0, start)]
+    count = 0
+    while queue:
+        time, _, state = heapq.heappop(queue)
+        if state[0] < 0:
+            return time
+        if time > best[state]:
+            continue
+        for more, after in moves(c, memory, state):
+            if time + more < best.get(after, math.inf):
+                best[after] = time + more
+                count += 1
+                heapq.heappush(queue, (time + more, count, after))
+    return math.inf
+
+
+@settings(max_examples=400)
+@given(sizes(), st.integers(0, 30))
+def test_no_persistent_schedule_is_faster(c: Sizes, memory: int) -> None:
+    table = kernel.solve(c.stages(), 1, memory)
+    assert table[kernel.row(0, len(c) - 1), memory] == search(c, memory)
+
+
+@given(sizes(most=7), st.integers(0, 60))
+def test_the_sequence_takes_the_time_and_the_memory_of_the_table(c: Sizes, memory: int) -> None:
+    stages = c.stages()
+    table = kernel.solve(stages, 1, memory)
+    time = table[kernel.row(0, len(c) - 1), memory]
+    if not np.isfinite(time):
+        return
+    state: State = (len(c) - 1, -1, frozenset(), ())
+    for what, stage, option in kernel.sequence(stages, 1, table, memory).tolist():
+        t, head, kept, saved = state
+        if what != kernel.FORGET and what != kernel.BACKWARD and head == stage:
+            head, kept = -1, kept | {stage}  # the input stays
+        if what == KEEP_ALL:
+            after = (t, -1, kept, tuple(sorted((*saved, (stage, option)))))
+        elif what == BACKWARD:
+            assert (stage, option) in saved
+            after = (t - 1, -1, kept - {t}, tuple(s for s in saved if s[0] != t))
+        else:
+            after = (t, stage + 1, kept, saved)
+        took = [more for more, to in moves(c, memory, (t, head, kept, saved)) if to == after]
+        assert took
+        time -= min(took)
+        state = after
+    assert state[0] == -1
+    assert time == pytest.approx(0)
+
+
+def uniform_sizes(n: int) -> Sizes:
+    ones = [[1]] * n
+    return Sizes([0, *[1] * n], ones, [1] * n, [0] * n, [[0]] * n, ones, [1] * n, ones, ones)
+
+
+def test_the_time_falls_with_memory_to_that_of_nothing_twice() -> None:
+    table = kernel.solve(uniform_sizes(60).stages(), 1, 80)
+    times = table[kernel.row(0, 59)]
+    assert (np.diff(times[np.isfinite(times)]) <= 0).all()
+    assert times[-1] == 120
+
+
+# -- the solver ------------------------------------------------------------------------------------------------------
+def peak(graph: Graph, schedules: list[Schedule], overhead: float = math.inf) -> float:
+    judged = (simulate(graph, s) for s in schedules)
+    return min((j.peak_bytes for j in judged if j.overhead <= overhead + 1e-9), default=math.inf)
+
+
+@given(graphs(), st.sampled_from(["limit", "overhead", "least"]), st.floats(0, 1))
+def test_rotor_on_any_graph(graph: Graph, goal: str, part: float) -> None:
+    baseline = simulate(graph, Schedule.baseline(graph)).peak_bytes
+    limit = int(part * baseline) if goal == "limit" else None
+    problem = Problem(graph, graph.weights(), limit, part if goal == "overhead" else None)
+    found = list(rotor(problem))
+    assert found
+    assert all(s.solver == "rotor" for s in found)
+    if goal == "overhead":
+        assert peak(graph, found, part) <= baseline
+    else:
+        assert peak(graph, found) <= baseline or goal == "limit"
+
+
+@given(chains(), st.integers(0, 40))
+def test_on_chains_the_judge_finds_what_the_table_says(graph: Graph, memory: int) -> None:
+    chain = chain_of(graph)
+    assert chain is not None
+    curve = Curve(chain, graph.weights())
+    curve.unit = 1
+    curve.table = kernel.solve(curve.stages, 1, 600)
+    time = curve.once + curve.table[kernel.row(0, len(chain) - 1)][memory]
+    if np.isfinite(time):
+        judged = simulate(graph, curve.schedule(memory))
+        assert judged.peak_bytes - graph.resident_bytes <= memory + chain.held
+        assert judged.seconds <= time
+
+
+def test_a_uniform_chain_by_its_overhead() -> None:
+    graph = uniform(200)
+
+    def least(allowed: float) -> float:
+        return peak(graph, list(rotor(Problem(graph, graph.weights(), None, allowed))), allowed)
+
+    assert [least(x) for x in (0, 0.1, 0.5, 6)] == [201, 161, 20, 4]
