@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle import Graph, Op, Schedule, Value, bounds, simulate
@@ -50,3 +51,33 @@ def test_the_op_with_the_largest_working_set_is_named() -> None:
         values, (Op("small", (), (0,)), Op("large", (0,), (1,), workspace=9), Op("end", (1,), (2,))), (2,), 100
     )
     assert bounds.single_op(graph) == (100 + 1 + 50 + 9, 1)
+
+
+@given(data=st.data(), graph=graphs(), cost=st.sampled_from(["seconds", "flops", "unit"]))
+def test_what_searches_and_programs_certify_holds_for_every_schedule(
+    data: st.DataObject, graph: Graph, cost: str
+) -> None:
+    judged = simulate(graph, data.draw(schedules(graph)), cost)
+    weights = graph.weights(cost)
+    extra = float(judged.runs @ weights) - float(weights[graph.needed].sum())
+    upper = data.draw(st.sampled_from([None, judged.peak_bytes]))
+    assert bounds.best(graph, weights, judged.overhead, 0.01, upper).bytes <= judged.peak_bytes
+    assert bounds.time_at(graph, weights, judged.peak_bytes) <= extra + 1e-9
+    assert bounds.time_at(graph, weights, judged.peak_bytes, 0.01) <= extra + 1e-9
+
+
+@settings(max_examples=60)
+@given(data=st.data(), graph=graphs(), stages=st.integers(1, 6), integer=st.booleans())
+def test_staged_programs_hold_for_every_schedule(data: st.DataObject, graph: Graph, stages: int, integer: bool) -> None:
+    judged = simulate(graph, data.draw(schedules(graph)))
+    found = bounds.staged(graph, graph.weights(), judged.overhead, stages, integer)
+    assert found.bytes <= judged.peak_bytes
+
+
+def test_more_seconds_raise_the_bound_to_what_is_reached() -> None:
+    """Where several gradients wait at once, no single first run tells the peak."""
+    graph = chain(12)
+    weights = graph.weights()
+    assert bounds.at_overhead(graph, weights, 1 / 24).bytes == 11
+    assert bounds.best(graph, weights, 1 / 24, 1.0).bytes == 12
+    assert bounds.time_at(graph, weights, 8, 1.0) == pytest.approx(5)

@@ -8,6 +8,7 @@ import numba as nb
 import numpy as np
 
 FULL, PAUSED, GOAL, EMPTY = 0, 1, 2, 3  # why `search` came back
+SMALL = 257  # a knapsack of fewer units is solved exactly
 COUNT, OPEN, EXPANDED = 0, 1, 2  # in `state`: labels made, labels in the heap, labels expanded
 
 
@@ -54,51 +55,80 @@ class Table(NamedTuple):
 
 
 @nb.njit(cache=True)
-def watch(low, high, own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio, cap, slack, by_cost,
-          waits):  # fmt: skip
+def _cheapest(most, items, item_size, item_ratio, cheapest):
+    """cheapest[b]: least cost of making again items that hold b bytes in all, b < most; [most]: `most` or more."""
+    cheapest[: most + 1] = np.inf
+    cheapest[0] = 0.0
+    for j in items:
+        size = int(item_size[j])
+        cost = item_ratio[j] * item_size[j]
+        if cost == np.inf:
+            break
+        for b in range(max(0, most - size), most):
+            cheapest[most] = min(cheapest[most], cheapest[b] + cost)
+        for b in range(most - 1, size - 1, -1):
+            cheapest[b] = min(cheapest[b], cheapest[b - size] + cost)
+
+
+@nb.njit(cache=True)
+def watch(low, high, watches, cap, slack, by_cost, items, cheapest):
     """What the first runs of a few ops say of the rest of the schedule, for the needed set (low, high).
 
     When op w runs for the first time, each of its items (a value made before w and read after it) that the set still
     calls for is live or made again later, at `ratio` a byte at least. by_cost: the least cost of making again that
-    brings w's memory down to `cap`; else the least memory that a cost of `slack` can bring it down to.
+    brings w's memory down to `cap`; else the least memory that a cost of `slack` can bring it down to. That is a
+    knapsack: relaxed to fractions for all these ops, then exact for the one that says most, where the numbers are small.
     """
+    own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio = watches
     bound = 0.0
+    at = -1
     for w in range(len(own)):
         if (low & w_low[w]) == 0 and (high & w_high[w]) == 0:
             continue
         total = own[w]
-        begin, end = item_ptr[w], item_ptr[w + 1]
-        for j in range(begin, end):
-            waits[j - begin] = (low & item_low[j]) != 0 or (high & item_high[j]) != 0
-            if waits[j - begin]:
+        for j in range(item_ptr[w], item_ptr[w + 1]):
+            if (low & item_low[j]) != 0 or (high & item_high[j]) != 0:
                 total += item_size[j]
-        found = 0.0
-        if by_cost:
-            left = total - cap
-            for j in range(begin, end):
+        if total <= (cap if by_cost else bound):
+            continue
+        left, left_cost, found = total - cap, slack, 0.0 if by_cost else total
+        for j in range(item_ptr[w], item_ptr[w + 1]):
+            if (low & item_low[j]) == 0 and (high & item_high[j]) == 0:
+                continue
+            ratio, size = item_ratio[j], item_size[j]
+            if by_cost:
+                found += ratio * min(left, size)
+                left -= size
                 if left <= 0:
                     break
-                if waits[j - begin]:
-                    found += item_ratio[j] * min(left, item_size[j])
-                    left -= item_size[j]
-            if left > 0:
-                found = np.inf
-            found *= 1 - 1e-12
-        else:
-            left_cost, saved = slack, 0.0
-            for j in range(begin, end):
-                if waits[j - begin]:
-                    if item_ratio[j] == np.inf:
-                        break
-                    cost = item_ratio[j] * item_size[j]
-                    if cost >= left_cost:
-                        saved += left_cost / item_ratio[j] if item_ratio[j] > 0 else item_size[j]
-                        break
-                    left_cost -= cost
-                    saved += item_size[j]
-            found = total - np.floor(saved * (1 + 1e-12) + 1e-6)
-        bound = max(bound, found)
-    return bound
+            else:
+                if ratio * size >= left_cost:
+                    found -= left_cost / ratio if ratio < np.inf and ratio > 0 else 0.0
+                    break
+                left_cost -= ratio * size
+                found -= size
+        if by_cost and left > 0:
+            return np.inf
+        found = found * (1 - 1e-12) if by_cost else np.ceil(found * (1 - 1e-12) - 1e-6)
+        if found > bound:
+            bound, at = found, w
+    if at < 0:
+        return bound
+    total, m = own[at], 0
+    for j in range(item_ptr[at], item_ptr[at + 1]):
+        if (low & item_low[j]) != 0 or (high & item_high[j]) != 0:
+            total += item_size[j]
+            items[m] = j
+            m += 1
+    most = int(total - cap if by_cost else total - bound)
+    if most >= len(cheapest) or most <= 0:
+        return bound
+    _cheapest(most, items[:m], item_size, item_ratio, cheapest)
+    if by_cost:
+        return max(bound, cheapest[most] * (1 - 1e-12))
+    while most > 0 and cheapest[most] * (1 - 1e-12) > slack:
+        most -= 1
+    return max(bound, total - most)
 
 
 @nb.njit(cache=True)
@@ -221,8 +251,8 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
         model.makes, model.heavy, model.reads, model.below, model.cost, model.again,
     )  # fmt: skip
     lows, highs, keys, extras, helds, parents, by_op, last, heap, best, done, done_last = table
-    own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio = watches
-    waits = np.zeros(len(model.size) + 1, np.bool_)
+    items = np.empty(len(model.size), np.int64)
+    cheapest = np.empty(SMALL)
     n = len(cost)
     child_op = np.empty(n, np.int64)
     child_first = np.empty(n, np.bool_)
@@ -294,8 +324,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
                     continue
                 if extras[known] <= more and keys[known] <= new_key and last[known] in (-1, new_last):
                     continue
-            bound = watch(new_low, new_high, own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio,
-                          cap, cutoff - more, by_cost, waits)  # fmt: skip
+            bound = watch(new_low, new_high, watches, cap, cutoff - more, by_cost, items, cheapest)
             if by_cost:
                 bound += more
                 if bound > cutoff:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from .registry import register
 NODES = 1_000_000  # labels expanded before the search gives up, about 10 s
 WATCHED = 8  # ops whose first run is looked at to bound the rest of a schedule
 NEGLIGIBLE = 0.001  # values that together hold at most this part of all bytes are first left out
+QUESTIONS = 6  # peaks asked about when the least peak is bounded
 CHUNK = 20_000  # labels between two looks at the clock
 
 
@@ -105,12 +106,44 @@ def solve(
     once = float(weights[graph.needed].sum())
     slack = np.inf if max_cost is None else max_cost - once + 1e-9 * once
     result = Solution(None, 0, once, False)
-    for drop in (NEGLIGIBLE, 0.0):  # small values make a search long and hardly matter; if they do, it looks at them
-        found = _search(Needed(graph, weights, safe, drop), limit, slack, nodes, deadline)
-        result = _better(graph, weights, result, found, limit)
-        if result.proven or not found.proven:
+    small, whole = Needed(graph, weights, safe, NEGLIGIBLE), Needed(graph, weights, safe)
+    found = _search(small, limit, slack, nodes, deadline)
+    result = _better(graph, weights, result, found, limit)
+    if result.proven or not found.proven:
+        return result
+    # Small values make a search long and hardly matter. Here they do: what it found holds too much with them.
+    over = 0 if limit is None or found.schedule is None else simulate(graph, found.schedule).peak_bytes - limit
+    if limit is not None and over > 0:
+        lower = _search(small, limit - over, slack, nodes, deadline)
+        if lower.schedule is not None:
+            result = _better(graph, weights, result, replace(lower, peak_bound=0, cost_bound=0.0), limit)
+            if result.proven:
+                return result
+    found = _search(whole, limit, slack, nodes, deadline)
+    return _better(graph, weights, result, found, limit)
+
+
+def least_peak_bound(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, upper: int | None = None) -> int:
+    """A certified bound on the peak within an extra cost. Half of the labels go into the search for the least peak, the
+    rest into questions whether any schedule stays within a given peak; `upper` is known to be reached."""
+    once = float(weights[graph.needed].sum())
+    slack = once * (max(0.0, overhead) + 1e-9)
+    model = Needed(graph, weights, drop=NEGLIGIBLE)
+    found = _search(model, None, slack, max(1, nodes // 2), None).peak_bound
+    resident = graph.resident_bytes
+    top = simulate(graph, Schedule.baseline(graph)).peak_bytes if upper is None else upper
+    low, high = (found - resident) // model.unit, -((resident - top) // model.unit)
+    probe = high - 1
+    for _ in range(QUESTIONS):
+        if low >= high:
             break
-    return result
+        answer = _search(model, resident + probe * model.unit, slack, max(1, nodes // 2 // QUESTIONS), None)
+        if answer.proven and answer.schedule is None:
+            low = probe + 1
+        else:
+            high = probe
+        probe = (low + high - 1) // 2
+    return max(found, min(top, resident + low * model.unit))
 
 
 def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline: float | None) -> Solution:
@@ -131,13 +164,24 @@ def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline
 def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, limit: int | None) -> Solution:
     """What two searches for the same tell together, held against the judge."""
     peak_bound, cost_bound = max(one.peak_bound, two.peak_bound), max(one.cost_bound, two.cost_bound)
-    schedule, proven = one.schedule, two.schedule is None and two.proven
-    if two.schedule is not None:
-        judged = simulate(graph, two.schedule)
-        if limit is None or judged.peak_bytes <= limit:
-            schedule = two.schedule
-            cost = float(judged.runs @ weights)
-            proven = judged.peak_bytes <= peak_bound if limit is None else cost <= cost_bound * (1 + 1e-9)
+    if two.schedule is None and two.proven:
+        return Solution(None, peak_bound, cost_bound, True)
+    best: tuple[float, float] = (np.inf, np.inf)
+    schedule = None
+    for s in (one.schedule, two.schedule):
+        if s is None:
+            continue
+        judged = simulate(graph, s)
+        cost = float(judged.runs @ weights)
+        if limit is not None and judged.peak_bytes <= limit:
+            figure = (cost, judged.peak_bytes)
+        elif limit is None:
+            figure = (judged.peak_bytes, cost)
+        else:
+            continue
+        if figure < best:
+            best, schedule = figure, s
+    proven = best[0] <= (peak_bound if limit is None else cost_bound * (1 + 1e-9))
     return Solution(schedule, peak_bound, cost_bound, proven)
 
 
@@ -170,8 +214,8 @@ class Search:
         return every.of(chosen)
 
     def _watch(self, watches: tuple[np.ndarray, ...], slack: float) -> float:
-        waits = np.zeros(len(self.model.size) + 1, np.bool_)
-        return float(kernel.watch(*self.start, *watches, self.cap, slack, self.by_cost, waits))
+        work = np.empty(len(self.model.size), np.int64), np.empty(kernel.SMALL)
+        return float(kernel.watch(*self.start, watches, self.cap, slack, self.by_cost, *work))
 
     def _enter(self) -> None:
         bound = self._watch(self.watches, self.slack)

@@ -1,0 +1,8 @@
+"""Certified lower bounds: what no schedule can go below, whatever the order of its ops."""
+
+from .base import Bound, single_op
+from .best import best, time_at
+from .staged import staged
+from .waiting import at_overhead
+
+__all__ = ["Bound", "at_overhead", "best", "single_op", "staged", "time_at"]

@@ -1,0 +1,40 @@
+"""What a bound is, and the simplest one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..graph import Graph
+
+
+class Bound(NamedTuple):
+    """bytes: a peak (resident included) below which no schedule exists; op: id of the op that sets it, or None."""
+
+    bytes: int
+    op: int | None
+
+
+def single_op(graph: Graph) -> Bound:
+    """The working set of the largest op, or everything that must be live at the end. O(edges).
+
+    While an op that must run does run, all its inputs and outputs are live, and its workspace. An output that
+    may be written over an input costs nothing.
+    """
+    a = graph.arrays
+    best = Bound(graph.resident_bytes + int(a.bytes[a.keep].sum()), None)
+    for i in np.flatnonzero(graph.needed):
+        held = graph.resident_bytes + working_set(graph, int(i))
+        if held > best.bytes:
+            best = Bound(held, int(i))
+    return best
+
+
+def working_set(graph: Graph, i: int) -> int:
+    """Bytes without which op i cannot run, resident ones left out."""
+    a, op = graph.arrays, graph.ops[i]
+    held = sum(int(a.bytes[v]) for v in {*op.inputs, *op.outputs}) + op.workspace
+    if any(a.producer[v] >= 0 and a.bytes[v] >= a.bytes[op.outputs[0]] for v in op.inplace):
+        held -= int(a.bytes[op.outputs[0]])
+    return held

@@ -1,0 +1,183 @@
+"""What must be live, or made again, at the first runs of a row of ops: a linear program.
+
+Take ops v_1, ..., v_K of which each depends on the one before: their first runs come in that order in every schedule.
+Stage k is the time from the first run of v_{k-1} to that of v_k, and stage K + 1 what follows. r[k, i]: op i runs in
+stage k (at least once). x[k, u]: value u is live just before v_k runs first. What is live was live a stage before, or
+its op ran since; an op that runs finds each input live a stage before, or made since. Every schedule is a point of this
+program, so its optimum is a bound; so it is with any choice of ops and without the lesser values. With `integer` it is a
+mixed-integer program, and the bound what the solver has proven when it stops.
+
+Checkmate (Jain et al., MLSys 2020, arXiv:1910.02653) has one stage per op, of one given order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from ..graph import Graph
+from .base import Bound, single_op, working_set
+
+HEAVY = 0.98  # the largest values that hold this part of all bytes are looked at
+
+
+def staged(
+    graph: Graph, weights: np.ndarray, overhead: float, stages: int = 24, integer: bool = False,
+    seconds: float | None = None,
+) -> Bound:  # fmt: skip
+    """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once."""
+    floor = single_op(graph)
+    model = Staged(graph, weights, stages)
+    if not model.path or not model.values:
+        return floor
+    once = float(weights[graph.needed].sum())
+    budget = once * max(0.0, overhead) * (1 + 1e-9)
+    found = model.least(budget, integer, seconds)
+    if graph.resident_bytes + found <= floor.bytes:
+        return floor
+    return Bound(graph.resident_bytes + int(found), model.path[len(model.path) // 2])
+
+
+class Staged:
+    """The program's rows. Columns: r[k, i] for k = 0 .. K, then x[k, u] for k = 0 .. K - 1, then the peak."""
+
+    def __init__(self, graph: Graph, weights: np.ndarray, stages: int):
+        self.graph, self.weights = graph, weights
+        a = graph.arrays
+        read = np.zeros(len(graph.values), np.bool_)
+        for i in np.flatnonzero(graph.needed):
+            read[list(graph.ops[i].inputs)] = True
+        read[a.keep] = True
+        ids = np.flatnonzero(read & (a.producer >= 0) & (a.bytes > 0))
+        ids = ids[np.argsort(-a.bytes[ids], kind="stable")]
+        total = np.cumsum(a.bytes[ids])
+        self.values = ids[: int(np.searchsorted(total, HEAVY * total[-1])) + 1].tolist() if len(ids) else []
+        self.ops = sorted({int(a.producer[v]) for v in self.values})
+        self.path = _spread(_heaviest_path(graph), stages)
+        self.op_at = {i: j for j, i in enumerate(self.ops)}
+        self.value_at = {v: j for j, v in enumerate(self.values)}
+        self.descends = [_descendants(graph, v) for v in self.path]
+
+    def least(self, budget: float, integer: bool, seconds: float | None) -> float:
+        """The least peak, in bytes without the resident ones."""
+        a, ops, values, path = self.graph.arrays, self.ops, self.values, self.path
+        n, m, stages = len(ops), len(values), len(path)
+        r, x = (lambda k, j: k * n + j), (lambda k, j: (stages + 1) * n + k * m + j)
+        peak = (stages + 1) * n + stages * m
+        lower, upper = np.zeros(peak + 1), np.ones(peak + 1)
+        upper[peak] = np.inf
+        scale = float(max(1, a.bytes[values].max()))
+        rows = _Rows()
+        for k in range(stages + 1):
+            for j, i in enumerate(ops):
+                if any(self.descends[q][i] or (q > k and path[q] == i) for q in range(k, stages)):
+                    upper[r(k, j)] = 0
+        for k, v in enumerate(path):
+            if v in self.op_at:
+                lower[r(k, self.op_at[v])] = 1
+
+        def source(k: int, u: int) -> list[tuple[int, float]]:
+            """Where value u comes from in stage k: live before, made by the op that began the stage, or made in it."""
+            p = self.op_at[int(a.producer[u])]
+            terms = [(r(k, p), -1.0)]
+            if k:
+                terms.append((x(k - 1, self.value_at[u]), -1.0))
+                if path[k - 1] == ops[p]:
+                    terms.append((r(k - 1, p), -1.0))
+            return terms
+
+        for k in range(stages + 1):
+            for j, i in enumerate(ops):
+                if upper[r(k, j)]:
+                    for u in dict.fromkeys(self.graph.ops[i].inputs):
+                        if u in self.value_at:
+                            rows.add([(r(k, j), 1.0), *source(k, u)], 0.0)
+        for k, v in enumerate(path):
+            for j, u in enumerate(values):
+                p = int(a.producer[u])
+                if p == v or self.descends[k][p]:
+                    upper[x(k, j)] = 0
+                else:
+                    rows.add([(x(k, j), 1.0), *source(k, u)], 0.0)
+            own = working_set(self.graph, v)
+            for u in set(self.graph.ops[v].inputs):
+                if u in self.value_at:
+                    lower[x(k, self.value_at[u])] = 1
+                    own -= int(a.bytes[u])
+            rows.add([*((x(k, j), a.bytes[u] / scale) for j, u in enumerate(values)), (peak, -1.0)], -own / scale)
+        for u in self.graph.keep:
+            if u in self.value_at:
+                rows.add(source(stages, u), -1.0)
+        for j, i in enumerate(ops):
+            every = [(r(k, j), 1.0) for k in range(stages + 1)]
+            rows.add([(c, -t) for c, t in every], -1.0)
+            if not a.recompute[i]:
+                rows.add(every, 1.0)
+        cost = self.weights[ops]
+        unit = float(cost.sum()) or 1.0
+        rows.add([(r(k, j), cost[j] / unit) for k in range(stages + 1) for j in range(n)], 1 + budget / unit)
+        objective = np.zeros(peak + 1)
+        objective[peak] = 1
+        whole = np.ones(peak + 1) if integer else np.zeros(peak + 1)
+        whole[peak] = 0
+        options = {} if seconds is None else {"time_limit": seconds}
+        found = milp(
+            objective, constraints=rows.constraint(peak + 1), bounds=Bounds(lower, upper), integrality=whole,
+            options=options,
+        )  # fmt: skip
+        bound = found.mip_dual_bound if integer else (found.fun if found.status == 0 else None)
+        return 0.0 if bound is None else (float(bound) - 1e-6) * scale
+
+
+class _Rows:
+    """Rows of A y <= b, collected term by term."""
+
+    def __init__(self) -> None:
+        self.terms: list[tuple[int, int, float]] = []
+        self.right: list[float] = []
+
+    def add(self, terms: list[tuple[int, float]], right: float) -> None:
+        self.terms += [(len(self.right), column, t) for column, t in terms]
+        self.right.append(right)
+
+    def constraint(self, columns: int) -> LinearConstraint:
+        row, column, t = zip(*self.terms, strict=True)
+        matrix = coo_matrix((t, (row, column)), shape=(len(self.right), columns)).tocsr()
+        return LinearConstraint(matrix, -np.inf, np.array(self.right))
+
+
+def _heaviest_path(graph: Graph) -> list[int]:
+    """A row of needed ops each of which reads from the one before; the most bytes of outputs in all."""
+    a = graph.arrays
+    weight: dict[int, tuple[int, int]] = {}
+    for i in np.flatnonzero(graph.needed).tolist():
+        before = [int(a.producer[v]) for v in graph.ops[i].inputs if a.producer[v] >= 0]
+        most = max(((weight[p][0], p) for p in before), default=(0, -1))
+        weight[i] = most[0] + sum(int(a.bytes[v]) for v in graph.ops[i].outputs) + 1, most[1]
+    if not weight:
+        return []
+    at = max(weight, key=lambda i: weight[i][0])
+    path = []
+    while at >= 0:
+        path.append(at)
+        at = weight[at][1]
+    return path[::-1]
+
+
+def _spread(path: list[int], count: int) -> list[int]:
+    """At most `count` of the path's ops, evenly spread."""
+    if len(path) <= count:
+        return path
+    return [path[i] for i in sorted(set(np.linspace(0, len(path) - 1, count).astype(int).tolist()))]
+
+
+def _descendants(graph: Graph, v: int) -> np.ndarray:
+    """bool [ops]: what always runs after the first run of op v, v itself left out."""
+    a = graph.arrays
+    after = np.zeros(len(graph.ops), np.bool_)
+    after[v] = True
+    for i in range(v + 1, len(graph.ops)):
+        after[i] = any(a.producer[u] >= 0 and after[a.producer[u]] for u in graph.ops[i].inputs)
+    after[v] = False
+    return after

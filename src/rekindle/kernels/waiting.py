@@ -1,0 +1,76 @@
+"""What waits while an op runs for the first time."""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+
+@nb.njit(cache=True)
+def rows(v, needed, weights, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
+         keep, boundary):  # fmt: skip
+    """(cost, bytes) float64 [rows], one per op: values that in every schedule are made before the first run of op v
+    and read after it (or kept), beside v's own inputs and outputs, and what one run of the op that makes them costs.
+    Ids are in a valid order, so one scan down finds what comes before v, and one up what comes after. O(edges)."""
+    n = len(workspace)
+    before = np.zeros(n, np.bool_)
+    after = np.zeros(n, np.bool_)
+    waits = keep.copy()
+    before[v] = True
+    after[v] = True
+    for i in range(v, -1, -1):
+        if before[i]:
+            for j in range(in_ptr[i], in_ptr[i + 1]):
+                if producer[in_ids[j]] >= 0:
+                    before[producer[in_ids[j]]] = True
+    for i in range(v + 1, n):
+        for j in range(in_ptr[i], in_ptr[i + 1]):
+            p = producer[in_ids[j]]
+            if p >= 0 and after[p]:
+                after[i] = True
+        if after[i] and needed[i]:
+            for j in range(in_ptr[i], in_ptr[i + 1]):
+                waits[in_ids[j]] = True
+    for j in range(in_ptr[v], in_ptr[v + 1]):
+        waits[in_ids[j]] = False
+    cost = np.empty(v + 1)
+    held = np.empty(v + 1)
+    m = 0
+    for i in range(v):
+        if not before[i]:
+            continue
+        total = 0
+        for j in range(out_ptr[i], out_ptr[i + 1]):
+            if waits[out_ids[j]]:
+                total += size[out_ids[j]]
+        if total > 0:
+            cost[m] = weights[i] if recompute[i] else np.inf
+            held[m] = total
+            m += 1
+    return cost[:m], held[:m]
+
+
+@nb.njit(cache=True)
+def least_waiting(cost, held, extra):
+    """The least bytes that still wait when `extra` is spent on making rows again: a knapsack, relaxed to fractions."""
+    waiting = held.sum()
+    for i in np.argsort(cost / held):
+        if cost[i] > extra:
+            if cost[i] < np.inf:
+                waiting -= held[i] * extra / cost[i]
+            break
+        waiting -= held[i]
+        extra -= cost[i]
+    return max(0.0, waiting)
+
+
+@nb.njit(cache=True)
+def least_cost(cost, held, excess):
+    """The least cost of making rows again that hold `excess` bytes, relaxed to fractions; infinite where none do."""
+    found = 0.0
+    for i in np.argsort(cost / held):
+        if excess <= 0:
+            break
+        found += cost[i] * min(1.0, excess / held[i])
+        excess -= held[i]
+    return np.inf if excess > 0 else found
