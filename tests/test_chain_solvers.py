@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.graph import Graph
+from rekindle.graph import BOUNDARY, Graph, Op
+from rekindle.kernels import hong as kernel
 from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
+from rekindle.simulate import Simulation, simulate
+from rekindle.solvers import registry
+from rekindle.solvers.base import Problem
+from rekindle.solvers.chen_greedy import greedy
+from rekindle.solvers.chen_recursive import recursive
+from rekindle.solvers.feng import cheapest
+from rekindle.solvers.feng_linear import linear_dag
+from rekindle.solvers.hong import followed
+from rekindle.solvers.hong_cubic import static_optimum, static_sizes
+from rekindle.solvers.hong_exact import least_peak
 from rekindle.structure.chain import Chain, chain_of, segmented
 from rekindle.structure.runs import prune
-from strategies import graphs, run_sequences
+from strategies import Builder, chains, graphs, run_sequences
+from test_bounds import chain as uniform
+
+SINGLE_LEVEL = ["chen-greedy", "feng-linear", "hong", "hong-cubic", "hong-exact"]
+MULTI_LEVEL = ["bptt", "chen-recursive", "revolve"]
+
+
+def judged(solver: str, graph: Graph) -> list[Simulation]:
+    schedules = list(registry.get(solver).solve(Problem(graph, graph.weights("unit"))))
+    assert schedules
+    assert all(s.solver == solver for s in schedules)
+    return [simulate(graph, s) for s in schedules]
+
+
+def chain_from(graph: Graph) -> Chain:
+    chain = chain_of(graph)
+    assert chain is not None
+    return chain
+
+
+def subsets(chain: Chain, end: int) -> Iterator[tuple[int, ...]]:
+    """The stages before `end` whose inputs can be kept."""
+    return (cuts for count in range(end) for cuts in combinations(range(1, end), count))
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
@@ -56,3 +93,144 @@ def test_every_needed_op_is_in_one_stage(graph: Graph) -> None:
     if chain is not None:
         ops = sorted(o for side in (chain.forward, chain.backward) for stage in side for o in stage)
         assert ops == np.flatnonzero(graph.needed).tolist()
+
+
+# -- one level -------------------------------------------------------------------------------------------------------
+@st.composite
+def plain_chains(draw: st.DrawFn, most: int = 7) -> Graph:
+    """Every op reads what the one before it makes, and its backward reads that and the gradient."""
+    b = Builder(draw)
+    values = [b.value()]
+    for i in range(draw(st.integers(1, most))):
+        values.append(b.value())
+        b.op(f"f{i}", [values[i]], [values[i + 1]])
+    gradient = b.like(values[-1])
+    b.op(BOUNDARY, [values[-1]], [gradient], recompute=False)
+    for i in range(len(values) - 2, -1, -1):
+        before = b.like(values[i])
+        b.op(f"b{i}", [gradient, values[i]], [before], backward=True)
+        gradient = before
+    return Graph(tuple(b.values), tuple(b.ops), (gradient,), name="plain chain")
+
+
+@given(plain_chains())
+def test_hong_exact_is_what_the_judge_finds_best_of_all_single_level_plans(graph: Graph) -> None:
+    chain = chain_from(graph)
+    assert len(chain) == sum(not op.backward for op in graph.ops)
+    plans = [chain.lower(segmented(chain.turn, cuts), "test") for cuts in subsets(chain, len(chain))]
+    least = min(simulate(graph, s).peak_bytes for s in plans)
+    peak, cuts = least_peak(chain)
+    assert peak == least
+    assert simulate(graph, chain.lower(segmented(chain.turn, cuts), "test")).peak_bytes == least
+
+
+@given(chains())
+def test_hong_exact_promises_no_less_than_the_judge_finds(graph: Graph) -> None:
+    peak, cuts = least_peak(chain_from(graph))
+    found = simulate(graph, chain_from(graph).lower(segmented(chain_from(graph).turn, cuts), "test"))
+    assert found.peak_bytes - graph.resident_bytes <= peak
+
+
+def static_value(chain: Chain, cuts: Sequence[int]) -> int:
+    """Bytes kept + most bytes that backward reads between two kept inputs."""
+    _, begin, end = static_sizes(chain)
+    bounds = [0, *cuts, chain.turn]
+    longest = max(int(end[j] - begin[i]) for i, j in zip(bounds, bounds[1:]))  # noqa: B905
+    return int(sum(chain.input[c] for c in cuts)) + longest
+
+
+@given(st.one_of(plain_chains(), chains(), graphs()))
+def test_the_static_solvers_find_the_least_of_their_objective(graph: Graph) -> None:
+    chain = chain_of(graph)
+    if chain is None:
+        return
+    least = min((static_value(chain, cuts) for cuts in subsets(chain, chain.turn)), default=static_value(chain, ()))
+    assert static_value(chain, static_optimum(chain)) == least
+    found = cheapest(linear_dag(chain))
+    assert static_value(chain, found.vertices) == found.value == least
+
+
+def test_the_static_objective_of_a_plain_chain_is_that_of_the_papers() -> None:
+    """What is kept, and the tensors strictly between two kept ones."""
+    sizes = [3, 9, 4, 7, 1, 8]
+    ops = [Op(f"f{i}", (i - 1,) if i else (), (i,)) for i in range(6)]
+    graph = uniform(6)
+    values = [graph.values[v].__class__(sizes[v] if v < 6 else 0) for v in range(len(graph.values))]
+    chain = chain_from(Graph(tuple(values), (*ops, *graph.ops[6:]), graph.keep))
+    assert static_value(chain, ()) == 3 + 9 + 4 + 7 + 1
+    assert static_value(chain, (2,)) == 9 + max(3, 4 + 7 + 1)
+
+
+def revised_by_recurrence(size: list[int], inner: list[int]) -> int:
+    n = len(inner)
+    m = [0] * n + [size[n]]
+    for i in range(n - 1, -1, -1):
+        m[i] = size[i] + min(
+            max(m[j], sum(size[i + 1 : j]) + sum(inner[i:j]) + size[j] + max(size[i:j])) for j in range(i + 1, n + 1)
+        )
+    return m[0]
+
+
+@given(
+    st.integers(1, 14).flatmap(
+        lambda n: st.tuples(
+            st.lists(st.integers(0, 9), min_size=n + 1, max_size=n + 1),
+            st.lists(st.integers(0, 9), min_size=n, max_size=n),
+        )
+    )
+)
+def test_hong_in_linear_time_is_its_recurrence(drawn: tuple[list[int], list[int]]) -> None:
+    size, inner = drawn
+    value, follow = kernel.revised(np.array(size, np.int64), np.array(inner, np.int64))
+    assert value == revised_by_recurrence(size, inner)
+    # The positions it gives have that value
+    bounds = [0, *followed(follow), len(inner)]
+    best = size[-1]
+    for i, j in zip(bounds[-2::-1], bounds[:0:-1], strict=True):
+        best = size[i] + max(best, sum(size[i + 1 : j]) + sum(inner[i:j]) + size[j] + max(size[i:j]))
+    assert best == value
+
+
+def test_peaks_on_a_uniform_chain() -> None:
+    graph = uniform(200)
+    least = {s: min(j.peak_bytes for j in judged(s, graph)) for s in ("chen-sqrt", "chen-greedy", "hong-cubic", "hong",
+                                                                      "hong-exact", "feng-linear")}  # fmt: skip
+    assert least["hong-exact"] <= least["hong"] <= 22, "about the square root of 2 n"
+    assert all(27 <= least[s] <= 30 for s in ("chen-sqrt", "chen-greedy", "hong-cubic", "feng-linear"))
+
+
+@pytest.mark.parametrize("solver", SINGLE_LEVEL)
+def test_one_level_is_at_most_one_extra_forward(solver: str) -> None:
+    graph = uniform(50)
+    for found in judged(solver, graph):
+        assert found.runs.max() <= 2
+        assert found.overhead <= 0.5
+
+
+# -- Chen et al. -----------------------------------------------------------------------------------------------------
+@given(graphs(), st.integers(0, 100))
+def test_greedy_segments_exceed_the_budget_by_their_last_tensor_only(graph: Graph, budget: int) -> None:
+    chain = chain_of(graph)
+    if chain is None:
+        return
+    found = greedy(chain, budget)
+    made = chain.saved - chain.passed_on + np.append(np.diagonal(chain.inputs, 1), 0)
+    for begin, end in zip((0, *found.cuts), (*found.cuts, chain.turn), strict=True):
+        assert made[begin : end - 1].sum() <= budget or end - begin == 1
+    assert found.kept == sum(chain.input[c] for c in found.cuts)
+
+
+@pytest.mark.parametrize("n", [16, 100, 256])
+def test_recursion_takes_logarithmic_memory(n: int) -> None:
+    graph = uniform(n)
+    chain = chain_from(graph)
+    found = simulate(graph, chain.lower(recursive(0, n, 1, n), "test"))
+    assert found.peak_bytes <= math.log2(n) + 3
+    assert found.runs[:n].sum() <= n * (math.log2(n) / 2 + 2)
+
+
+@pytest.mark.parametrize("solver", SINGLE_LEVEL + MULTI_LEVEL)
+@given(graph=graphs())
+def test_any_graph(solver: str, graph: Graph) -> None:
+    for found in judged(solver, graph):
+        assert (found.runs[~graph.needed] == 0).all()

@@ -281,10 +281,12 @@ class _Builder:
         read = self.used < self.n
         own, own_gradient = self.made == stage, self.group == stage
         passed_on = own & (self.last > stage)
-        unread = (self.made < stage) & (self.made >= 0) & (self.last >= stage) & ~read
+        entering = (self.made < stage) & (self.made >= 0) & (self.last >= stage)
+        unread, ending = entering & ~read, entering & (self.used == stage)
         later = (self.made > stage) | (self.group > stage)
         waiting = later & (self.used <= stage)  # for the backward of this stage or earlier ones
         left = (own | own_gradient | later) & (self.used < stage)
+        behind, ends = waiting | own_gradient, int(self.size[ending].sum())
         wanted = left.copy()
         for o in backward:
             wanted[list(self.graph.ops[o].inputs)] = True
@@ -297,8 +299,8 @@ class _Builder:
             self.size[waiting].sum(),
             self._peak(skip, own, passed_on, own),
             self._peak(save, own | unread, passed_on | own & read | unread & (self.last > stage), own | unread),
-            self._peak(alone + backward, own | unread | waiting | own_gradient, left, unread | waiting),
-            self._peak(backward, own | waiting | own_gradient, left, waiting),
+            self._peak(alone + backward, own | unread | ending | behind, left, unread | waiting) - ends,
+            self._peak(backward, own | ending | behind, left, waiting) - ends,
         )
         return (tuple(skip), tuple(save), tuple(alone)), sizes
 

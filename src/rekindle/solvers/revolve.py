@@ -1,0 +1,89 @@
+"""Binomial checkpointing: the fewest forward steps on a uniform chain.
+
+Griewank, Walther, Algorithm 799: revolve, ACM TOMS 2000, doi:10.1145/347837.347846.
+
+Problem: a chain of l equal steps and room for c states, the first one included. Fewest forward steps to run backward
+through all of it, where backward of a step needs the state before it and one more run of the step.
+
+Optimality: for the number of steps on a uniform chain, among schedules that keep states only. It takes
+
+    t(l, c) = min over j of j + t(l - j, c - 1) + t(j, c) = r l - C(c + r, r - 1)
+
+steps beside the runs for backward, r being the least with C(c + r, c) >= l; no step is passed more than r times. On
+other chains, and on graphs taken as the chain of stages between their splitting vertices, none: it looks at no sizes
+and no costs. `rotor` does.
+
+Complexity: O(l^2 c) for the table of all numbers of states. They are the candidates, whatever the goal, but for those
+that pass a step MOST times on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..kernels import revolve as kernel
+from ..schedule import Schedule
+from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation, chain_of
+from .base import Problem
+from .registry import register
+
+MOST = 16
+CANDIDATES = 48
+
+
+@register(
+    "revolve",
+    graphs="chain",
+    objective="forward steps with room for so many states, on a chain of equal steps",
+    optimal="for its objective, on a uniform chain",
+    complexity="O(n^3)",
+    citation="Griewank, Walther, Algorithm 799: revolve, ACM TOMS 2000, doi:10.1145/347837.347846",
+)
+def revolve(problem: Problem) -> Iterator[Schedule]:
+    """Multi-level checkpointing of a chain of equal steps, for every number of states that may be kept."""
+    chain = chain_of(problem.graph)
+    if chain is None:
+        yield Schedule.baseline(problem.graph, "revolve")
+        return
+    n = chain.turn
+    steps, choice = kernel.fewest_steps(n, n, 1, 0)
+    for slots in spread(n, CANDIDATES):
+        if steps[n, slots] <= (MOST + 1) * n or slots == n:
+            yield chain.lower(operations(choice, slots, 1, 0), "revolve")
+            if problem.time_left <= 0:
+                return
+
+
+def spread(most: int, count: int) -> list[int]:
+    """About `count` numbers at most, falling from `most` to 1, ever closer together."""
+    return sorted({round(x) for x in np.geomspace(1, most, count).tolist()}, reverse=True)
+
+
+def operations(choice: np.ndarray, memory: int, state: int, internal: int) -> Iterator[Operation]:
+    """What the choices of `kernels.revolve.fewest_steps` come to, on a chain of as many stages and the turn."""
+    turn = len(choice) - 1
+    todo = [(0, turn, memory)]  # first stage, stages, memory; without stages: run that one backward
+    while todo:
+        begin, t, m = todo.pop()
+        if t < 0:
+            yield BACKWARD, begin
+            continue
+        if t == 0:
+            continue
+        y = int(choice[t, m])
+        if y > 0:
+            yield from _pass(begin, begin + y)
+            todo += [(begin, y, m), (begin + y, t - y, m - state)]
+            continue
+        save = begin + (-y or t) - 1
+        yield from _pass(begin, save)
+        yield KEEP_ALL, save
+        todo += [(begin, save - begin, m), (save, -1, 0), (save + 1, begin + t - save - 1, m - internal)]
+        if save + 1 == turn:
+            yield from ((KEEP_ALL, turn), (BACKWARD, turn))
+
+
+def _pass(begin: int, end: int) -> Iterator[Operation]:
+    return ((KEEP_INPUT if stage == begin else FORGET, stage) for stage in range(begin, end))
