@@ -23,7 +23,7 @@ from rekindle.solvers.feng import cheapest
 from rekindle.solvers.feng_linear import linear_dag
 from rekindle.solvers.hong import followed
 from rekindle.solvers.hong_cubic import static_optimum, static_sizes
-from rekindle.solvers.hong_exact import least_peak
+from rekindle.solvers.hong_exact import Plans, hong_exact
 from rekindle.structure.chain import Chain, chain_of, segmented
 from rekindle.structure.runs import prune
 from strategies import Builder, chains, graphs, run_sequences
@@ -113,22 +113,46 @@ def plain_chains(draw: st.DrawFn, most: int = 7) -> Graph:
     return Graph(tuple(b.values), tuple(b.ops), (gradient,), name="plain chain")
 
 
+def undominated(points: set[tuple[int, float]]) -> list[tuple[int, float]]:
+    return sorted(p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points))
+
+
 @given(plain_chains())
-def test_hong_exact_is_what_the_judge_finds_best_of_all_single_level_plans(graph: Graph) -> None:
+def test_hong_exact_finds_what_the_judge_finds_best_of_all_single_level_plans(graph: Graph) -> None:
     chain = chain_from(graph)
     assert len(chain) == sum(not op.backward for op in graph.ops)
     plans = [chain.lower(segmented(chain.turn, cuts), "test") for cuts in subsets(chain, len(chain))]
-    least = min(simulate(graph, s).peak_bytes for s in plans)
-    peak, cuts = least_peak(chain)
-    assert peak == least
-    assert simulate(graph, chain.lower(segmented(chain.turn, cuts), "test")).peak_bytes == least
+    points = undominated({(j.peak_bytes, j.seconds) for j in (simulate(graph, s) for s in plans)})
+    found = Plans(chain, graph.weights())
+    assert list(zip(found.peaks.tolist(), found.times.tolist(), strict=True)) == points
+    for i, point in enumerate(points):
+        judged = simulate(graph, chain.lower(segmented(chain.turn, found.cuts(i)), "test"))
+        assert (judged.peak_bytes, judged.seconds) == point
 
 
 @given(chains())
 def test_hong_exact_promises_no_less_than_the_judge_finds(graph: Graph) -> None:
-    peak, cuts = least_peak(chain_from(graph))
-    found = simulate(graph, chain_from(graph).lower(segmented(chain_from(graph).turn, cuts), "test"))
-    assert found.peak_bytes - graph.resident_bytes <= peak
+    chain = chain_from(graph)
+    found = Plans(chain, graph.weights())
+    for i, (peak, time) in enumerate(zip(found.peaks, found.times, strict=True)):
+        judged = simulate(graph, chain.lower(segmented(chain.turn, found.cuts(i)), "test"))
+        assert judged.peak_bytes - graph.resident_bytes <= peak
+        assert judged.seconds <= time
+
+
+@given(plain_chains(), st.floats(0, 1))
+def test_hong_exact_takes_a_budget_or_an_overhead(graph: Graph, part: float) -> None:
+    chain = chain_from(graph)
+    found = Plans(chain, graph.weights())
+    least, most = int(found.peaks[0]), int(found.peaks[-1])
+    limit = least + int(part * (most - least))
+    by_limit = [simulate(graph, s) for s in hong_exact(Problem(graph, graph.weights(), limit))]
+    fast = min(j.seconds for j in by_limit if j.peak_bytes <= limit)
+    assert fast == min(found.times[found.peaks <= limit])
+    by_time = [simulate(graph, s) for s in hong_exact(Problem(graph, graph.weights(), None, part))]
+    base = simulate(graph, Schedule.baseline(graph)).seconds
+    small = min(j.peak_bytes for j in by_time if j.seconds <= base * (1 + part) * (1 + 1e-9))
+    assert small == min(found.peaks[found.times <= base * (1 + part) * (1 + 1e-9)])
 
 
 def static_value(chain: Chain, cuts: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from rekindle.graph import Graph
 from rekindle.kernels import rotor as kernel
+from rekindle.kernels.revolve import fewest_steps
 from rekindle.schedule import Schedule
 from rekindle.simulate import simulate
 from rekindle.solvers.base import Problem
+from rekindle.solvers.revolve import operations
 from rekindle.solvers.rotor import Curve, rotor
 from rekindle.structure.chain import BACKWARD, KEEP_ALL, chain_of
 from strategies import chains, graphs
@@ -103,9 +105,9 @@ def moves(c: Sizes, memory: int, state: State) -> Iterator[tuple[int, State]]:
             yield c.backward_time[i][k], (t - 1, -1, kept - {t}, left)
 
 
-def search(c: Sizes, memory: int) -> float:
-    """The least time of any persistent schedule, by Dijkstra's algorithm."""
-    start: State = (len(c) - 1, -1, frozenset(), ())
+def search(n: int, follow: Callable[[State], Iterable[tuple[int, State]]]) -> float:
+    """The least time of any persistent schedule for n stages, by Dijkstra's algorithm."""
+    start: State = (n - 1, -1, frozenset(), ())
     best: dict[State, float] = {start: 0}
     queue: list[tuple[float, int, State]] = [(0, 0, start)]
     count = 0
@@ -115,7 +117,7 @@ def search(c: Sizes, memory: int) -> float:
             return time
         if time > best[state]:
             continue
-        for more, after in moves(c, memory, state):
+        for more, after in follow(state):
             if time + more < best.get(after, math.inf):
                 best[after] = time + more
                 count += 1
@@ -127,7 +129,7 @@ def search(c: Sizes, memory: int) -> float:
 @given(sizes(), st.integers(0, 30))
 def test_no_persistent_schedule_is_faster(c: Sizes, memory: int) -> None:
     table = kernel.solve(c.stages(), 1, memory)
-    assert table[kernel.row(0, len(c) - 1), memory] == search(c, memory)
+    assert table[kernel.row(0, len(c) - 1), memory] == search(len(c), lambda state: moves(c, memory, state))
 
 
 @given(sizes(most=7), st.integers(0, 60))
@@ -210,3 +212,64 @@ def test_a_uniform_chain_by_its_overhead() -> None:
         return peak(graph, list(rotor(Problem(graph, graph.weights(), None, allowed))), allowed)
 
     assert [least(x) for x in (0, 0.1, 0.5, 6)] == [201, 161, 20, 4]
+
+
+# -- uniform chains --------------------------------------------------------------------------------------------------
+def steps(state: State, memory: int, size: int, internal: int) -> Iterator[tuple[int, State]]:
+    """As `moves`, where only what is stored takes memory: a state `size`, the internals of a step `internal`."""
+    t, head, kept, saved = state
+    inside = {i for i, _ in saved}
+    room = memory - max(1, size) - size * len(kept) - internal * len(saved)
+    at_hand = {0, *kept, *(i + 1 for i in inside)}
+    for i in at_hand | {head} - {-1}:
+        if i < t:
+            yield 1, (t, i + 1, kept, saved)
+        if i <= t and i not in inside and 0 < internal <= room:
+            yield 1, (t, i + 1, kept, tuple(sorted((*saved, (i, 0)))))
+        if i == t:
+            yield 0 if t in inside else 1, (t - 1, -1, kept - {t}, tuple(x for x in saved if x[0] != t))
+    if 0 < size <= room and head not in at_hand | {-1}:
+        yield 0, (t, head, kept | {head}, saved)
+    if t in inside:
+        yield 0, (t - 1, -1, kept - {t}, tuple(x for x in saved if x[0] != t))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 6), st.integers(1, 8), st.sampled_from([(1, 0), (0, 1), (1, 1), (1, 2), (1, 3), (2, 3)]))
+def test_no_schedule_takes_fewer_steps(n: int, memory: int, sizes: tuple[int, int]) -> None:
+    if memory < max(1, sizes[0]):
+        return
+    found, _ = fewest_steps(n, memory, *sizes)
+    assert found[n, memory] == search(n, lambda state: steps(state, memory, *sizes))
+
+
+@given(st.integers(1, 60), st.integers(1, 6))
+def test_revolve_is_the_closed_form(n: int, slots: int) -> None:
+    found, _ = fewest_steps(n, slots, 1, 0)
+    r = next(r for r in range(n + 1) if math.comb(slots + r, slots) >= n)
+    # Every step runs once more for its backward, which the closed form leaves out
+    assert found[n, slots] - n == r * n - (math.comb(slots + r, r - 1) if r else 0)
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 30), st.integers(1, 12), st.sampled_from([(1, 0), (0, 1), (1, 1), (1, 3)]))
+def test_the_operations_run_as_many_steps_as_the_table_says(n: int, memory: int, sizes: tuple[int, int]) -> None:
+    graph = uniform(n)
+    chain = chain_of(graph)
+    assert chain is not None
+    assert chain.turn == n
+    found, choice = fewest_steps(n, memory, *sizes)
+    done = list(operations(choice, memory, *sizes))
+    assert sum(what != BACKWARD for what, _ in done) - 1 == found[n, memory]
+    assert [stage for what, stage in done if what == BACKWARD] == list(range(n, -1, -1))
+    judged = simulate(graph, chain.lower(done, "test"))
+    assert judged.runs[:n].sum() <= found[n, memory]
+    if sizes[1] == 0:
+        assert judged.peak_bytes <= memory + 2, "a state less, which is the caller's; a stage and its gradients more"
+
+
+def test_mixing_is_never_worse_than_states_or_internals_alone() -> None:
+    mixed = fewest_steps(40, 100, 1, 3)[0]
+    assert (mixed[:, 1:] <= fewest_steps(40, 100, 1, 0)[0][:, 1:]).all()
+    assert (mixed[:, 1:] <= fewest_steps(40, 100, 0, 3)[0][:, 1:]).all()
+    assert mixed[40, 60] < min(fewest_steps(40, 60, 1, 0)[0][40, 60], fewest_steps(40, 60, 0, 3)[0][40, 60])

@@ -116,31 +116,63 @@ def revised(size, inner):
 
 
 @nb.njit(cache=True)
-def exact(hold, passing, saved, gradient, save_peak, alone_peak, backward_peak):
-    """(peak, follow int64 [n]) of the single-level plan of least peak; the arguments are those of `Chain`.
+def frontier(most, hold, passing, saved, gradient, save_peak, alone_peak, backward_peak, skip, save, alone, backward):
+    """(begin int64 [n + 2], peaks, times, stages, entries): the single-level plans of which none is better in both.
 
-    M(i), the peak from stage i on where its input is held, = min over j > i of max(U(i, j), hold[i, j] + M(j)). U is
-    the peak of stages i to j - 1, of passing them and then, behind the gradient, of running them again. O(n^2).
+    most : plans to go on with from a stage; where there are more, these are spread over them, the two ends among them.
+    The other arguments are those of `Chain` and `Times`.
+
+    Entries begin[n - i] to begin[n - i + 1] - 1 are the plans from stage i on where its input is held, in order of rising peak;
+    stages and entries say what comes next: the next stage whose input is kept, n for none, and the entry there. The
+    peak of (i, j, rest) is max(U(i, j), hold[i, j] + peak of the rest), U being the peak of stages i to j - 1: of
+    passing them and then, behind the gradient, of running them again. O(n^2 most log) for n stages.
     """
     n = len(saved)
-    m = np.zeros(n + 1, np.int64)
-    follow = np.full(n, n, np.int64)
+    begin = np.zeros(n + 2, np.int64)
+    peaks, times = np.zeros((n + 1) * most, np.int64), np.zeros((n + 1) * most)
+    stages, entries = np.full((n + 1) * most, n, np.int64), np.zeros((n + 1) * most, np.int64)
+    begin[1] = 1  # nothing is left to do: no bytes, no time
     for i in range(n - 1, -1, -1):
-        passed, forward, backward, held = 0, 0, 0, 0
-        best = -1
+        count = begin[n - i]
+        peak, time = np.empty(count, np.int64), np.empty(count)
+        stage, entry = np.empty(count, np.int64), np.empty(count, np.int64)
+        m = 0
+        passed, forward, behind, held = 0, 0, 0, 0
+        spent, again = 0.0, 0.0
         for j in range(i + 1, n + 1):
             last = j - 1
-            u = max(backward, held + alone_peak[last])
+            u = max(behind, held + alone_peak[last])
             if last > i:
                 u = max(u, forward + gradient[last])
-            if j < n:
-                passed = max(passed, passing[i, last])
-                u = max(u, passed, hold[i, j] + m[j])
-            if best < 0 or u < best:
-                best = u
-                follow[i] = j
+            spent += skip[last] if j < n else -spent  # what is kept at once is not passed before
+            passed = max(passed, passing[i, last])
+            for e in range(begin[n - j], begin[n - j + 1]):
+                peak[m] = max(u, passed, hold[i, j] + peaks[e]) if j < n else u
+                time[m] = spent + again + alone[last] + backward[last] + times[e]
+                stage[m], entry[m] = j, e
+                m += 1
             forward = max(forward, held + save_peak[last])
-            backward = max(backward, held + backward_peak[last])
+            behind = max(behind, held + backward_peak[last])
             held += saved[last]
-        m[i] = best
-    return m[0], follow
+            again += save[last] + backward[last]
+        kept = _undominated(peak, time)
+        if len(kept) > most:
+            kept = kept[np.linspace(0, len(kept) - 1, most).astype(np.int64)]
+        for q in kept:
+            peaks[count], times[count], stages[count], entries[count] = peak[q], time[q], stage[q], entry[q]
+            count += 1
+        begin[n - i + 1] = count
+    return begin, peaks, times, stages, entries
+
+
+@nb.njit(cache=True)
+def _undominated(peak, time):
+    """int64: which are not reached in both by another, in order of rising peak."""
+    order = np.argsort(time, kind="mergesort")
+    order = order[np.argsort(peak[order], kind="mergesort")]
+    m = 0
+    for q in order:
+        if m == 0 or time[q] < time[order[m - 1]]:
+            order[m] = q
+            m += 1
+    return order[:m]

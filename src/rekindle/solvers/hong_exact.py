@@ -1,56 +1,89 @@
-"""The single-level plan of least peak on a chain, as autograd runs it.
+"""The single-level plans of a chain that are best in peak and time, as autograd runs them.
 
 The revised objective of Hong, Tsai, Wang, Liu, Wu, GPU Memory Usage Optimization for Backward Propagation in Deep
-Network Training, JPDC 2025, arXiv:2502.12499, with what a step really holds in the place of its U.
+Network Training, JPDC 2025, arXiv:2502.12499, with what a step really holds in the place of its U, and with time.
 
-Problem: choose the stages of a chain whose inputs are kept, for the least peak of the whole step. While segment (i, j)
-is at work, either forward passes it, or it is run again behind the gradient that waits, and its backward follows. Each
-stage counts with what backward reads of it, with workspace and temporaries, with ops that write in place, and with the
-gradients that are there. Inputs that share values (concatenations) count these once. Other graphs are taken as the
-chain of stages between their splitting vertices.
+Problem: choose the stages of a chain whose inputs are kept, for the least peak of the whole step within a time, or the
+least time within a peak. While segment (i, j) is at work, either forward passes it, or it is run again behind the
+gradient that waits, and its backward follows; the last one is kept whole. Each stage counts with what backward reads
+of it, with workspace and temporaries, with ops that write in place, and with the gradients that are there. Other graphs
+are taken as the chain of stages between their splitting vertices.
 
-Optimality: for the peak, among plans that keep inputs of stages and run each segment but the last again once, whole. On
-a chain of single ops, each of which needs its input and its gradient, that is the judge's peak. Time does not count:
-at most one forward more.
+Optimality: for peak and time, among plans that keep inputs of stages and run each segment but the last again once,
+whole. On a chain of single ops, each of which needs its input and its gradient, the peak is the judge's. It is one
+forward more at most. Where more than MOST plans from a stage on are undominated, as many are gone on with.
 
-Complexity: O(n^2). The O(n) of `hong` needs a U that grows with j. This one need not: while a segment runs forward
-again, its own gradient waits beside the workspace, and that of a longer segment may be smaller.
+Complexity: O(n^2 f log(n f)) for f undominated plans. The O(n) of `hong` needs a U that grows with j, and no time. This
+one need not grow: while a segment runs forward again, its own gradient waits beside the workspace, and that of a longer
+segment may be smaller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ..kernels import hong as kernel
 from ..schedule import Schedule
 from ..structure.chain import Chain, chain_of, segmented
 from .base import Problem
-from .hong import followed
 from .registry import register
+
+MOST = 400
 
 
 @register(
     "hong-exact",
     graphs="chain",
-    objective="the peak itself, of keeping inputs of stages and running each segment again once",
-    optimal="for the peak among single-level plans, on a chain",
-    complexity="O(n^2)",
+    objective="peak and time, of keeping inputs of stages and running each segment again once",
+    optimal="for peak and time among single-level plans, on a chain",
+    complexity="O(n^2 f log n) for f undominated plans",
     citation="after Hong, Tsai, Wang, Liu, Wu, GPU Memory Usage Optimization for Backward Propagation in Deep Network "
     "Training, JPDC 2025, arXiv:2502.12499",
 )
 def hong_exact(problem: Problem) -> Iterator[Schedule]:
-    """Single-level checkpointing of a chain for the least peak; one plan, whatever the goal."""
+    """Single-level checkpointing of a chain by exact peak and time; takes a budget or an overhead."""
     chain = chain_of(problem.graph)
     if chain is None:
         yield Schedule.baseline(problem.graph, "hong-exact")
         return
-    _, cuts = least_peak(chain)
-    yield chain.lower(segmented(chain.turn, cuts), "hong-exact")
+    found = Plans(chain, problem.weights)
+    wanted = {0}  # the least peak, and what meets the goal
+    if problem.limit is not None:
+        fit = np.flatnonzero(found.peaks <= problem.limit - problem.graph.resident_bytes)
+        wanted.update(fit[-1:].tolist())
+        wanted.update(range(len(fit), min(len(found.peaks), len(fit) + 3)))  # a peak may turn out smaller
+    elif problem.max_overhead is not None:
+        base = float(problem.weights[problem.graph.needed].sum())
+        fit = np.flatnonzero(found.times <= base * (1 + problem.max_overhead) * (1 + 1e-12))
+        wanted.update(fit[:1].tolist())
+    for plan in sorted(wanted):
+        yield chain.lower(segmented(chain.turn, found.cuts(plan)), "hong-exact")
 
 
-def least_peak(chain: Chain) -> tuple[int, list[int]]:
-    """The peak, without what is resident, and the stages whose inputs are kept."""
-    peak, follow = kernel.exact(
-        chain.hold, chain.passing, chain.saved, chain.gradient, chain.save_peak, chain.alone_peak, chain.backward_peak
-    )
-    return chain.held + int(peak), followed(follow)
+class Plans:
+    """The undominated plans, in order of rising peak and falling time.
+
+    peaks : int64; bytes, without what is resident.
+    times : float64.
+    """
+
+    def __init__(self, chain: Chain, weights: np.ndarray):
+        t = chain.times(weights)
+        begin, peaks, times, self._stages, self._entries = kernel.frontier(
+            MOST, chain.hold, chain.passing, chain.saved, chain.gradient, chain.save_peak, chain.alone_peak,
+            chain.backward_peak, t.skip, t.save, t.alone, t.backward,
+        )  # fmt: skip
+        self._n, self._begin = len(chain), int(begin[len(chain)])
+        self.peaks = chain.held + peaks[self._begin : begin[len(chain) + 1]]
+        self.times = t.once + times[self._begin : begin[len(chain) + 1]]
+
+    def cuts(self, plan: int) -> list[int]:
+        """The stages whose inputs are kept."""
+        cuts: list[int] = []
+        at = self._begin + plan
+        while self._stages[at] < self._n:
+            cuts.append(int(self._stages[at]))
+            at = int(self._entries[at])
+        return cuts
