@@ -8,30 +8,57 @@ from ..graph import Graph
 from ..solvers import exact
 from .base import Bound, single_op
 from .staged import staged
-from .waiting import at_overhead, extra_at
+from .waiting import at_overhead, extra_at, most_waiting
 
 SEARCHED = 100_000  # sets of values that the search looks at, per second allowed
-LINEAR = 600  # graphs of at most so many ops get the linear program
+CUTS = 25  # ops at whose first run a linear program is solved, per second allowed
+STAGES = (6, 12)
+STAGED = 500  # graphs of at most so many ops get programs of several stages
 
 
 def best(graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.0, upper: int | None = None) -> Bound:
     """The best bound on the peak of every schedule whose extra cost is at most `overhead`.
 
-    seconds : about how long it may take; work is counted, not timed, so the answer is the same on every machine.
+    seconds : about how long it may take. Work is counted rather than timed as far as possible.
     upper : the peak of a schedule within that cost, where one is known: nothing is done beyond proving it best.
     """
     found = at_overhead(graph, weights, overhead)
-    if upper is not None and found.bytes >= upper or seconds <= 0:
-        return found
-    if exact.fits(graph):
-        nodes = int(SEARCHED * seconds)
-        peak = exact.least_peak_bound(graph, weights, overhead, nodes, upper)
-        if peak > found.bytes:
-            found = Bound(peak, found.op)
-    elif int(graph.needed.sum()) <= LINEAR * seconds:
-        peak_by_stages = staged(graph, weights, overhead, stages=12)
-        found = max(found, peak_by_stages, key=lambda b: b.bytes)
+    for attempt in (_at_one_run, _at_several_runs, _by_search):
+        if upper is not None and found.bytes >= upper or seconds <= 0:
+            break
+        found = max(found, attempt(graph, weights, overhead, seconds, upper), key=lambda b: b.bytes)
     return found
+
+
+def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
+    """One stage: relaxed at the ops where most waits, then in whole numbers at the one that says most."""
+    ops = most_waiting(graph, weights, max(1, int(CUTS * seconds)))
+    relaxed = [staged(graph, weights, overhead, 1, through=v) for v in ops]
+    found = max(relaxed, key=lambda b: b.bytes, default=single_op(graph))
+    whole = staged(graph, weights, overhead, 1, True, seconds / 4, found.op)
+    return max(found, whole, key=lambda b: b.bytes)
+
+
+def _at_several_runs(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
+    """Several stages in whole numbers, through the op where most waits."""
+    found = single_op(graph)
+    ops = most_waiting(graph, weights, 1)
+    if int(graph.needed.sum()) > STAGED or not ops:
+        return found
+    for stages in STAGES:
+        if upper is None or found.bytes < upper:
+            more = staged(graph, weights, overhead, stages, True, seconds / 4)
+            found = max(found, more, key=lambda b: b.bytes)
+    return found
+
+
+def _by_search(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
+    """The exact search, on graphs small enough."""
+    if not exact.fits(graph):
+        return single_op(graph)
+    peak = exact.least_peak_bound(graph, weights, overhead, max(1, int(SEARCHED * seconds)), upper)
+    ops = most_waiting(graph, weights, 1)
+    return Bound(peak, ops[0] if ops else None)
 
 
 def time_at(graph: Graph, weights: np.ndarray, peak: int, seconds: float = 0.0) -> float:

@@ -17,32 +17,36 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
 from ..graph import Graph
-from .base import Bound, single_op, working_set
+from .base import Bound, working_set
+from .waiting import at_overhead
 
-HEAVY = 0.98  # the largest values that hold this part of all bytes are looked at
+NODES = 2000  # branches at most, so that the answer is the same on machines fast enough for the time limit
+HEAVY = 0.999  # the largest values that hold this part of all bytes are looked at
 
 
 def staged(
     graph: Graph, weights: np.ndarray, overhead: float, stages: int = 24, integer: bool = False,
-    seconds: float | None = None,
+    seconds: float | None = None, through: int | None = None,
 ) -> Bound:  # fmt: skip
-    """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once."""
-    floor = single_op(graph)
-    model = Staged(graph, weights, stages)
+    """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
+
+    through : an op to be among v_1, ..., v_K; else the one that says most by itself. With one stage this is the
+    knapsack of `at_overhead` in which what is made again must find its inputs, live or made again too.
+    """
+    floor = at_overhead(graph, weights, overhead)
+    op = floor.op if through is None else through
+    model = Staged(graph, weights, _spread(_heaviest_path(graph, op), stages, op))
     if not model.path or not model.values:
         return floor
-    once = float(weights[graph.needed].sum())
-    budget = once * max(0.0, overhead) * (1 + 1e-9)
-    found = model.least(budget, integer, seconds)
-    if graph.resident_bytes + found <= floor.bytes:
-        return floor
-    return Bound(graph.resident_bytes + int(found), model.path[len(model.path) // 2])
+    extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + 1e-9)
+    found = graph.resident_bytes + int(model.least(extra, integer, seconds))
+    return Bound(found, op) if found > floor.bytes else floor
 
 
 class Staged:
     """The program's rows. Columns: r[k, i] for k = 0 .. K, then x[k, u] for k = 0 .. K - 1, then the peak."""
 
-    def __init__(self, graph: Graph, weights: np.ndarray, stages: int):
+    def __init__(self, graph: Graph, weights: np.ndarray, path: list[int]):
         self.graph, self.weights = graph, weights
         a = graph.arrays
         read = np.zeros(len(graph.values), np.bool_)
@@ -54,10 +58,10 @@ class Staged:
         total = np.cumsum(a.bytes[ids])
         self.values = ids[: int(np.searchsorted(total, HEAVY * total[-1])) + 1].tolist() if len(ids) else []
         self.ops = sorted({int(a.producer[v]) for v in self.values})
-        self.path = _spread(_heaviest_path(graph), stages)
+        self.path = path
         self.op_at = {i: j for j, i in enumerate(self.ops)}
         self.value_at = {v: j for j, v in enumerate(self.values)}
-        self.descends = [_descendants(graph, v) for v in self.path]
+        self.descends = [_after(graph, v) for v in self.path]
 
     def least(self, budget: float, integer: bool, seconds: float | None) -> float:
         """The least peak, in bytes without the resident ones."""
@@ -121,7 +125,9 @@ class Staged:
         objective[peak] = 1
         whole = np.ones(peak + 1) if integer else np.zeros(peak + 1)
         whole[peak] = 0
-        options = {} if seconds is None else {"time_limit": seconds}
+        options: dict[str, float] = {"node_limit": NODES}
+        if seconds is not None:
+            options["time_limit"] = seconds
         found = milp(
             objective, constraints=rows.constraint(peak + 1), bounds=Bounds(lower, upper), integrality=whole,
             options=options,
@@ -147,32 +153,41 @@ class _Rows:
         return LinearConstraint(matrix, -np.inf, np.array(self.right))
 
 
-def _heaviest_path(graph: Graph) -> list[int]:
-    """A row of needed ops each of which reads from the one before; the most bytes of outputs in all."""
-    a = graph.arrays
-    weight: dict[int, tuple[int, int]] = {}
-    for i in np.flatnonzero(graph.needed).tolist():
-        before = [int(a.producer[v]) for v in graph.ops[i].inputs if a.producer[v] >= 0]
-        most = max(((weight[p][0], p) for p in before), default=(0, -1))
-        weight[i] = most[0] + sum(int(a.bytes[v]) for v in graph.ops[i].outputs) + 1, most[1]
-    if not weight:
-        return []
-    at = max(weight, key=lambda i: weight[i][0])
+def _heaviest_path(graph: Graph, through: int | None) -> list[int]:
+    """A row of needed ops each of which reads from the one before, `through` among them; the most bytes in all."""
+    needed = np.flatnonzero(graph.needed).tolist()
+    made = {i: sum(int(graph.arrays.bytes[v]) for v in graph.ops[i].outputs) + 1 for i in needed}
+    before = {i: {int(graph.arrays.producer[v]) for v in graph.ops[i].inputs} & set(made) for i in needed}
+    upstream = set(needed) if through is None else {through}
+    for i in reversed(needed):
+        if i in upstream:
+            upstream |= before[i]
+    after = set() if through is None else set(np.flatnonzero(_after(graph, through)).tolist()) & set(needed)
+    most: dict[int, tuple[int, int]] = {}
+    for i in needed:
+        if i in upstream or i in after:
+            ways = [(most[p][0], p) for p in before[i] if p in most and (i in upstream or p in after or p == through)]
+            best = max(ways, default=(0, -1))
+            most[i] = best[0] + made[i], best[1]
+    at = max((i for i in most if i in after or not after), key=lambda i: most[i][0], default=-1)
     path = []
     while at >= 0:
         path.append(at)
-        at = weight[at][1]
+        at = most[at][1]
     return path[::-1]
 
 
-def _spread(path: list[int], count: int) -> list[int]:
-    """At most `count` of the path's ops, evenly spread."""
+def _spread(path: list[int], count: int, through: int | None) -> list[int]:
+    """At most `count` of the path's ops: `through` and those next to it, the others evenly spread."""
     if len(path) <= count:
         return path
-    return [path[i] for i in sorted(set(np.linspace(0, len(path) - 1, count).astype(int).tolist()))]
+    at = path.index(through) if through in path else len(path) // 2
+    near = set(range(max(0, at - count // 6), min(len(path), at + count // 6 + 1)))
+    far = np.linspace(0, len(path) - 1, count - len(near)).astype(int).tolist()
+    return [path[i] for i in sorted(near | set(far))]
 
 
-def _descendants(graph: Graph, v: int) -> np.ndarray:
+def _after(graph: Graph, v: int) -> np.ndarray:
     """bool [ops]: what always runs after the first run of op v, v itself left out."""
     a = graph.arrays
     after = np.zeros(len(graph.ops), np.bool_)

@@ -48,6 +48,12 @@ def extra_at(graph: Graph, weights: np.ndarray, peak: int) -> float:
     return found * (1 - 1e-9)
 
 
+def most_waiting(graph: Graph, weights: np.ndarray, count: int) -> list[int]:
+    """The ops at whose first runs most is live or must be made again."""
+    total = {v: working_set(graph, v) + held.sum() for v, _, held in _first_runs(graph, weights)}
+    return sorted(total, key=lambda v: (-total[v], v))[:count]
+
+
 def _first_runs(graph: Graph, weights: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """(op, cost of each row, bytes of each row), from the end of forward outwards."""
     order = np.flatnonzero(graph.needed)
