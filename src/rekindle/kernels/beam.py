@@ -1,0 +1,340 @@
+"""Beam search over needed sets: one level of it, in which each state retires one more op.
+
+A state is what the future needs: values that must be there, walking from the end of the step to its start. Undoing a run
+of op q takes q's outputs out of the set and puts its inputs in. Where no reader of q's outputs is left the run was q's
+first and q is retired; else it was a run again, and its cost is extra. The set tells which ops are retired: all but the
+ancestors of what is needed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+CHAIN = 12  # most runs that one drop takes back
+AGAIN = 2.0  # factor on the cost of a drop that does not last until forward
+ROUNDS = 64  # most drops in a row
+SOFT_ROUNDS = 2  # the same where only the soft limit asks for them
+DEAREST = 3.0  # most that such a drop may cost per byte, in prices
+WORTH = 4  # a drop gives up at most about so many times the bytes of the value with which it begins
+
+
+class Net(NamedTuple):
+    """The graph as the kernel takes it; rows are compressed.
+
+    size, producer : int64 [values]; producer -1: held by the caller.
+    in_*, out_* : per op. read_* : per value its readers among the needed ops, ascending.
+    over_* : per op the inputs over which it may write its first output.
+    after : bool [ops]; whether the op depends on the boundary, or there is none.
+    weight : float64 [ops]; code : uint64 [values], random.
+    large : values of which it is worth while to take back a run, the last made first.
+    """
+
+    size: np.ndarray
+    producer: np.ndarray
+    in_ptr: np.ndarray
+    in_ids: np.ndarray
+    out_ptr: np.ndarray
+    out_ids: np.ndarray
+    read_ptr: np.ndarray
+    read_ids: np.ndarray
+    over_ptr: np.ndarray
+    over_ids: np.ndarray
+    workspace: np.ndarray
+    recompute: np.ndarray
+    after: np.ndarray
+    weight: np.ndarray
+    code: np.ndarray
+    large: np.ndarray
+    boundary: int
+
+
+class Pool(NamedTuple):
+    """States side by side.
+
+    live : bool [width, values]. retired : bool [width, ops]. held : bytes. extra : cost. top : last op not retired.
+    key : hash of `live`. score : to be small. dropped : bytes given up by runs again, all told.
+    record : where the runs before the last ones stand; last : those, count of them.
+    """
+
+    live: np.ndarray
+    retired: np.ndarray
+    held: np.ndarray
+    extra: np.ndarray
+    top: np.ndarray
+    key: np.ndarray
+    score: np.ndarray
+    dropped: np.ndarray
+    record: np.ndarray
+    last: np.ndarray
+    count: np.ndarray
+
+
+def pool(width: int, n_values: int, n_ops: int) -> Pool:
+    """Room for `width` states."""
+    whole, real = np.zeros(width, np.int64), np.zeros(width)
+    return Pool(
+        np.zeros((width, n_values), np.bool_), np.zeros((width, n_ops), np.bool_), whole, real, whole.copy(),
+        np.zeros(width, np.uint64), real.copy(), real.copy(), whole.copy(), np.zeros((width, CHAIN), np.int32),
+        whole.copy(),
+    )  # fmt: skip
+
+
+@nb.njit(cache=True)
+def during(live, held, q, forward, net):
+    """Bytes while q runs, where `live` is needed after it. forward: the boundary has not run yet."""
+    total = held + net.workspace[q]
+    for j in range(net.out_ptr[q], net.out_ptr[q + 1]):
+        if not live[net.out_ids[j]]:
+            total += net.size[net.out_ids[j]]
+    for j in range(net.in_ptr[q], net.in_ptr[q + 1]):
+        v = net.in_ids[j]
+        if net.producer[v] >= 0 and not live[v]:
+            total += net.size[v]
+    if net.over_ptr[q + 1] > net.over_ptr[q]:
+        first = net.out_ids[net.out_ptr[q]]
+        for j in range(net.over_ptr[q], net.over_ptr[q + 1]):
+            v = net.over_ids[j]
+            # On which side of the boundary an input was made is known where that can be only one.
+            if (
+                live[first]
+                and not live[v]
+                and net.size[v] >= net.size[first]
+                and (forward or net.after[net.producer[v]])
+            ):
+                return total - net.size[first]
+    return total
+
+
+@nb.njit(cache=True)
+def undo(live, held, key, q, net, flipped, n):
+    """(bytes, key, n) after taking back a run of q; the values whose state changes are put down in flipped[n:]."""
+    for j in range(net.out_ptr[q], net.out_ptr[q + 1]):
+        v = net.out_ids[j]
+        if live[v]:
+            live[v] = False
+            held -= net.size[v]
+            key ^= net.code[v]
+            flipped[n] = v
+            n += 1
+    for j in range(net.in_ptr[q], net.in_ptr[q + 1]):
+        v = net.in_ids[j]
+        if net.producer[v] >= 0 and not live[v]:
+            live[v] = True
+            held += net.size[v]
+            key ^= net.code[v]
+            flipped[n] = v
+            n += 1
+    return held, key, n
+
+
+@nb.njit(cache=True)
+def put_back(live, flipped, n):
+    """Ends what `undo` did; a value may have gone out and come in again."""
+    for k in range(n - 1, -1, -1):
+        live[flipped[k]] = not live[flipped[k]]
+
+
+@nb.njit(cache=True)
+def is_read(retired, q, net):
+    """Whether an op that is not retired reads what q makes."""
+    for j in range(net.out_ptr[q], net.out_ptr[q + 1]):
+        v = net.out_ids[j]
+        for k in range(net.read_ptr[v], net.read_ptr[v + 1]):
+            if not retired[net.read_ids[k]]:
+                return True
+    return False
+
+
+@nb.njit(cache=True)
+def place(to, n, key, extra, score):
+    """(slot, n) for a state in a pool of n, which may grow by one; slot -1: it is not good enough."""
+    worst = 0
+    for k in range(n):
+        if to.key[k] == key:
+            return (k if extra < to.extra[k] else -1), n
+        if to.score[k] > to.score[worst]:
+            worst = k
+    if n < len(to.key):
+        return n, n + 1
+    return (worst if score < to.score[worst] else -1), n
+
+
+@nb.njit(cache=True)
+def copy(to, slot, pool, i, runs, count, held, key, extra, score, dropped, net, flipped):
+    """State i with `runs` taken back, into a slot of another pool."""
+    to.live[slot] = pool.live[i]
+    to.retired[slot] = pool.retired[i]
+    for k in range(count):
+        undo(to.live[slot], 0, np.uint64(0), runs[k], net, flipped, 0)
+        to.last[slot, k] = runs[k]
+    to.held[slot], to.key[slot], to.extra[slot], to.score[slot] = held, key, extra, score
+    to.dropped[slot] = dropped
+    to.top[slot], to.record[slot], to.count[slot] = pool.top[i], pool.record[i], count
+
+
+@nb.njit(cache=True)
+def put_down(pool, i, records, n):
+    """Number of records after the last runs of state i are entered: rows (record before, op)."""
+    for k in range(pool.count[i]):
+        records[n, 0] = pool.record[i]
+        records[n, 1] = pool.last[i, k]
+        pool.record[i] = n
+        n += 1
+    pool.count[i] = 0
+    return n
+
+
+@nb.njit(cache=True)
+def retire(pool, i, to, n, net, cap, soft, price, window, flipped):
+    """(whether one fits, whether one stays below `soft`, n): each way to retire an op among the last `window` ones, put
+    into pool `to`."""
+    live, retired = pool.live[i], pool.retired[i]
+    forward = net.boundary < 0 or retired[net.boundary]
+    run = np.empty(1, np.int64)
+    fits, well = False, False
+    seen = 0
+    q = pool.top[i]
+    while q >= 0 and seen < window:
+        if not retired[q]:
+            seen += 1
+            if not is_read(retired, q, net) and during(live, pool.held[i], q, forward, net) <= cap:
+                held, key, m = undo(live, pool.held[i], pool.key[i], q, net, flipped, 0)
+                put_back(live, flipped, m)
+                fits = True
+                well = well or held <= soft
+                score = pool.extra[i] + price * held
+                slot, n = place(to, n, key, pool.extra[i], score)
+                if slot >= 0:
+                    run[0] = q
+                    copy(to, slot, pool, i, run, 1, held, key, pool.extra[i], score, pool.dropped[i], net, flipped)
+                    to.retired[slot, q] = True
+                    while to.top[slot] >= 0 and to.retired[slot, to.top[slot]]:
+                        to.top[slot] -= 1
+        q -= 1
+    return fits, well, n
+
+
+@nb.njit(cache=True)
+def is_read_behind(retired, v, net):
+    """Whether the op that brings v in again is one of backward: dropping v now lasts until there only."""
+    for k in range(net.read_ptr[v + 1] - 1, net.read_ptr[v] - 1, -1):
+        if not retired[net.read_ids[k]]:
+            return net.boundary >= 0 and net.after[net.read_ids[k]]
+    return False
+
+
+@nb.njit(cache=True)
+def best_chain(live, start, v, forward, net, cap, most, chain, flipped):
+    """(cost per byte, runs) of the best drop that begins with taking back the run that made v; the runs in `chain`.
+
+    As long as a run brings in a large value, its maker's run is taken back next, and no
+    more than `most` is paid in all.
+    """
+    held, key, m = start, np.uint64(0), 0
+    cost = 0.0
+    best = np.inf
+    kept = 0
+    q = net.producer[v]
+    count = 0
+    while q >= 0 and count < CHAIN and cost <= most and during(live, held, q, forward, net) <= cap:
+        held, key, m = undo(live, held, key, q, net, flipped, m)
+        cost += net.weight[q]
+        chain[count] = q
+        count += 1
+        if held < start and cost < best * (start - held):
+            best = cost / (start - held)
+            kept = count
+        q = -1
+        largest = 0
+        for k in range(m):
+            u = flipped[k]
+            if live[u] and net.size[u] > largest and net.recompute[net.producer[u]]:
+                largest, q = net.size[u], net.producer[u]
+    put_back(live, flipped, m)
+    return best, kept
+
+
+@nb.njit(cache=True)
+def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
+    """Number of states in pool `to` after the drops of state i that cost least for the bytes they give up, and
+    less than `dearest` per byte."""
+    live, retired = pool.live[i], pool.retired[i]
+    forward = net.boundary < 0 or retired[net.boundary]
+    rate = np.full(choices, dearest)
+    chains = np.empty((choices, CHAIN), np.int64)
+    length = np.zeros(choices, np.int64)
+    chain = np.empty(CHAIN, np.int64)
+    for x in range(len(net.large)):
+        v = net.large[x]
+        if not live[v] or not net.recompute[net.producer[v]] or not is_read(retired, net.producer[v], net):
+            continue
+        most = WORTH * net.size[v] * rate[choices - 1]
+        best, kept = best_chain(live, pool.held[i], v, forward, net, cap, most, chain, flipped)
+        if is_read_behind(retired, v, net):
+            best *= AGAIN
+        k = choices
+        while k > 0 and rate[k - 1] > best:
+            if k < choices:
+                rate[k], length[k], chains[k] = rate[k - 1], length[k - 1], chains[k - 1]
+            k -= 1
+        if k < choices:
+            rate[k], length[k], chains[k] = best, kept, chain
+    for k in range(choices):
+        if length[k] == 0:
+            break
+        held, key, m = pool.held[i], pool.key[i], 0
+        extra = pool.extra[i]
+        for r in range(length[k]):
+            held, key, m = undo(live, held, key, chains[k, r], net, flipped, m)
+            extra += net.weight[chains[k, r]]
+        put_back(live, flipped, m)
+        score = extra + price * held
+        slot, n = place(to, n, key, extra, score)
+        if slot >= 0:
+            given = pool.dropped[i] + pool.held[i] - held
+            copy(to, slot, pool, i, chains[k], length[k], held, key, extra, score, given, net, flipped)
+    return n
+
+
+@nb.njit(cache=True)
+def level(now, n, to, spare, other, records, n_records, net, cap, soft, price, window, choices, flipped):
+    """(states in `to`, number of records): every state of `now` with one op more retired, after as many drops as it takes
+    to stay within `soft`. States in `to` is -1 where `records` is too short; then call again with a longer one.
+
+    spare, other : pools, scratch. records : int64 [m, 2]. cap : no run may hold more bytes. price : cost of a byte.
+    """
+    following = 0
+    for step in range(ROUNDS):
+        dropped = 0
+        for i in range(n):
+            if n_records + CHAIN > len(records):
+                return -1, n_records
+            n_records = put_down(now, i, records, n_records)
+            fits, well, following = retire(now, i, to, following, net, cap, soft, price, window, flipped)
+            if not well:
+                dearest = DEAREST * price if fits else np.inf
+                dropped = drop(now, i, spare, dropped, net, cap, price, dearest, choices, flipped)
+        if dropped == 0 or following > 0 and step >= SOFT_ROUNDS:
+            break
+        n = dropped
+        now, spare, other = spare, other, spare
+    return following, n_records
+
+
+@nb.njit(cache=True)
+def runs_of(records, record):
+    """The ops in the order in which they run."""
+    n = 0
+    r = record
+    while r >= 0:
+        n += 1
+        r = records[r, 0]
+    out = np.empty(n, np.int64)
+    r = record
+    for k in range(n):
+        out[k] = records[r, 1]
+        r = records[r, 0]
+    return out
