@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from rekindle.graph import BOUNDARY, Graph, Op, Value
 from rekindle.schedule import Schedule
 from rekindle.simulate import simulate
-from rekindle.solvers import registry
 from rekindle.solvers.base import Problem
-from rekindle.solvers.exact import fits, solve
+from rekindle.solvers.exact import exact, fits, solve
 from strategies import chains, dags, graphs, joint_graphs, schedules, u_nets
 
 Front = list[tuple[int, float]]
@@ -112,7 +111,6 @@ def test_bounds_hold_when_the_search_is_cut_short(data: st.DataObject, graph: Gr
 @given(data=st.data(), graph=graphs())
 def test_as_a_solver_it_reaches_what_is_asked(data: st.DataObject, graph: Graph) -> None:
     weights = graph.weights()
-    exact = registry.get("exact").solve
     judged = simulate(graph, data.draw(schedules(graph)))
     least = min(simulate(graph, s).peak_bytes for s in exact(Problem(graph, weights)))
     assert least >= solve(graph, weights).peak_bound
@@ -144,4 +142,4 @@ def test_a_chain_of_thirty_is_solved() -> None:
 def test_large_graphs_are_declined() -> None:
     graph = step(80)
     assert not fits(graph)
-    assert list(registry.get("exact").solve(Problem(graph, graph.weights()))) == [Schedule.baseline(graph, "exact")]
+    assert list(exact(Problem(graph, graph.weights()))) == [Schedule.baseline(graph, "exact")]

@@ -1,0 +1,228 @@
+"""Checkmate's mixed-integer program.
+
+Jain, Jain, Nrusimha, Gholami, Abbeel, Keutzer, Stoica, Gonzalez, Checkmate: Breaking the Memory Wall with Optimal
+Tensor Rematerialization, MLSys 2020, arXiv:1910.02653.
+
+Problem: one stage per op of the baseline order; stage t ends with the first run of op t. R[t, i]: op i runs in stage t.
+S[t, v]: value v is held from stage t - 1 to stage t. Least cost of the runs, with what is held during each run within
+the budget. A value is freed in a stage after its last use there unless it is held on; that is linear through
+F[t, v, i], v dies with the run of i in stage t.
+
+Optimality: least cost within `limit` among schedules that keep the baseline order within each stage, run each op at
+most once a stage, hold what a stage holds on until its end and write nothing in place; if the program is solved to the
+end, and to HiGHS's tolerance. With `max_overhead`, least peak among those within that cost. Larger programs are relaxed
+to a linear program and rounded in the paper's two phases: the held values first, S > 1/2, then the runs that these
+make necessary; budgets a bit lower are tried until the judge finds the limit kept.
+
+Complexity: O(n (n + edges)) variables for n ops that make something that weighs; exponential in the worst case. Done in
+whole numbers up to 60 such ops or so, rounded up to 200, declined above: there the baseline is all it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_matrix
+
+from ..graph import Graph
+from ..schedule import Schedule
+from ..simulate import simulate
+from .base import Problem
+from .registry import register
+
+WHOLE = 12_000  # variables of the largest program solved in whole numbers
+RELAXED = 150_000  # and of the largest that is relaxed
+SECONDS = 30.0
+TOLERANCE = 2e-6  # HiGHS's, of the largest value
+TIGHTENED = (0.0, 0.1, 0.2, 0.3)  # how much of the budget is kept back when rounding (the paper: 0.1)
+
+
+@register(
+    "checkmate",
+    graphs="any",
+    objective="least cost within a peak, of stages in baseline order, each op at most once a stage",
+    optimal="its objective, up to about 60 ops that weigh; larger ones are rounded, or declined above 200",
+    complexity="a mixed-integer program of O(n (n + edges)) variables",
+    citation="Jain et al., Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020, "
+    "arXiv:1910.02653",
+)
+def checkmate(problem: Problem) -> Iterator[Schedule]:
+    """The frontier-advancing program of Checkmate, solved by HiGHS within 30 s or the time limit."""
+    graph = problem.graph
+    yield Schedule.baseline(graph, "checkmate")
+    model = Program(graph, problem.weights)
+    if not model.ops or model.columns > RELAXED:
+        problem.progress(f"checkmate: {model.columns} variables are too many; use solver='auto'")
+        return
+    limit = None if problem.limit is None else problem.limit - graph.resident_bytes
+    slack = None if problem.max_overhead is None else problem.max_overhead * float(model.cost.sum())
+    tries = [(True, 0.0)] if model.columns <= WHOLE else []
+    tries += [(False, back) for back in (TIGHTENED if limit is not None else (0.0,))]
+    for whole, back in tries:
+        if problem.time_left <= 0:
+            return
+        goal = None if limit is None else limit * (1 - back)
+        held = model.solve(goal, slack, whole, min(SECONDS, problem.time_left))
+        if held is None:
+            continue
+        schedule = Schedule.from_runs(graph, model.runs(held), "checkmate")
+        yield schedule
+        if whole or limit is None or simulate(graph, schedule).peak_bytes - graph.resident_bytes <= limit:
+            return
+
+
+class Program:
+    """Rows and columns. Stages and ops by position in the baseline order; values that nobody reads are no columns."""
+
+    def __init__(self, graph: Graph, weights: np.ndarray):
+        a = graph.arrays
+        self.graph = graph
+        self.ops = [int(i) for i in np.flatnonzero(graph.needed)]
+        self.cost = weights[self.ops].astype(np.float64)
+        position = {i: t for t, i in enumerate(self.ops)}
+        read = {v for i in self.ops for v in graph.ops[i].inputs} | set(graph.keep)
+        self.values = [v for v in sorted(read) if a.producer[v] >= 0]
+        self.made_by = {v: position[int(a.producer[v])] for v in self.values}
+        self.inputs = [[v for v in dict.fromkeys(graph.ops[i].inputs) if v in self.made_by] for i in self.ops]
+        self.outputs = [[v for v in graph.ops[i].outputs if v in self.made_by] for i in self.ops]
+        unread = [sum(int(a.bytes[v]) for v in graph.ops[i].outputs if v not in self.made_by) for i in self.ops]
+        self.beside = a.workspace[self.ops] + np.array(unread, np.int64)
+        self.readers: dict[int, list[int]] = {v: [] for v in self.values}
+        for t, row in enumerate(self.inputs):
+            for v in row:
+                self.readers[v].append(t)
+        self.weighs = [v for v in self.values if a.bytes[v]]
+        n = len(self.ops)
+        self.columns = sum(t + 1 for t in range(n)) + sum(
+            max(0, n - 1 - self.made_by[v]) for v in self.values
+        ) + sum(n - t for v in self.weighs for t in (self.made_by[v], *self.readers[v]))  # fmt: skip
+
+    def solve(self, limit: float | None, slack: float | None, whole: bool, seconds: float) -> np.ndarray | None:
+        """bool [stages, graph values]: what is held into each stage, or None if there is no solution in time.
+        Least cost within the limit; without one, least peak within the slack."""
+        a, n = self.graph.arrays, len(self.ops)
+        if limit is not None and limit < 0:
+            return None
+        scale = float(max(1, a.bytes[self.values].max(initial=1)))
+        rows = _Rows()
+        run = {(t, i): rows.column() for t in range(n) for i in range(t + 1)}
+        hold = {(t, v): rows.column() for v in self.values for t in range(self.made_by[v] + 1, n)}
+        peak = rows.column(np.inf)
+        for t in range(n):
+            rows.add([(run[t, t], -1.0)], -1.0)
+            for i in range(t + 1):
+                for v in self.inputs[i]:
+                    rows.add([(run[t, i], 1.0), (run[t, self.made_by[v]], -1.0), *_term(hold, t, v, -1.0)], 0.0)
+        for (t, v), column in hold.items():
+            rows.add([(column, 1.0), (run[t - 1, self.made_by[v]], -1.0), *_term(hold, t - 1, v, -1.0)], 0.0)
+        for v in self.values:
+            if a.keep[v]:  # live when the last stage ends
+                rows.add([(run[n - 1, self.made_by[v]], -1.0), *_term(hold, n - 1, v, -1.0)], -1.0)
+        for i, op in enumerate(self.ops):
+            if not a.recompute[op]:
+                rows.add([(run[t, i], 1.0) for t in range(i, n)], 1.0)
+        for t in range(n):
+            self._memory(t, rows, run, hold, peak, scale)
+        spent = [(column, float(self.cost[i])) for (_, i), column in run.items()]
+        unit = float(self.cost.sum()) or 1.0
+        if slack is not None:
+            rows.add([(c, w / unit) for c, w in spent], 1 + slack / unit + 1e-9)
+        objective = np.zeros(len(rows.upper))
+        if limit is None:
+            objective[peak] = 1.0
+        else:
+            rows.upper[peak] = limit / scale - (TOLERANCE if scale * TOLERANCE > 1 else 0.0)
+            objective[[c for c, _ in spent]] = [w / unit for _, w in spent]
+        integrality = np.zeros(len(objective))
+        if whole:
+            integrality[list(run.values()) + list(hold.values())] = 1
+        found = milp(objective, constraints=rows.constraint(), bounds=Bounds(0, np.array(rows.upper)),
+                     integrality=integrality, options={"time_limit": seconds, "mip_rel_gap": 0.0})  # fmt: skip
+        if found.x is None:
+            return None
+        held = np.zeros((n, len(self.graph.values)), np.bool_)
+        for (t, v), column in hold.items():
+            held[t, v] = found.x[column] > 0.5
+        return held
+
+    def _memory(
+        self, t: int, rows: _Rows, run: dict[tuple[int, int], int], hold: dict[tuple[int, int], int], peak: int,
+        scale: float,
+    ) -> None:  # fmt: skip
+        """What is held during each run of stage t is at most the peak. A value that is in memory after op i is freed
+        there only if it is not held on, and no later op of the stage reads it."""
+        size, n = self.graph.arrays.bytes, len(self.ops)
+        live = [(hold[t, v], size[v] / scale) for v in self.weighs if (t, v) in hold]
+        for i in range(t + 1):
+            made = [(run[t, i], size[v] / scale) for v in self.outputs[i] if size[v]]
+            live += made
+            # An op that does not run needs nothing beside; what is live then is live at a run before as well.
+            rows.add([*live, (run[t, i], self.beside[i] / scale), (peak, -1.0)], 0.0)
+            for v in {*self.inputs[i], *self.outputs[i]}:
+                if not size[v]:
+                    continue
+                dies = rows.column()
+                rows.add([(dies, 1.0), (run[t, i], -1.0)], 0.0)
+                later = [j for j in self.readers[v] if i < j <= t]
+                for j in later:
+                    rows.add([(dies, 1.0), (run[t, j], 1.0)], 1.0)
+                if (t + 1, v) in hold:
+                    rows.add([(dies, 1.0), (hold[t + 1, v], 1.0)], 1.0)
+                elif t == n - 1 and self.graph.arrays.keep[v]:
+                    rows.upper[dies] = 0.0
+                live.append((dies, -size[v] / scale))
+
+    def runs(self, held: np.ndarray) -> list[int]:
+        """The runs that the held values make necessary: each stage makes what its op, what it holds on and what these
+        read lack."""
+        out: list[int] = []
+        live: set[int] = set()
+        n = len(self.ops)
+        once = {i for i in range(n) if not self.graph.arrays.recompute[self.ops[i]]}
+        for t in range(n):
+            kept = {v for v in live if held[t, v] or self.made_by[v] in once}
+            wanted = {t} | {
+                self.made_by[v] for v in self.values
+                if t + 1 < n and held[t + 1, v] and self.made_by[v] <= t and v not in kept
+            }  # fmt: skip
+            if t == n - 1:
+                wanted |= {self.made_by[v] for v in self.values if self.graph.arrays.keep[v] and v not in kept}
+            for i in range(t, -1, -1):
+                if i in wanted:
+                    wanted |= {self.made_by[v] for v in self.inputs[i] if v not in kept}
+            out += [self.ops[i] for i in sorted(wanted)]
+            live = kept | {v for i in wanted for v in self.outputs[i]}
+        return out
+
+
+def _term(columns: dict[tuple[int, int], int], t: int, v: int, factor: float) -> list[tuple[int, float]]:
+    return [(columns[t, v], factor)] if (t, v) in columns else []
+
+
+class _Rows:
+    """Columns from 0 to `upper`, and rows of A y <= b."""
+
+    def __init__(self) -> None:
+        self.upper: list[float] = []
+        self.right: list[float] = []
+        self.row: list[int] = []
+        self.at: list[int] = []
+        self.factor: list[float] = []
+
+    def column(self, upper: float = 1.0) -> int:
+        self.upper.append(upper)
+        return len(self.upper) - 1
+
+    def add(self, terms: list[tuple[int, float]], right: float) -> None:
+        for column, factor in terms:
+            self.row.append(len(self.right))
+            self.at.append(column)
+            self.factor.append(factor)
+        self.right.append(right)
+
+    def constraint(self) -> LinearConstraint:
+        shape = len(self.right), len(self.upper)
+        matrix = coo_matrix((self.factor, (self.row, self.at)), shape=shape).tocsr()
+        return LinearConstraint(matrix, -np.inf, np.array(self.right))
