@@ -56,7 +56,7 @@ class Pool(NamedTuple):
 
     live : bool [width, values]. retired : bool [width, ops]. held : bytes. extra : cost. top : last op not retired.
     key : hash of `live`. score : to be small. dropped : bytes given up by runs again, all told.
-    record : where the runs before the last ones stand; last : those, count of them.
+    record : where the runs before the last ones stand; last : those, `pending` of them.
     """
 
     live: np.ndarray
@@ -69,7 +69,7 @@ class Pool(NamedTuple):
     dropped: np.ndarray
     record: np.ndarray
     last: np.ndarray
-    count: np.ndarray
+    pending: np.ndarray
 
 
 def pool(width: int, n_values: int, n_ops: int) -> Pool:
@@ -172,18 +172,18 @@ def copy(to, slot, pool, i, runs, count, held, key, extra, score, dropped, net, 
         to.last[slot, k] = runs[k]
     to.held[slot], to.key[slot], to.extra[slot], to.score[slot] = held, key, extra, score
     to.dropped[slot] = dropped
-    to.top[slot], to.record[slot], to.count[slot] = pool.top[i], pool.record[i], count
+    to.top[slot], to.record[slot], to.pending[slot] = pool.top[i], pool.record[i], count
 
 
 @nb.njit(cache=True)
 def put_down(pool, i, records, n):
     """Number of records after the last runs of state i are entered: rows (record before, op)."""
-    for k in range(pool.count[i]):
+    for k in range(pool.pending[i]):
         records[n, 0] = pool.record[i]
         records[n, 1] = pool.last[i, k]
         pool.record[i] = n
         n += 1
-    pool.count[i] = 0
+    pool.pending[i] = 0
     return n
 
 

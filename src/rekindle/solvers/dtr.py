@@ -1,0 +1,87 @@
+"""Dynamic tensor rematerialisation.
+
+Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, Dynamic Tensor Rematerialization, ICLR 2021,
+arXiv:2006.09616.
+
+Problem: none is solved; a greedy online policy, which knows nothing of what comes. The ops run in the baseline order
+within a number of bytes. Where one does not fit, the value of least h = c / (m s) is evicted: m its bytes, s the time
+since its last use, c what it costs to make it again, with all that is evicted around it (the values from which it is
+made and those made from it). What is missing when an op reads it is made again, and so on backwards. The cost around a
+value is kept as in the paper, by sets that join and from which the cost of what is made again is taken off.
+
+Here the policy is run beforehand, over modelled costs, and gives a schedule. A value is let go when its last reader is
+through, as the garbage collector does.
+
+Optimality: none. A chain of n equal ops takes O(n) runs within O(sqrt(n)) values; on some graphs every online policy is
+worse than the best plan by a factor of order n / budget. What a budget gives is not monotone in it, so several are
+tried.
+
+Complexity: O(runs x values) per budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from .. import bounds
+from ..graph import Graph
+from ..kernels import dtr as kernel
+from ..schedule import Schedule
+from ..simulate import simulate
+from .base import Problem
+from .registry import register
+
+BUDGETS = 16
+LONGEST = 8  # runs per op after which a budget is given up
+
+
+@register(
+    "dtr",
+    graphs="any",
+    objective="none: evicts the value of least cost / (bytes x time since its last use) when memory is full",
+    optimal="",
+    complexity="O(runs x values) per budget",
+    citation="Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, Dynamic Tensor Rematerialization, "
+    "ICLR 2021, arXiv:2006.09616",
+)
+def dtr(problem: Problem) -> Iterator[Schedule]:
+    """The online heuristic of DTR, run over the baseline order beforehand; several budgets, a candidate from each."""
+    graph = problem.graph
+    yield Schedule.baseline(graph, "dtr")
+    for budget in budgets(problem):
+        if problem.time_left <= 0:
+            return
+        runs = evicting(graph, problem.weights, budget)
+        if runs is not None:
+            yield Schedule.from_runs(graph, runs.tolist(), "dtr")
+
+
+def budgets(problem: Problem) -> list[int]:
+    """Bytes to try, without the resident ones: near the limit, which the schedule can undercut or overstep a little; or,
+    without one, from the plain peak down to the least that any schedule takes."""
+    resident = problem.graph.resident_bytes
+    plain = simulate(problem.graph, Schedule.baseline(problem.graph)).peak_bytes - resident
+    least = bounds.single_op(problem.graph).bytes - resident
+    if problem.limit is not None:
+        tried = (problem.limit - resident) * np.linspace(1.1, 0.75, BUDGETS // 2)
+    else:
+        tried = np.linspace(plain, least, BUDGETS)
+    return sorted({int(b) for b in tried if b > 0}, reverse=True)
+
+
+def evicting(graph: Graph, weights: np.ndarray, budget: int) -> np.ndarray | None:
+    """The runs that the policy makes within a budget of bytes, or None where it makes no end of them."""
+    order = np.flatnonzero(graph.needed).astype(np.int64)
+    runs = np.empty(LONGEST * len(order) + 100, np.int64)
+    readers = _rows([o for o in row if graph.needed[o]] for row in graph.consumers)
+    n = kernel.simulate(order, budget, weights.astype(np.float64), *readers, runs, *graph.arrays)
+    return runs[:n] if n >= 0 else None
+
+
+def _rows(rows: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    rows = list(rows)
+    ptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(r) for r in rows], out=ptr[1:])
+    return ptr, np.array([x for r in rows for x in r], np.int64)
