@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.graph import BOUNDARY, Graph, Op
+from rekindle.graph import BOUNDARY, Graph, Op, Value
 from rekindle.kernels import hong as kernel
 from rekindle.schedule import Schedule
 from rekindle.simulate import Simulation, simulate
@@ -85,6 +85,32 @@ def test_any_segments_of_any_graph_are_a_valid_schedule(drawn: tuple[Chain, list
     assert (judged.runs[~chain.graph.needed] == 0).all()
     if not cuts and not last_again:
         assert judged.overhead == 0
+
+
+def test_features_that_a_later_input_has_are_not_made_again() -> None:
+    """Each layer reads all features before it. What is kept for the last ones is there for the first ones."""
+    n = 6
+    features, joins = range(1, n + 1), range(n + 1, 2 * n)
+    ops = [Op("layer0", (0,), (1,), seconds=8.0)]
+    for i in range(1, n):
+        ops.append(Op(f"join{i}", tuple(features[:i]), (joins[i - 1],), seconds=1.0))
+        ops.append(Op(f"layer{i}", (joins[i - 1],), (features[i],), seconds=8.0))
+    ops.append(Op(BOUNDARY, (n,), (2 * n,), recompute=False))
+    for k, i in enumerate(range(n - 1, 0, -1)):
+        ops.append(Op(f"b{i}", (2 * n + k, joins[i - 1]), (2 * n + k + 1,), seconds=8.0, backward=True))
+    sizes = [1, *[10] * n, *(10 * i for i in range(1, n)), *[10] * n]
+    graph = Graph(tuple(map(Value, sizes)), tuple(ops), (3 * n - 1,))
+    chain = chain_from(graph)
+    again, reused = (simulate(graph, s) for s in chain.schedules(segmented(chain.turn, [chain.turn - 2]), "test"))
+    assert again.overhead > reused.overhead
+    assert (reused.runs[: 2 * n : 2] == 1).all(), "no layer runs again"
+
+
+@given(cut_chains(graphs()))
+def test_reuse_runs_no_op_more_often(drawn: tuple[Chain, list[int]]) -> None:
+    chain, cuts = drawn
+    judged = [simulate(chain.graph, s) for s in chain.schedules(segmented(chain.turn, cuts), "test")]
+    assert (judged[-1].runs <= judged[0].runs).all()
 
 
 @given(graphs())

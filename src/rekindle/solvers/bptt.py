@@ -53,7 +53,7 @@ def bptt(problem: Problem) -> Iterator[Schedule]:
         steps, choice = kernel.fewest_steps(n, memory, state, internal)
         for m in spread(memory, CANDIDATES):
             if steps[n, m] <= (MOST + 1) * n or m == memory:
-                yield chain.lower(operations(choice, m, state, internal), "bptt")
+                yield from chain.schedules(operations(choice, m, state, internal), "bptt")
                 if problem.time_left <= 0:
                     return
 

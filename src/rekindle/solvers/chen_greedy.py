@@ -51,7 +51,7 @@ def chen_greedy(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "chen-greedy")
         return
     for cuts in dict.fromkeys(s.cuts for s in searched(chain)):
-        yield chain.lower(segmented(chain.turn, cuts), "chen-greedy")
+        yield from chain.schedules(segmented(chain.turn, cuts), "chen-greedy")
 
 
 def searched(chain: Chain) -> Iterator[Segments]:

@@ -39,7 +39,7 @@ def chen_recursive(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "chen-recursive")
         return
     for k in counts(chain.turn):
-        yield chain.lower(recursive(0, chain.turn, k, chain.turn), "chen-recursive")
+        yield from chain.schedules(recursive(0, chain.turn, k, chain.turn), "chen-recursive")
 
 
 def counts(n: int) -> list[int]:

@@ -19,9 +19,7 @@ import math
 from collections.abc import Iterator
 
 from ..schedule import Schedule
-from ..structure.division import splitting_vertices
-from ..structure.forward import end_of_forward, forward_dag
-from ..structure.saved import runs_from_saved
+from ..structure.chain import chain_of, segmented
 from .base import Problem
 from .registry import register
 
@@ -36,18 +34,13 @@ from .registry import register
 )
 def chen_sqrt(problem: Problem) -> Iterator[Schedule]:
     """About sqrt(n) segments of equal length between the splitting vertices; blind to sizes and costs."""
-    graph = problem.graph
-    forward = forward_dag(graph)
-    if forward is None:
-        yield Schedule.baseline(graph, "chen-sqrt")
+    chain = chain_of(problem.graph)
+    if chain is None:
+        yield Schedule.baseline(problem.graph, "chen-sqrt")
         return
-    chain = splitting_vertices(forward.dag)
-    kept = equally_spaced(chain)
-    saved = forward.saved(kept)
-    yield Schedule.from_runs(graph, runs_from_saved(graph, saved), "chen-sqrt")
-    begin = forward.ops[kept[-1]] + 1 if kept else 0
-    last_segment = [v for op in graph.ops[begin : end_of_forward(graph)] for v in op.outputs]
-    yield Schedule.from_runs(graph, runs_from_saved(graph, saved + last_segment), "chen-sqrt")
+    cuts = equally_spaced(list(range(chain.turn + 1)))
+    yield from chain.schedules(segmented(chain.turn, cuts, last_again=True), "chen-sqrt")
+    yield from chain.schedules(segmented(chain.turn, cuts), "chen-sqrt")
 
 
 def equally_spaced(chain: list[int]) -> list[int]:

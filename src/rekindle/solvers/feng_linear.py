@@ -45,8 +45,8 @@ def feng_linear(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "feng-linear")
         return
     cuts = cheapest(linear_dag(chain), problem.deadline).vertices
-    yield chain.lower(segmented(chain.turn, cuts, last_again=True), "feng-linear")
-    yield chain.lower(segmented(chain.turn, cuts), "feng-linear")
+    yield from chain.schedules(segmented(chain.turn, cuts, last_again=True), "feng-linear")
+    yield from chain.schedules(segmented(chain.turn, cuts), "feng-linear")
 
 
 def linear_dag(chain: Chain) -> Dag:

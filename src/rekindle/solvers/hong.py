@@ -50,7 +50,7 @@ def hong(problem: Problem) -> Iterator[Schedule]:
         return
     n = chain.turn
     _, follow = kernel.revised(chain.input.copy(), chain.saved[:n] - chain.passed_on[:n])
-    yield chain.lower(segmented(n, followed(follow)), "hong")
+    yield from chain.schedules(segmented(n, followed(follow)), "hong")
 
 
 def followed(follow: np.ndarray) -> list[int]:

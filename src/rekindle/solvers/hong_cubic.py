@@ -43,8 +43,8 @@ def hong_cubic(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "hong-cubic")
         return
     cuts = static_optimum(chain)
-    yield chain.lower(segmented(chain.turn, cuts, last_again=True), "hong-cubic")
-    yield chain.lower(segmented(chain.turn, cuts), "hong-cubic")
+    yield from chain.schedules(segmented(chain.turn, cuts, last_again=True), "hong-cubic")
+    yield from chain.schedules(segmented(chain.turn, cuts), "hong-cubic")
 
 
 def static_optimum(chain: Chain) -> list[int]:

@@ -59,7 +59,7 @@ def hong_exact(problem: Problem) -> Iterator[Schedule]:
         fit = np.flatnonzero(found.times <= base * (1 + problem.max_overhead) * (1 + 1e-12))
         wanted.update(fit[:1].tolist())
     for plan in sorted(wanted):
-        yield chain.lower(segmented(chain.turn, found.cuts(plan)), "hong-exact")
+        yield from chain.schedules(segmented(chain.turn, found.cuts(plan)), "hong-exact")
 
 
 class Plans:

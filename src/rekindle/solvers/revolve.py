@@ -51,7 +51,7 @@ def revolve(problem: Problem) -> Iterator[Schedule]:
     steps, choice = kernel.fewest_steps(n, n, 1, 0)
     for slots in spread(n, CANDIDATES):
         if steps[n, slots] <= (MOST + 1) * n or slots == n:
-            yield chain.lower(operations(choice, slots, 1, 0), "revolve")
+            yield from chain.schedules(operations(choice, slots, 1, 0), "revolve")
             if problem.time_left <= 0:
                 return
 

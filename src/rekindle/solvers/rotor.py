@@ -17,6 +17,7 @@ goal lies low in it, a finer one follows. 50 stages in 500 slots take a few hund
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -83,10 +84,10 @@ class Curve:
         """The memory in so many slots."""
         return slots * self.unit + self.chain.held
 
-    def schedule(self, slots: int) -> Schedule:
-        """A schedule of least time in so many slots."""
+    def schedules(self, slots: int) -> list[Schedule]:
+        """Schedules of least time in so many slots."""
         rows = kernel.sequence(self.stages, self.unit, self.table, slots)
-        return self.chain.lower([(what, stage) for what, stage, _ in rows.tolist()], "rotor")
+        return self.chain.schedules([(what, stage) for what, stage, _ in rows.tolist()], "rotor")
 
 
 def _unit(top: int, sizes: np.ndarray) -> int:
@@ -117,13 +118,13 @@ def _within(problem: Problem, curve: Curve, limit: int) -> Iterator[Schedule]:
         curve.aim(curve.whole + curve.chain.held)
         yield from _smallest(problem, curve)
         return
-    yield curve.schedule(choices[0])
+    yield from curve.schedules(choices[0])
     low, high = 0, len(choices)  # plans below `low` fit, those from `high` on do not
     while low < high:
         middle = (low + high) // 2
-        schedule = curve.schedule(choices[middle])
-        if simulate(graph, schedule).peak_bytes <= limit:
-            yield schedule
+        fit = [s for s in curve.schedules(choices[middle]) if simulate(graph, s).peak_bytes <= limit]
+        if fit:
+            yield from fit
             low = middle + 1
         else:
             high = middle
@@ -134,11 +135,24 @@ def _smallest(problem: Problem, curve: Curve) -> Iterator[Schedule]:
     base = float(problem.weights[problem.graph.needed].sum())
     allowed = np.inf if problem.max_overhead is None else base * (1 + problem.max_overhead) * (1 + 1e-12)
     yield Schedule.baseline(problem.graph, "rotor")
+    fit, found = -1, []
     for _ in range(FINER):
-        fit = next((slots for slots in curve.choices if curve.times[slots] <= allowed), None)
-        if fit is None:
+        if fit >= 0:
+            curve.aim(curve.bytes(fit + SLOTS // 32))
+        fit = next((slots for slots in curve.choices if curve.times[slots] <= allowed), -1)
+        if fit < 0:
             return
-        yield curve.schedule(fit)
+        found = curve.schedules(fit)
+        yield from found
         if curve.unit == 1 or fit > 0.9 * SLOTS or problem.time_left <= 0:
-            return
-        curve.aim(curve.bytes(fit + SLOTS // 32))
+            break
+    # Where values are reused, a schedule takes less time than the table says: less memory may do.
+    low, high = 0, bisect_left(curve.choices, fit)
+    while low < high and len(found) > 1 and problem.time_left > 0:
+        middle = (low + high) // 2
+        found = curve.schedules(curve.choices[middle])
+        if min(float(simulate(problem.graph, s).runs @ problem.weights) for s in found) <= allowed:
+            yield from found
+            high = middle
+        else:
+            low = middle + 1

@@ -62,6 +62,7 @@ class Chain:
     forward, backward : per stage its ops in baseline order.
     skip, save, alone : per stage the forward ops needed for the output alone, for the output and what backward reads,
         and for what backward reads alone.
+    reach : int64 [ops]; the last stage whose input has all that the op makes and a step needs of it.
     inputs : int64 [n, n]; inputs[i, j], i < j: bytes of the input of stage j that are not in the input of stage i.
         inputs[0, j] is all of it: stage 0 reads only what the caller holds.
     hold : int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where both
@@ -84,6 +85,7 @@ class Chain:
     save: Stages
     alone: Stages
     held: int
+    reach: np.ndarray
     inputs: np.ndarray
     hold: np.ndarray
     passing: np.ndarray
@@ -115,20 +117,37 @@ class Chain:
         once = float(weights[self.graph.needed].sum()) - float(save.sum() + backward.sum())
         return Times(skip, save, alone, backward, once)
 
-    def runs(self, operations: Iterable[Operation]) -> list[int]:
+    def runs(self, operations: Iterable[Operation], reuse: bool = False) -> list[int]:
         """The ops in the order in which they run, useless runs left out.
 
         operations : forward must reach the turn stage by stage before any backward; backward runs each stage once, in
         reverse, and each is run forward again before it where that is wanted. What is kept is not looked at: a value
         lives from where it is made to where it is last read before it is made again.
+        reuse : do not make again what lay in the input of the stage whose backward has just run. It was at hand then,
+        and lives on. Only where inputs share values (concatenations) does that change anything.
         """
         forward, backward = ([np.array(ops, np.int64) for ops in side] for side in (self.forward, self.backward))
-        parts = [backward[stage] if what == BACKWARD else forward[stage] for what, stage in operations]
+        parts, behind = [], len(self)
+        for what, stage in operations:
+            if what == BACKWARD:
+                parts.append(backward[stage])
+                behind = stage
+            elif reuse and behind < len(self):
+                ops = forward[stage]
+                parts.append(ops[self.reach[ops] < behind])
+            else:
+                parts.append(forward[stage])
         return prune(self.graph, np.concatenate(parts))
 
     def lower(self, operations: Iterable[Operation], solver: str) -> Schedule:
         """The schedule of the operations; see `runs`."""
         return Schedule.from_runs(self.graph, self.runs(operations), solver)
+
+    def schedules(self, operations: Iterable[Operation], solver: str) -> list[Schedule]:
+        """The schedule of the operations, and the one that reuses values if that is another."""
+        done = list(operations)
+        runs = [self.runs(done), self.runs(done, reuse=True)]
+        return [Schedule.from_runs(self.graph, r, solver) for r in (runs if runs[0] != runs[1] else runs[:1])]
 
 
 def segmented(turn: int, cuts: Sequence[int], last_again: bool = False) -> Iterator[Operation]:
@@ -259,9 +278,16 @@ class _Builder:
         inputs, hold, unread = self._inputs()
         passing = unread[:, None] + inputs + skip_peak
         return Chain(
-            self.graph, _tuples(forward), _tuples(backward), skip, save, alone, self.held, inputs, hold, passing, saved,
-            passed_on, gradient, *peaks,
+            self.graph, _tuples(forward), _tuples(backward), skip, save, alone, self.held, self._reach(), inputs, hold,
+            passing, saved, passed_on, gradient, *peaks,
         )  # fmt: skip
+
+    def _reach(self) -> np.ndarray:
+        reach = np.full(len(self.graph.ops), -1)
+        for o in self.stage:
+            wanted = [v for v in self.graph.ops[o].outputs if self.used[v] < self.n or self.last[v] >= 0]
+            reach[o] = min((int(self.last[v]) for v in wanted), default=-1)
+        return reach
 
     def _inputs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chain.inputs, Chain.hold, and per stage the bytes of its input that backward does not read."""
