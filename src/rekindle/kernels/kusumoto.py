@@ -1,0 +1,36 @@
+"""The dynamic programme over chains of lower sets."""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+NONE = 2**62
+
+
+@nb.njit(cache=True)
+def cheapest_chains(budget, levels, subset, held, work, again):
+    """(bytes int64 [sets, levels + 1], before int32 of the same shape): the least bytes that the chains of lower sets
+    which end in a set, and make again what takes that time, keep; and the set before it.
+
+    Sets come in order of size, the empty one first, the whole one last. For a set i within a set j
+    held[i, j] : bytes that are kept more.
+    work[i, j] : bytes beside what is kept before while that block is worked off; within the budget with those.
+    again[i, j] : the time of what is made again.
+    """
+    n = len(subset)
+    kept = np.full((n, levels + 1), NONE, np.int64)
+    before = np.full((n, levels + 1), -1, np.int32)
+    kept[0, 0] = 0
+    for i in range(n):
+        for j in range(i + 1, n):
+            if not subset[i, j] or work[i, j] > budget:
+                continue
+            for t in range(levels + 1 - again[i, j]):
+                if kept[i, t] + work[i, j] > budget:
+                    continue
+                x = kept[i, t] + held[i, j]
+                if x < kept[j, t + again[i, j]]:
+                    kept[j, t + again[i, j]] = x
+                    before[j, t + again[i, j]] = i
+    return kept, before
