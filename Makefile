@@ -8,10 +8,10 @@ STAMP := $(VENV)/.stamp
 OUT := out
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench gpu clean
+.PHONY: help setup demo test lint types docs bench solver-table gpu clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## build .venv with all that the other targets need
 
@@ -41,6 +41,7 @@ types: $(STAMP) ## mypy
 	$(VENV)/bin/mypy src/rekindle
 
 docs: $(VENV)/.docs ## the documentation as pages in site/
+	$(PY) docs/generate.py
 	$(PY) -m mkdocs build --strict --quiet --site-dir site
 
 $(VENV)/.docs: $(STAMP)
@@ -51,9 +52,12 @@ bench: $(STAMP) ## the published table, ours beside it; rows go to out/bench-see
 	@mkdir -p $(OUT)
 	$(VENV)/bin/rekindle bench --suite seeds --out $(OUT)/bench-seeds.jsonl
 
+solver-table: $(STAMP) ## all solvers on five graphs, as docs/solver_table.md
+	$(PY) benchmarks/solvers.py
+
 gpu: $(STAMP) ## the tests that need a GPU (marked gpu); install a CUDA torch with TORCH=...
 	$(PY) -m pytest -m gpu
 
 clean: ## remove what was built, but for .venv
-	rm -rf $(OUT) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(OUT) site docs/solvers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

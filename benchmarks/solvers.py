@@ -1,0 +1,102 @@
+"""All solvers on the same five graphs: peak, overhead, seconds and gap, as docs/solver_table.md.
+
+The question is the same for all: least extra FLOPs within half of the plain step's activations. A solver that has no plan
+within answers with its smallest one, which is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from common import provenance
+
+import rekindle
+from rekindle.budget import Goal, format_bytes
+from rekindle.errors import InfeasibleBudget, RekindleError
+from rekindle.graph import BOUNDARY, Graph, Op, Value
+from rekindle.plan import Plan
+from rekindle.planner import plan_graph
+from rekindle.solvers import registry
+
+TABLE = Path(__file__).parent.parent / "docs" / "solver_table.md"
+SHARE = 0.5
+MODELS = ("resnet50", "densenet121", "unet", "gpt_blocks")
+
+
+def chain(n: int, size: int = 2**20) -> Graph:
+    """The step of a uniform chain: backward op i reads what forward op i read, and costs twice as much."""
+    ops = [Op(f"f{i}", (i,), (i + 1,), 1.0, 1) for i in range(n)] + [Op(BOUNDARY, (n,), (n + 1,), recompute=False)]
+    ops += [Op(f"b{i}", (2 * n - i, i), (2 * n - i + 1,), 2.0, 2, backward=True) for i in range(n - 1, -1, -1)]
+    return Graph((Value(size),) * (2 * n + 2), tuple(ops), (2 * n + 1,), 0, f"chain of {n}")
+
+
+def traced(name: str) -> Graph:
+    """A model's step at its default batch, on tensors without data."""
+    model, sample = rekindle.zoo.load(name, fake=True)
+    return rekindle.trace(model, sample).graph
+
+
+def answer(graph: Graph, solver: str, seconds: float) -> tuple[Plan, bool]:
+    """The solver's plan, and whether it is within the budget."""
+    try:
+        return plan_graph(graph, Goal(fraction=SHARE), solver=solver, cost="flops", time_limit=seconds), True
+    except InfeasibleBudget:
+        goal = Goal(least_memory=True)
+        return plan_graph(graph, goal, solver=solver, cost="flops", time_limit=seconds), False
+
+
+def row(graph: Graph, solver: str, seconds: float) -> str:
+    start = time.perf_counter()
+    try:
+        plan, fits = answer(graph, solver, seconds)
+    except RekindleError as e:
+        return f"| {solver} | no plan: {str(e).partition(';')[0]} | | | | |"
+    taken = time.perf_counter() - start
+    part = plan.activation_peak_bytes / plan.baseline_activation_bytes
+    return (
+        f"| {solver}{'' if fits else ' *'} | {format_bytes(plan.activation_peak_bytes)} | {part:.1%} "
+        f"| +{plan.overhead:.1%} | {taken:.1f} | {plan.gap:.0%} |"
+    )
+
+
+def section(graph: Graph, solvers: list[str], seconds: float) -> str:
+    lines = [f"## {graph.name}, {len(graph.ops):,} ops", ""]
+    lines += [
+        "| solver | activations | of plain | extra FLOPs | seconds | gap at most |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for solver in solvers:
+        lines.append(row(graph, solver, seconds))
+        print(graph.name, lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--solvers", type=lambda s: s.split(","), help="only these, printed and not written")
+    p.add_argument("--graphs", type=lambda s: s.split(","), default=["chain", *MODELS], help="only these, likewise")
+    p.add_argument("--time-limit", type=float, default=20.0, help="seconds for each solver on each graph")
+    given = p.parse_args()
+    facts = provenance()
+    solvers = given.solvers or [s.name for s in registry.all_solvers()]
+    warm = chain(6)
+    for solver in solvers:  # compiling the loops is no part of solving
+        row(warm, solver, 5.0)
+    parts = [section(chain(200) if g == "chain" else traced(g), solvers, given.time_limit) for g in given.graphs]
+    if given.solvers or given.graphs != ["chain", *MODELS]:
+        return
+    head = (
+        "# How the solvers compare\n\n"
+        f"Least extra FLOPs within {SHARE:.0%} of the plain step's activations. * no plan within that: the smallest one. "
+        f"At most {given.time_limit:g} s each.\n\n"
+        f"{facts['date']}, {facts['hardware']}; Rekindle {facts['versions']['rekindle']}, torch "
+        f"{facts['versions']['torch']}. Made by `make solver-table`."
+    )
+    TABLE.write_text("\n\n".join([head, *parts]) + "\n", encoding="utf-8")
+    print(f"wrote {TABLE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""One page per solver and an index of them, made from the registry and the solvers' own docstrings.
+
+Run by `make docs`; writes docs/solvers/, which is not committed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from rekindle.solvers import registry
+from rekindle.solvers.base import Solver
+
+FOLDER = Path(__file__).parent / "solvers"
+TAKES = {"chain": "a chain; any other graph as the series of blocks between splitting vertices", "any": "any"}
+
+
+def main() -> None:
+    solvers = registry.all_solvers()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    for s in solvers:
+        (FOLDER / f"{s.name}.md").write_text(page(s), encoding="utf-8")
+    (FOLDER / "index.md").write_text(index(solvers), encoding="utf-8")
+    print(f"wrote {len(solvers) + 1} pages to {FOLDER}")
+
+
+def page(s: Solver) -> str:
+    """What is known of a solver in short, then what its file says."""
+    title, text = described(s)
+    facts = [
+        ("graphs", TAKES.get(s.graphs, s.graphs)), ("minimises", s.objective),
+        ("optimal", s.optimal or "no claim"), ("complexity", s.complexity), ("citation", s.citation),
+    ]  # fmt: skip
+    rows = "\n".join(f"| {name} | {cell(value)} |" for name, value in facts)
+    asked = f'```python\nplan = rekindle.plan(trace, budget=0.5, solver="{s.name}")\n```'
+    return f"# {s.name}\n\n{title}\n\n{asked}\n\n| | |\n|---|---|\n{rows}\n\n{text}\n"
+
+
+def index(solvers: list[Solver]) -> str:
+    """All solvers, one row each."""
+    rows = "\n".join(
+        f"| [{s.name}]({s.name}.md) | {s.graphs} | {cell(s.objective)} | {cell(s.optimal or 'no claim')} "
+        f"| {cell(s.complexity)} |"
+        for s in solvers
+    )
+    return (
+        "# Solvers\n\nEvery solver proposes schedules; one judge says what each holds and costs. A claim is about the "
+        "solver's own stated objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
+        f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n"
+    )
+
+
+def described(s: Solver) -> tuple[str, str]:
+    """Title and text of the solver's file; "Problem: ..." begins with the word in bold."""
+    doc = (sys.modules[s.solve.__module__].__doc__ or s.doc).strip()
+    title, _, text = doc.partition("\n")
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return title, "\n\n".join(re.sub(r"^([A-Z][a-z]+):\s", r"**\1.** ", p) for p in paragraphs)
+
+
+def cell(text: str) -> str:
+    """Text that stays within its column."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    main()
