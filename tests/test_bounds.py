@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle import Graph, Op, Schedule, Value, bounds, simulate
+from rekindle.solvers import registry
+from rekindle.solvers.base import Problem
 from strategies import graphs, schedules
 
 
@@ -81,3 +83,28 @@ def test_more_seconds_raise_the_bound_to_what_is_reached() -> None:
     assert bounds.at_overhead(graph, weights, 1 / 24).bytes == 11
     assert bounds.best(graph, weights, 1 / 24, 1.0).bytes == 12
     assert bounds.time_at(graph, weights, 8, 1.0) == pytest.approx(5)
+
+
+def test_what_is_made_again_must_find_its_inputs() -> None:
+    """Making the large value again within the cost of one op takes what it is made from, which then must be held."""
+    sizes = (1, 1, 8, 1, 1, 1)
+    ops = [
+        Op("a", (), (0,), 1.0), Op("b", (0,), (1,), 1.0), Op("c", (1,), (2,), 1.0), Op("loss", (2,), (3,), 1.0),
+        Op("gradient", (3,), (4,), 1.0, workspace=8), Op("end", (4, 2), (5,), 1.0),
+    ]  # fmt: skip
+    graph = Graph(tuple(Value(b) for b in sizes), tuple(ops), (5,))
+    weights = graph.weights()
+    once = float(weights.sum())
+    assert bounds.at_overhead(graph, weights, 1 / once).bytes == 10
+    assert bounds.staged(graph, weights, 1 / once, 1, True).bytes == 11
+    assert bounds.best(graph, weights, 1 / once).bytes == 11
+
+
+@settings(max_examples=15)
+@given(data=st.data(), graph=graphs())
+def test_no_solver_goes_below(data: st.DataObject, graph: Graph) -> None:
+    solver = data.draw(st.sampled_from(registry.all_solvers()))
+    weights = graph.weights()
+    for schedule in solver.solve(Problem(graph, weights, effort=0.01)):
+        judged = simulate(graph, schedule)
+        assert bounds.best(graph, weights, judged.overhead, 0.02, judged.peak_bytes).bytes <= judged.peak_bytes

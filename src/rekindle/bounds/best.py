@@ -7,7 +7,7 @@ import numpy as np
 from ..graph import Graph
 from ..solvers import exact
 from .base import Bound, single_op
-from .staged import staged
+from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting
 
 SEARCHED = 100_000  # sets of values that the search looks at, per second allowed
@@ -63,10 +63,17 @@ def _by_search(graph: Graph, weights: np.ndarray, overhead: float, seconds: floa
 
 def time_at(graph: Graph, weights: np.ndarray, peak: int, seconds: float = 0.0) -> float:
     """The least extra cost, in the unit of `weights`, of a schedule with that peak (resident included), as far as it is
-    certified; infinite where no schedule has it. seconds : about how long a search on a small graph may take."""
+    certified; infinite where no schedule has it. seconds : about how long it may take beyond the knapsacks."""
     found = extra_at(graph, weights, peak)
-    if seconds > 0 and peak >= single_op(graph).bytes and exact.fits(graph):
+    if seconds <= 0 or found == float("inf"):
+        return found
+    ops = most_waiting(graph, weights, max(1, int(CUTS * seconds / 2)))
+    relaxed = {v: staged_cost(graph, weights, peak, v, False, seconds) for v in ops}
+    if relaxed:
+        at = max(relaxed, key=lambda v: relaxed[v])
+        found = max(found, relaxed[at], staged_cost(graph, weights, peak, at, True, seconds / 4))
+    if exact.fits(graph):
         once = float(weights[graph.needed].sum())
-        searched = exact.solve(graph, weights, limit=peak, nodes=max(1, int(SEARCHED * seconds)))
+        searched = exact.solve(graph, weights, limit=peak, nodes=max(1, int(SEARCHED * seconds / 2)))
         found = max(found, searched.cost_bound - once * (1 + 1e-9))
     return found

@@ -20,6 +20,8 @@ from ..graph import Graph
 from .base import Bound, working_set
 from .waiting import at_overhead
 
+MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
+INFEASIBLE = 2  # `status` of scipy.optimize.milp
 NODES = 2000  # branches at most, so that the answer is the same on machines fast enough for the time limit
 HEAVY = 0.999  # the largest values that hold this part of all bytes are looked at
 
@@ -39,8 +41,17 @@ def staged(
     if not model.path or not model.values:
         return floor
     extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + 1e-9)
-    found = graph.resident_bytes + int(model.least(extra, integer, seconds))
+    found = graph.resident_bytes + int(np.ceil(model.least(extra, integer, seconds)))
     return Bound(found, op) if found > floor.bytes else floor
+
+
+def staged_cost(graph: Graph, weights: np.ndarray, peak: int, through: int, integer: bool, seconds: float) -> float:
+    """The least extra cost of a schedule with that peak, resident bytes included, by one stage at the op `through`;
+    infinite where there is none."""
+    model = Staged(graph, weights, [through])
+    limit = peak - graph.resident_bytes
+    # A peak that fits only just must not fail by HiGHS's tolerance.
+    return max(0.0, model.least(None, integer, seconds, limit * (1 + MARGIN) + 1)) if model.values else 0.0
 
 
 class Staged:
@@ -63,8 +74,11 @@ class Staged:
         self.value_at = {v: j for j, v in enumerate(self.values)}
         self.descends = [_after(graph, v) for v in self.path]
 
-    def least(self, budget: float, integer: bool, seconds: float | None) -> float:
-        """The least peak, in bytes without the resident ones."""
+    def least(
+        self, extra: float | None, integer: bool = False, seconds: float | None = None, limit: float | None = None
+    ) -> float:
+        """The least peak, in bytes without the resident ones, within an extra cost; or with `limit`, a peak in such
+        bytes, the least extra cost."""
         a, ops, values, path = self.graph.arrays, self.ops, self.values, self.path
         n, m, stages = len(ops), len(values), len(path)
         r, x = (lambda k, j: k * n + j), (lambda k, j: (stages + 1) * n + k * m + j)
@@ -120,9 +134,14 @@ class Staged:
                 rows.add(every, 1.0)
         cost = self.weights[ops]
         unit = float(cost.sum()) or 1.0
-        rows.add([(r(k, j), cost[j] / unit) for k in range(stages + 1) for j in range(n)], 1 + budget / unit)
+        spent = [(r(k, j), cost[j] / unit) for k in range(stages + 1) for j in range(n)]
         objective = np.zeros(peak + 1)
-        objective[peak] = 1
+        if limit is None:
+            rows.add(spent, 1 + (extra or 0.0) / unit)
+            objective[peak] = 1
+        else:
+            upper[peak] = limit / scale
+            objective[[c for c, _ in spent]] = [t for _, t in spent]
         whole = np.ones(peak + 1) if integer else np.zeros(peak + 1)
         whole[peak] = 0
         options: dict[str, float] = {"node_limit": NODES}
@@ -133,7 +152,11 @@ class Staged:
             options=options,
         )  # fmt: skip
         bound = found.mip_dual_bound if integer else (found.fun if found.status == 0 else None)
-        return 0.0 if bound is None else (float(bound) - 1e-6) * scale
+        if limit is None:
+            return 0.0 if bound is None else (float(bound) - MARGIN) * scale
+        if found.status == INFEASIBLE:
+            return float("inf")
+        return 0.0 if bound is None else (float(bound) - 1 - MARGIN) * unit
 
 
 class _Rows:

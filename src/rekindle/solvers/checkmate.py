@@ -9,10 +9,11 @@ the budget. A value is freed in a stage after its last use there unless it is he
 F[t, v, i], v dies with the run of i in stage t.
 
 Optimality: least cost within `limit` among schedules that keep the baseline order within each stage, run each op at
-most once a stage, hold what a stage holds on until its end and write nothing in place; if the program is solved to the
-end, and to HiGHS's tolerance. With `max_overhead`, least peak among those within that cost. Larger programs are relaxed
-to a linear program and rounded in the paper's two phases: the held values first, S > 1/2, then the runs that these
-make necessary; budgets a bit lower are tried until the judge finds the limit kept.
+most once a stage, hold what a stage holds on until its end and the least values from their first run on, and write in
+place only over what backward made; if the program is solved to the end, and to HiGHS's tolerance. With `max_overhead`,
+least peak among those within that cost. Larger programs are relaxed to a linear program and rounded in the paper's two
+phases: the held values first, S > 1/2, then the runs that these make necessary; lower budgets are tried until the judge
+finds the limit kept.
 
 Complexity: O(n (n + edges)) variables for n ops that make something that weighs; exponential in the worst case. Done in
 whole numbers up to 60 such ops or so, rounded up to 200, declined above: there the baseline is all it gives.
@@ -29,12 +30,14 @@ from scipy.sparse import coo_matrix
 from ..graph import Graph
 from ..schedule import Schedule
 from ..simulate import simulate
+from ..structure.needed import overwritable
 from .base import Problem
 from .registry import register
 
 WHOLE = 12_000  # variables of the largest program solved in whole numbers
 RELAXED = 150_000  # and of the largest that is relaxed
 SECONDS = 30.0
+NEGLIGIBLE = 0.001  # values that together hold at most this part of all bytes are held from their first run on
 TOLERANCE = 2e-6  # HiGHS's, of the largest value
 TIGHTENED = (0.0, 0.1, 0.2, 0.3)  # how much of the budget is kept back when rounding (the paper: 0.1)
 
@@ -83,28 +86,39 @@ class Program:
         self.cost = weights[self.ops].astype(np.float64)
         position = {i: t for t, i in enumerate(self.ops)}
         read = {v for i in self.ops for v in graph.ops[i].inputs} | set(graph.keep)
-        self.values = [v for v in sorted(read) if a.producer[v] >= 0]
+        made = [v for v in sorted(read, key=lambda v: (int(a.bytes[v]), v)) if a.producer[v] >= 0]
+        total = np.cumsum([a.bytes[v] for v in made])
+        small = int(np.searchsorted(total, NEGLIGIBLE * total[-1], "right")) if made else 0
+        self.left_out = int(total[small - 1]) if small else 0  # held from their first run on
+        self.values = sorted(made[small:])
         self.made_by = {v: position[int(a.producer[v])] for v in self.values}
         self.inputs = [[v for v in dict.fromkeys(graph.ops[i].inputs) if v in self.made_by] for i in self.ops]
         self.outputs = [[v for v in graph.ops[i].outputs if v in self.made_by] for i in self.ops]
-        unread = [sum(int(a.bytes[v]) for v in graph.ops[i].outputs if v not in self.made_by) for i in self.ops]
+        unread = [sum(int(a.bytes[v]) for v in graph.ops[i].outputs if v not in read) for i in self.ops]
         self.beside = a.workspace[self.ops] + np.array(unread, np.int64)
+        self.over = [
+            set(overwritable(graph, i, safe=True))
+            if graph.ops[i].outputs and graph.ops[i].outputs[0] in read
+            else set()
+            for i in self.ops
+        ]
         self.readers: dict[int, list[int]] = {v: [] for v in self.values}
         for t, row in enumerate(self.inputs):
             for v in row:
                 self.readers[v].append(t)
-        self.weighs = [v for v in self.values if a.bytes[v]]
         n = len(self.ops)
         self.columns = sum(t + 1 for t in range(n)) + sum(
             max(0, n - 1 - self.made_by[v]) for v in self.values
-        ) + sum(n - t for v in self.weighs for t in (self.made_by[v], *self.readers[v]))  # fmt: skip
+        ) + sum(n - t for v in self.values for t in (self.made_by[v], *self.readers[v]))  # fmt: skip
 
     def solve(self, limit: float | None, slack: float | None, whole: bool, seconds: float) -> np.ndarray | None:
         """bool [stages, graph values]: what is held into each stage, or None if there is no solution in time.
         Least cost within the limit; without one, least peak within the slack."""
         a, n = self.graph.arrays, len(self.ops)
-        if limit is not None and limit < 0:
-            return None
+        if limit is not None:
+            limit -= self.left_out
+            if limit < 0:
+                return None
         scale = float(max(1, a.bytes[self.values].max(initial=1)))
         rows = _Rows()
         run = {(t, i): rows.column() for t in range(n) for i in range(t + 1)}
@@ -142,7 +156,8 @@ class Program:
                      integrality=integrality, options={"time_limit": seconds, "mip_rel_gap": 0.0})  # fmt: skip
         if found.x is None:
             return None
-        held = np.zeros((n, len(self.graph.values)), np.bool_)
+        held = np.ones((n, len(self.graph.values)), np.bool_)
+        held[:, self.values] = False
         for (t, v), column in hold.items():
             held[t, v] = found.x[column] > 0.5
         return held
@@ -154,15 +169,13 @@ class Program:
         """What is held during each run of stage t is at most the peak. A value that is in memory after op i is freed
         there only if it is not held on, and no later op of the stage reads it."""
         size, n = self.graph.arrays.bytes, len(self.ops)
-        live = [(hold[t, v], size[v] / scale) for v in self.weighs if (t, v) in hold]
+        live = [(hold[t, v], size[v] / scale) for v in self.values if (t, v) in hold]
         for i in range(t + 1):
-            made = [(run[t, i], size[v] / scale) for v in self.outputs[i] if size[v]]
-            live += made
+            live += [(run[t, i], size[v] / scale) for v in self.outputs[i]]
             # An op that does not run needs nothing beside; what is live then is live at a run before as well.
-            rows.add([*live, (run[t, i], self.beside[i] / scale), (peak, -1.0)], 0.0)
+            now = [*live, (run[t, i], self.beside[i] / scale), (peak, -1.0)]
+            over = {}
             for v in {*self.inputs[i], *self.outputs[i]}:
-                if not size[v]:
-                    continue
                 dies = rows.column()
                 rows.add([(dies, 1.0), (run[t, i], -1.0)], 0.0)
                 later = [j for j in self.readers[v] if i < j <= t]
@@ -173,27 +186,31 @@ class Program:
                 elif t == n - 1 and self.graph.arrays.keep[v]:
                     rows.upper[dies] = 0.0
                 live.append((dies, -size[v] / scale))
+                if v in self.over[i]:
+                    over[v] = dies
+            if over:  # the first output takes the place of an input that dies
+                into = rows.column()
+                rows.add([(into, 1.0), *((dies, -1.0) for dies in over.values())], 0.0)
+                now.append((into, -float(size[self.graph.ops[self.ops[i]].outputs[0]]) / scale))
+            rows.add(now, 0.0)
 
     def runs(self, held: np.ndarray) -> list[int]:
         """The runs that the held values make necessary: each stage makes what its op, what it holds on and what these
         read lack."""
         out: list[int] = []
         live: set[int] = set()
-        n = len(self.ops)
-        once = {i for i in range(n) if not self.graph.arrays.recompute[self.ops[i]]}
+        n, graph = len(self.ops), self.graph
+        made_by = {v: t for t, i in enumerate(self.ops) for v in graph.ops[i].outputs}
+        once = {i for i in range(n) if not graph.arrays.recompute[self.ops[i]]}
         for t in range(n):
-            kept = {v for v in live if held[t, v] or self.made_by[v] in once}
-            wanted = {t} | {
-                self.made_by[v] for v in self.values
-                if t + 1 < n and held[t + 1, v] and self.made_by[v] <= t and v not in kept
-            }  # fmt: skip
-            if t == n - 1:
-                wanted |= {self.made_by[v] for v in self.values if self.graph.arrays.keep[v] and v not in kept}
+            kept = {v for v in live if held[t, v] or made_by[v] in once}
+            ahead = graph.keep if t == n - 1 else [v for v in self.values if held[t + 1, v] and made_by[v] <= t]
+            wanted = {t} | {made_by[v] for v in ahead if v in made_by and v not in kept}
             for i in range(t, -1, -1):
                 if i in wanted:
-                    wanted |= {self.made_by[v] for v in self.inputs[i] if v not in kept}
+                    wanted |= {made_by[v] for v in graph.ops[self.ops[i]].inputs if v in made_by and v not in kept}
             out += [self.ops[i] for i in sorted(wanted)]
-            live = kept | {v for i in wanted for v in self.outputs[i]}
+            live = kept | {v for i in wanted for v in graph.ops[self.ops[i]].outputs}
         return out
 
 

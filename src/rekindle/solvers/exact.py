@@ -174,9 +174,9 @@ def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, lim
         judged = simulate(graph, s)
         cost = float(judged.runs @ weights)
         if limit is not None and judged.peak_bytes <= limit:
-            figure = (cost, judged.peak_bytes)
+            figure = cost, float(judged.peak_bytes)
         elif limit is None:
-            figure = (judged.peak_bytes, cost)
+            figure = float(judged.peak_bytes), cost
         else:
             continue
         if figure < best:
@@ -187,6 +187,8 @@ def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, lim
 
 class Search:
     """Labels, heap and hash table of one search, and the ops watched in it."""
+
+    table: kernel.Table
 
     def __init__(self, model: Needed, floor: int, cap: int | None, slack: float):
         self.by_cost = cap is not None
@@ -215,12 +217,14 @@ class Search:
 
     def _watch(self, watches: tuple[np.ndarray, ...], slack: float) -> float:
         work = np.empty(len(self.model.size), np.int64), np.empty(kernel.SMALL)
-        return float(kernel.watch(*self.start, watches, self.cap, slack, self.by_cost, *work))
+        low, high = self.start
+        return float(kernel.watch(low, high, watches, self.cap, slack, self.by_cost, *work))
 
     def _enter(self) -> None:
         bound = self._watch(self.watches, self.slack)
         t = self.table
-        t.low[0], t.high[0], t.held[0], t.parent[0], t.last[0] = *self.start, self.held, -1, -1
+        t.low[0], t.high[0] = self.start
+        t.held[0], t.parent[0], t.last[0] = self.held, -1, -1
         t.key[0] = bound if self.by_cost else max(bound, self.floor)
         if self.by_cost and bound > self.slack:
             return
@@ -232,11 +236,12 @@ class Search:
         types = (np.uint64, np.uint64, np.float64, np.float64, np.int64, np.int32, np.int16, np.int16, np.int32)
         flat = [np.zeros(capacity + 1, t) for t in types]
         slots = 2 * capacity
-        table = kernel.Table(*flat, np.full(slots, -1, np.int32), np.full(slots, np.inf), np.full(slots, -1, np.int16))
+        hashed = [np.full(slots, -1, np.int32), np.full(slots, np.inf), np.full(slots, -1, np.int16)]
+        table = kernel.Table(*flat, *hashed)
         if n:
             for new, old in zip(flat, self.table[: len(flat)], strict=True):
                 new[: len(old)] = old
-            kernel.rehash(table.low, table.high, *self.table[len(flat) :], *table[len(flat) :])
+            kernel.rehash(table.low, table.high, *self.table[len(flat) :], *hashed)
         self.table = table
 
     def run(self, nodes: int, deadline: float | None) -> tuple[int, float, list[int] | None]:

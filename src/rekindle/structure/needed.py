@@ -59,7 +59,7 @@ class Needed:
         self.other = beside // self.unit
         self.first = self.other - without // self.unit
         self.first[first_bit >= 0] = self.size[first_bit[first_bit >= 0]]
-        over = [[bit[v] for v in _overwritable(graph, i, safe) if v in bit] for i in self.ops]
+        over = [[bit[v] for v in overwritable(graph, i, safe) if v in bit] for i in self.ops]
         self.in_ptr, self.in_ids = rows(inputs)
         self.out_ptr, self.out_ids = rows(outputs)
         self.over_ptr, self.over_ids = rows(over)
@@ -132,7 +132,7 @@ class Needed:
         return Schedule(tuple(steps), graph.hash, solver)
 
 
-def _overwritable(graph: Graph, i: int, safe: bool) -> list[int]:
+def overwritable(graph: Graph, i: int, safe: bool) -> list[int]:
     """The inputs over which op i may write its first output."""
     a, op = graph.arrays, graph.ops[i]
     found = [v for v in op.inplace if a.producer[v] >= 0 and a.bytes[v] >= a.bytes[op.outputs[0]]]
