@@ -10,9 +10,12 @@ as the chain of stages between their splitting vertices, each with what one run 
 Optimality: for the time, among persistent schedules (what is kept stays until its backward) of whole stages, with
 memory counted in slots: each size that is held is rounded up to a whole one. A schedule that drops what it kept before
 it is used, or that keeps part of a stage, can be better. A chain of more than MOST stages is merged to that many first.
+Where inputs of stages share values (concatenations), a candidate that does not make these again takes less time than
+the table knows.
 
-Complexity: O(S n^3) for n stages and S slots, O(S n^2) memory. One table holds the answer for every memory; where the
-goal lies low in it, a finer one follows. 50 stages in 500 slots take a few hundredths of a second, 200 about one.
+Complexity: O(S n^3) for n stages and S slots, O(S n^2) memory; with K options for each stage (`kernels.rotor`),
+O(S n^2 (n + K)). One table holds the answer for every memory; where the goal lies low in it, a finer one follows. On
+one core 50 stages in 500 slots take about 0.01 s, 200 in 1,000 about 0.5 s.
 """
 
 from __future__ import annotations
