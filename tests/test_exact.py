@@ -139,6 +139,12 @@ def test_a_chain_of_forty_ops_is_solved() -> None:
     assert simulate(graph, found.schedule).seconds == found.cost_bound == 40 + 21 - 15
 
 
+def test_runs_that_cost_nothing_may_be_repeated_within_no_cost() -> None:
+    ops = (Op("f", (0,), (1,)), Op(BOUNDARY, (1,), (2,), recompute=False), Op("b", (2,), (3,), backward=True))
+    graph = Graph(tuple(Value(1) for _ in range(4)), ops, (1, 3))
+    assert solve(graph, graph.weights(), max_cost=0.0).peak_bound == 2
+
+
 def test_large_graphs_are_declined() -> None:
     graph = step(80)
     assert not fits(graph)

@@ -11,7 +11,8 @@ from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting
 
 SEARCHED = 100_000  # sets of values that the search looks at, per second allowed
-CUTS = 25  # ops at whose first run a linear program is solved, per second allowed
+CUTS = 10_000  # ops at whose first run a linear program is solved, times ops of the graph, per second allowed
+LEAST_CUTS = 2
 STAGES = (6, 12)
 STAGED = 500  # graphs of at most so many ops get programs of several stages
 
@@ -32,11 +33,15 @@ def best(graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.
 
 def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
     """One stage: relaxed at the ops where most waits, then in whole numbers at the one that says most."""
-    ops = most_waiting(graph, weights, max(1, int(CUTS * seconds)))
+    ops = most_waiting(graph, weights, _cuts(graph, seconds))
     relaxed = [staged(graph, weights, overhead, 1, through=v) for v in ops]
     found = max(relaxed, key=lambda b: b.bytes, default=single_op(graph))
     whole = staged(graph, weights, overhead, 1, True, seconds / 4, found.op)
     return max(found, whole, key=lambda b: b.bytes)
+
+
+def _cuts(graph: Graph, seconds: float) -> int:
+    return max(LEAST_CUTS, int(CUTS * seconds / max(1, len(graph.ops))))
 
 
 def _at_several_runs(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
@@ -67,7 +72,7 @@ def time_at(graph: Graph, weights: np.ndarray, peak: int, seconds: float = 0.0) 
     found = extra_at(graph, weights, peak)
     if seconds <= 0 or found == float("inf"):
         return found
-    ops = most_waiting(graph, weights, max(1, int(CUTS * seconds / 2)))
+    ops = most_waiting(graph, weights, _cuts(graph, seconds / 2))
     relaxed = {v: staged_cost(graph, weights, peak, v, False, seconds) for v in ops}
     if relaxed:
         at = max(relaxed, key=lambda v: relaxed[v])

@@ -102,8 +102,10 @@ def watch(low, high, watches, cap, slack, by_cost, items, cheapest):
                 if left <= 0:
                     break
             else:
-                if ratio * size >= left_cost:
-                    found -= left_cost / ratio if ratio < np.inf and ratio > 0 else 0.0
+                if ratio == np.inf:
+                    break
+                if ratio * size > left_cost:
+                    found -= left_cost / ratio
                     break
                 left_cost -= ratio * size
                 found -= size
