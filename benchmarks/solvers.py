@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from common import provenance
@@ -35,7 +36,7 @@ def chain(n: int, size: int = 2**20) -> Graph:
 def traced(name: str) -> Graph:
     """A model's step at its default batch, on tensors without data."""
     model, sample = rekindle.zoo.load(name, fake=True)
-    return rekindle.trace(model, sample).graph
+    return replace(rekindle.trace(model, sample).graph, name=name)
 
 
 def answer(graph: Graph, solver: str, seconds: float) -> tuple[Plan, bool]:
