@@ -15,8 +15,8 @@ from rekindle.budget import Goal
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
 from rekindle.planner import plan_graph
-from rekindle.solvers import auto
 from rekindle.solvers.base import Problem
+from rekindle.solvers.storages import Search
 from rekindle.structure.saved import Dropping, runs_from_saved
 from strategies import chains, dags, graphs, joint_graphs, u_nets
 from test_bounds import chain
@@ -139,8 +139,10 @@ def test_tiny_values_left_out_of_the_search_do_not_break_a_budget() -> None:
 
 def test_search_scores_as_the_judge_does() -> None:
     graph = chain(40)
-    search = auto.Search(Problem(graph, graph.weights()))
-    for f in search.seeds():
-        schedule = search.schedule(f)
-        assert schedule is not None
-        assert simulate(graph, schedule).peak_bytes == f.peak
+    problem = Problem(graph, graph.weights())
+    search = Search(problem)
+    for point in search.seeds():
+        search.record(point)
+    for e in search.entries():
+        schedule = Schedule.from_runs(graph, search.reduced.whole_runs(e.runs))
+        assert simulate(graph, schedule).peak_bytes == e.peak

@@ -19,6 +19,8 @@ from .solvers import registry
 from .solvers.base import Problem, Progress, Solver
 
 EPS = 1e-9
+CERTIFY = 1.0  # seconds, about, for the certificate of a plan
+SMALL = 128  # ops of graphs on which optimality may be searched for
 Finish = Callable[[Graph, Schedule], Schedule]
 
 
@@ -73,7 +75,34 @@ def plan_graph(
         best = _pick(found, limit, goal.max_overhead)
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, floor)
-    return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start)
+    weights = graph.weights(cost)
+    bound = bounds.best(graph, weights, best.judged.overhead, _certifying(start, time_limit), best.judged.peak_bytes)
+    optimal = _optimal(graph, weights, best, bound, goal, limit)
+    return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start, bound, optimal)
+
+
+def _certifying(start: float, time_limit: float | None) -> float:
+    """Seconds for the certificate: what is left of the limit, and little in any case."""
+    return CERTIFY if time_limit is None else min(CERTIFY, max(0.0, start + time_limit - time.monotonic()))
+
+
+def _optimal(
+    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, goal: Goal, limit: int | None
+) -> bool:
+    """Whether it is proven that no schedule serves the goal better."""
+    j = best.judged
+    if goal.least_memory:
+        return j.peak_bytes <= bounds.single_op(graph).bytes
+    if goal.max_overhead is not None:
+        if bound.bytes < j.peak_bytes:
+            return False
+        return j.peak_bytes <= bounds.best(graph, weights, goal.max_overhead, CERTIFY, j.peak_bytes).bytes
+    if j.overhead <= EPS:
+        return True
+    assert limit is not None
+    once = float(weights[graph.needed].sum())
+    small = len(graph.ops) <= SMALL
+    return j.overhead * once <= bounds.time_at(graph, weights, limit, CERTIFY if small else 0.0) + EPS * once
 
 
 def frontier_graph(
@@ -95,22 +124,44 @@ def frontier_graph(
     top = baseline.judged.peak_bytes - graph.resident_bytes
     bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
     share = None if time_limit is None else time_limit / points
-    effort = min(1.0, 2 / points)
+    everything = replace(_problem(graph, cost, None, None, seed, time_limit, progress), whole=True)
+    found += [_score(graph, s, cost, finish) for s in chosen.solve(everything)]
     fractions: Sequence[float] = np.linspace(1, 0, points + 1)[1:].tolist() if top > bottom else [0.0]
     seen: set[tuple[int, ...]] = set()
     for f in fractions:
         limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
-        schedules = list(chosen.solve(_problem(graph, cost, limit, None, seed, share, progress, effort)))
+        schedules = list(chosen.solve(_problem(graph, cost, limit, None, seed, share, progress)))
         key = tuple(hash(s) for s in schedules)
         if key in seen:  # a solver without a knob gives the same answer to every question
             break
         seen.add(key)
         found += [_score(graph, s, cost, finish) for s in schedules]
-    kept = pareto(found)
+    kept = thin(pareto(found), 2 * points)
+    certified = bounds.at_overheads(graph, graph.weights(cost), [s.judged.overhead for s in kept])
+    seconds = time.monotonic() - start
     return [
-        _plan(graph, s, baseline, chosen, Goal(budget=s.judged.peak_bytes), cost, time.monotonic() - start)
-        for s in kept
+        _plan(
+            graph,
+            s,
+            baseline,
+            chosen,
+            Goal(budget=s.judged.peak_bytes),
+            cost,
+            seconds,
+            bound,
+            s.judged.overhead <= EPS,
+        )  # fmt: skip
+        for s, bound in zip(kept, certified, strict=True)
     ]
+
+
+def thin(kept: list[Scored], most: int) -> list[Scored]:
+    """At most so many of a frontier, evenly spread over the logarithm of the peak; both ends stay."""
+    if len(kept) <= most:
+        return kept
+    peaks = np.log([max(1, s.judged.peak_bytes) for s in kept])
+    at = np.linspace(peaks[0], peaks[-1], most)
+    return [kept[i] for i in sorted({int(np.abs(peaks - x).argmin()) for x in at})]
 
 
 def pareto(found: Iterable[Scored]) -> list[Scored]:
@@ -149,16 +200,11 @@ def _pick(found: list[Scored], limit: int | None, max_overhead: float | None) ->
     return min(fit, key=lambda s: (s.judged.peak_bytes, s.judged.overhead), default=None)
 
 
-def _plan(graph: Graph, best: Scored, baseline: Scored, solver: Solver, goal: Goal, cost: str, seconds: float) -> Plan:
+def _plan(
+    graph: Graph, best: Scored, baseline: Scored, solver: Solver, goal: Goal, cost: str, seconds: float,
+    bound: bounds.Bound, optimal: bool,
+) -> Plan:  # fmt: skip
     j = best.judged
-    weights = graph.weights(cost)
-    bound = bounds.at_overhead(graph, weights, j.overhead)
-    if goal.max_overhead is not None:
-        optimal = j.peak_bytes <= bounds.at_overhead(graph, weights, goal.max_overhead).bytes
-    elif goal.least_memory:
-        optimal = j.peak_bytes <= bounds.single_op(graph).bytes
-    else:
-        optimal = j.overhead <= EPS
     return Plan(
         graph=graph,
         schedule=best.schedule,

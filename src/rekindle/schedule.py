@@ -58,7 +58,9 @@ class Schedule:
         return [s.op for s in self.steps if isinstance(s, Run)]
 
     @classmethod
-    def from_runs(cls, graph: Graph, runs: Sequence[int], solver: str = "", inplace: bool = True) -> Schedule:
+    def from_runs(
+        cls, graph: Graph, runs: Sequence[int] | np.ndarray, solver: str = "", inplace: bool = True
+    ) -> Schedule:
         """The schedule of a sequence of runs: every value ends right after its last use before it is
         produced again, and with `inplace` an op writes over a dying input wherever `Op.inplace` allows it
         safely (never over what the caller holds, nor, in backward, over what forward saved: a second

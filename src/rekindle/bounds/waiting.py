@@ -7,7 +7,7 @@ bytes that can be made again within the extra cost. Holds for every order of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -25,14 +25,21 @@ def at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> Bound:
 
     O((n + edges) log n) per op looked at: those around the boundary first, where most waits; on large graphs not all.
     """
-    best = single_op(graph)
-    extra = max(0.0, overhead) * float(weights[graph.needed].sum()) * (1 + 1e-9)
+    return at_overheads(graph, weights, [overhead])[0]
+
+
+def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) -> list[Bound]:
+    """`at_overhead` for several overheads at once: what waits at an op is looked up once."""
+    once = float(weights[graph.needed].sum())
+    extra = [max(0.0, overhead) * once * (1 + 1e-9) for overhead in overheads]
+    best = [single_op(graph)] * len(extra)
     for v, cost, held in _first_runs(graph, weights):
         own = graph.resident_bytes + working_set(graph, v)
-        if own + held.sum() > best.bytes:
-            found = own + int(kernel.least_waiting(cost, held, extra))
-            if found > best.bytes:
-                best = Bound(found, v)
+        for k, more in enumerate(extra):
+            if own + held.sum() > best[k].bytes:
+                found = own + int(kernel.least_waiting(cost, held, more))
+                if found > best[k].bytes:
+                    best[k] = Bound(found, v)
     return best
 
 

@@ -29,7 +29,8 @@ class Problem:
     seed : makes a randomised solver repeatable.
     deadline : `time.monotonic()` at which to stop and give the best so far; None: no limit.
     progress : called with one line of text now and then.
-    effort : how much work a search may do, as a part of what it does for a single goal.
+    effort : how much work a search may do, as a part of what it does by default.
+    whole : the whole frontier is wanted: a solver that finds it in one search yields all of it.
     """
 
     graph: Graph
@@ -40,6 +41,12 @@ class Problem:
     deadline: float | None = None
     progress: Progress = field(default=lambda _: None)
     effort: float = 1.0
+    whole: bool = False
+
+    @property
+    def base_cost(self) -> float:
+        """The cost of running each needed op once."""
+        return float(self.weights[self.graph.needed].sum())
 
     @property
     def time_left(self) -> float:

@@ -6,9 +6,13 @@ inputs are always at hand. Neither needs to be looked at when a plan is scored, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cached_property
+
 import numpy as np
 
 from ..graph import Arrays, Graph
+from ..kernels import order as kernel
 from .saved import Dropping
 
 NEGLIGIBLE = 0.001  # the least values that together hold at most this part of all that is made are left out
@@ -22,6 +26,9 @@ class Reduced:
     candidates : int64; values whose mode may change, in order of production.
     drop_ptr, drop_ids : as `Dropping.drops`.
     shared : bool [values]; as `Dropping.shared`.
+    before_ptr, before_ids : per op the ops that must run before it for the first time, also by way of ops left out.
+    regions : (end of the first, start of the second) position range within which ops may change places; both are 0
+        where the order is fixed.
     """
 
     def __init__(self, graph: Graph, dropping: Dropping):
@@ -35,9 +42,7 @@ class Reduced:
         new_value[self.values] = np.arange(len(self.values))
         inputs = [[int(new_value[v]) for v in dict.fromkeys(o.inputs) if new_value[v] >= 0] for o in graph.ops]
         outputs = [[int(new_value[v]) for v in o.outputs if new_value[v] >= 0] for o in graph.ops]
-        self.ops = np.array(
-            [o for o in dropping.order if outputs[o] or o == a.boundary or a.workspace[o] and inputs[o]], np.int64
-        )
+        self.ops = np.array([o for o in dropping.order if outputs[o] or o == a.boundary or inputs[o]], np.int64)
         new_op = np.full(len(graph.ops), -1, np.int64)
         new_op[self.ops] = np.arange(len(self.ops))
         # An op may write over an input only if its first output is looked at.
@@ -61,6 +66,70 @@ class Reduced:
         at[self.candidates] = np.searchsorted(left, dropping.drop_at[self.values[self.candidates]])
         self.drop_ids = self.candidates[np.argsort(at[self.candidates], kind="stable")]
         self.drop_ptr = np.searchsorted(at[self.drop_ids], np.arange(len(self.ops) + 1)).astype(np.int64)
+        self._graph, self._order = graph, dropping.order.tolist()
+        self.before_ptr, self.before_ids = _rows(self._before(new_op.tolist()))
+        self.regions = self._regions()
+        whole = dropping.end_of_forward
+        self._end = whole if whole is not None and self.regions[1] else 0
+
+    def _before(self, new_op: list[int]) -> list[list[int]]:
+        """Per op that is left, the nearest ones among those that must run before it."""
+        reach: dict[int, list[int]] = {}  # of a left-out op: the nearest that are left
+        made_by = self._graph.arrays.producer.tolist()
+        rows = []
+        for o in self._order:
+            found: dict[int, None] = {}
+            for v in self._graph.ops[o].inputs:
+                p = made_by[v]
+                if p >= 0:
+                    found.update(dict.fromkeys(reach[p] if new_op[p] < 0 else (new_op[p],)))
+            if new_op[o] < 0:
+                reach[o] = list(found)
+            else:
+                rows.append(sorted(found))
+        return rows
+
+    def _regions(self) -> tuple[int, int]:
+        start = np.flatnonzero(np.diff(self.drop_ptr))
+        if len(start) != 1:
+            return 0, 0
+        drop = int(start[0])
+        return (drop - 1 if self.arrays.boundary == drop - 1 else drop), drop
+
+    def whole_runs(self, runs: np.ndarray) -> np.ndarray:
+        """int64: runs of the reduced problem as runs of the graph: each left-out op runs once, as soon as its inputs are
+        made, on its own side of the end of forward."""
+        waits, after_ptr, after_ids = self._left_out
+        out = np.empty(len(runs) + len(waits), np.int64)
+        m = kernel.whole(runs, self.ops, self.regions[1], self.arrays.boundary, waits.copy(), after_ptr, after_ids, out)
+        return out[:m]
+
+    def reduced_runs(self, runs: Iterable[int]) -> np.ndarray:
+        """int64: runs of the graph as runs of the reduced problem."""
+        new = np.full(len(self._graph.ops), -1, np.int64)
+        new[self.ops] = np.arange(len(self.ops))
+        found = new[np.fromiter(runs, np.int64)]
+        return found[found >= 0]
+
+    @cached_property
+    def _left_out(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `kernels.order.whole` takes it."""
+        g = self._graph
+        n = len(g.ops)
+        waits = np.full(n, -1, np.int64)
+        after: list[list[int]] = [[] for _ in range(n + 1)]
+        left = set(self.ops.tolist())
+        made_by = g.arrays.producer.tolist()
+        for i, o in enumerate(self._order):
+            if o in left:
+                continue
+            needs = {made_by[v] for v in g.ops[o].inputs if made_by[v] >= 0}
+            if i >= self._end:
+                needs.add(n)
+            waits[o] = len(needs)
+            for p in needs:
+                after[p].append(o)
+        return waits, *_rows(after)
 
     def _in_order(self, values: np.ndarray) -> np.ndarray:
         values = values[values >= 0]

@@ -20,7 +20,7 @@ from ..errors import RekindleError
 from ..graph import Graph
 from ..schedule import Free, Run, Schedule
 from . import rng, rules
-from .normalise import ACCUMULATE, Call, Lowered, base_part, is_member, tensors_of
+from .normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
 
 _LITERALS = (bool, int, str, type(None))
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "members")

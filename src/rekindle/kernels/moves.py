@@ -1,0 +1,313 @@
+"""Simulated annealing over a sequence of runs (see `sequence`): runs are added, taken out and moved.
+
+A change is a few elementary steps that are logged, so that a refused one is undone. archive : (edges, extra, peak, runs
+int64 [bins, cap], lengths): in row b the cheapest sequence found whose peak is at most edges[b] and above edges[b - 1].
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from .borrow import borrow
+from .search import score, soft
+from .sequence import (
+    AFTER,
+    AGAIN,
+    AT,
+    BOUNDARY,
+    END,
+    FIRST,
+    IN,
+    MADE,
+    MOST,
+    N_AGAIN,
+    NONE,
+    OP,
+    OUT,
+    OVER,
+    PRODUCER,
+    RECOMPUTE,
+    RUN,
+    RUN_TOP,
+    SIZE,
+    SLOT,
+    Ops,
+    Sequence,
+    empty_before,
+    fill,
+    insert,
+    leeway,
+    life_end,
+    move,
+    peak_slot,
+    production_before,
+    remove,
+    runs_of,
+    useless,
+)
+
+INSERTED, REMOVED, MOVED = 0, 1, 2
+MOST_STEPS = 60  # of one change
+CLOSURE = 30  # most runs that one change adds
+
+
+@nb.njit(cache=True, nogil=True)
+def _note(log, kind, x, t):
+    log[0, 0] += 1
+    i = log[0, 0]
+    log[i, 0], log[i, 1], log[i, 2] = kind, x, t
+
+
+@nb.njit(cache=True, nogil=True)
+def _insert(s, o, t, ops, log):
+    if log[0, 0] >= MOST_STEPS - 2:
+        return False
+    if insert(s, o, t, ops) == NONE:
+        return False
+    _note(log, INSERTED, o, t)
+    return True
+
+
+@nb.njit(cache=True, nogil=True)
+def _remove(s, r, ops, log):
+    if log[0, 0] >= MOST_STEPS - 2:
+        return False
+    _note(log, REMOVED, s.run[r, OP], s.run[r, AT])
+    remove(s, r, ops)
+    return True
+
+
+@nb.njit(cache=True, nogil=True)
+def undo(s, ops, log):
+    """Take back all logged steps."""
+    for i in range(log[0, 0], 0, -1):
+        kind, x, t = log[i, 0], log[i, 1], log[i, 2]
+        if kind == INSERTED:
+            remove(s, s.slot[t], ops)
+        elif kind == REMOVED:
+            insert(s, x, t, ops)
+        else:
+            move(s, s.slot[t], x, ops)
+    log[0, 0] = 0
+
+
+@nb.njit(cache=True, nogil=True)
+def take_out(s, r, ops, log, stack):
+    """Take out a repeat, and what is then made in vain."""
+    stack[0] = r
+    top = 1
+    while top:
+        top -= 1
+        r = stack[top]
+        if s.run[r, AT] == NONE:
+            continue
+        o, t = s.run[r, OP], s.run[r, AT]
+        if not _remove(s, r, ops, log):
+            return False
+        for j in range(ops.op[o, IN], ops.op[o, OVER]):
+            p = production_before(s, ops.ids[j], t)
+            if useless(s, s.event[p, RUN], ops) and top < len(stack) - 1:
+                stack[top] = s.event[p, RUN]
+                top += 1
+    return True
+
+
+@nb.njit(cache=True, nogil=True)
+def make_again(s, v, t, hot_slot, ops, log, stack, values, slots):
+    """Make v again right before slot t, and with it, by chance, what of its inputs is gone by then."""
+    values[0], slots[0] = v, t
+    top, added = 1, 0
+    while top:
+        top -= 1
+        v, t = values[top], slots[top]
+        o = ops.value[v, PRODUCER]
+        p = production_before(s, v, t)
+        if p == NONE or not ops.op[o, RECOMPUTE]:
+            return False
+        if added and s.event[p, SLOT] >= t - 2 and s.run[s.event[p, RUN], AGAIN] != NONE:
+            continue  # another input brought it along
+        e = empty_before(s, t, 6)
+        if e == NONE or e <= s.event[p, SLOT] or e <= s.run[s.changing[o, FIRST], AT] or added == CLOSURE:
+            return False
+        n = top
+        for j in range(ops.op[o, IN], ops.op[o, OVER]):
+            u = ops.ids[j]
+            q = production_before(s, u, e)
+            end = life_end(s, q, u, ops)
+            if end < e and ops.op[ops.value[u, PRODUCER], RECOMPUTE] and n < len(values):
+                likely = 0.9 if end < hot_slot < e else 0.5
+                if np.random.random() < likely:
+                    values[n], slots[n] = u, e
+                    n += 1
+        if not _insert(s, o, e, ops, log):
+            return False
+        top = n
+        added += 1
+        for j in range(ops.op[o, OUT], ops.op[o, IN]):
+            q = production_before(s, ops.ids[j], e)
+            if q != NONE and useless(s, s.event[q, RUN], ops) and not take_out(s, s.event[q, RUN], ops, log, stack):
+                return False
+    return True
+
+
+@nb.njit(cache=True, nogil=True)
+def use_after(s, v, t):
+    """The first use of v in a slot after t if its life covers t, else NONE."""
+    e = s.head[v]
+    while e != NONE and s.event[e, SLOT] <= t:
+        if s.event[e, SLOT] == t:
+            return NONE
+        e = s.event[e, AFTER]
+    return NONE if e == NONE or s.event[e, MADE] or e == s.head[v] else e
+
+
+@nb.njit(cache=True, nogil=True)
+def _waiting(s, t, ops, hot):
+    """Values that wait in slot t for a later use, and could be made again; how many were written to `hot`."""
+    k = 0
+    for v in range(len(ops.value)):
+        if ops.value[v, SIZE] and ops.op[ops.value[v, PRODUCER], RECOMPUTE] and use_after(s, v, t) != NONE:
+            hot[k] = v
+            k += 1
+    return k
+
+
+@nb.njit(cache=True, nogil=True)
+def _longest_wait(s, v):
+    """The use that v waits for longest, or NONE."""
+    best, found = 1, NONE
+    e = s.head[v]
+    while e != NONE:
+        q = s.event[e, AFTER]
+        if q != NONE and not s.event[q, MADE]:
+            wait = s.event[q, SLOT] - s.event[e, SLOT]
+            if wait > best:
+                best, found = wait, q
+        e = q
+    return found
+
+
+@nb.njit(cache=True, nogil=True)
+def respread(s, ops, buffer):
+    """Spread the runs evenly over the slots again."""
+    m = runs_of(s, buffer)
+    if m == NONE:
+        return
+    s.slot[:] = NONE
+    s.run[:] = NONE
+    s.changing[:] = NONE
+    s.head[:] = NONE
+    s.tree[:] = 0
+    s.saved[:] = 0
+    s.counts[:] = 0
+    s.counts[BOUNDARY] = NONE
+    s.cost[0] = 0.0
+    fill(s, buffer[:m], ops)
+
+
+@nb.njit(cache=True, nogil=True)
+def record(s, archive, extra, finest):
+    """Enter the sequence where it is cheaper, by more than `finest`, than what the archive has at its peak."""
+    edges, cheapest, peaks, kept, lengths = archive
+    top = s.tree[1, MOST]
+    b = np.searchsorted(edges, top)
+    if b < len(edges) and (extra < cheapest[b] - finest or (extra <= cheapest[b] and top < peaks[b])):
+        m = runs_of(s, kept[b])
+        if m != NONE:
+            cheapest[b], peaks[b], lengths[b] = extra, top, m
+
+
+@nb.njit(cache=True, nogil=True)
+def _borrowed(s, ops):
+    return (
+        Sequence(
+            borrow(s.slot), borrow(s.run), borrow(s.changing), borrow(s.repeats), borrow(s.head), borrow(s.event),
+            borrow(s.tree), borrow(s.saved), borrow(s.counts), borrow(s.cost),
+        ),
+        Ops(borrow(ops.value), borrow(ops.op), borrow(ops.ids), borrow(ops.weights), ops.boundary),
+    )  # fmt: skip
+
+
+@nb.njit(cache=True, nogil=True)
+def anneal(s, ops, goal, archive, base_cost, iterations, hot_start, seed):
+    """Best score met in `iterations` changes; what is met on the way is recorded.
+
+    goal : as in `search`. hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
+    """
+    np.random.seed(seed)
+    s, ops = _borrowed(s, ops)
+    log = np.zeros((MOST_STEPS + 4, 3), np.int64)
+    stack = np.empty(64, np.int64)
+    values, slots = np.empty(64, np.int64), np.empty(64, np.int64)
+    hot = np.empty(len(ops.value), np.int64)
+    buffer = np.empty(archive[3].shape[1], np.int64)
+    n_values = len(ops.value)
+    finest = 1e-4 * base_cost
+    current = soft(float(s.tree[1, MOST]), s.cost[0] - base_cost, goal)
+    best = score(float(s.tree[1, MOST]), s.cost[0] - base_cost, goal)
+    record(s, archive, s.cost[0] - base_cost, 0.0)
+    n_hot, hot_slot, failed = 0, 0, 0
+    period = max(128, n_values // 4)
+    for it in range(iterations):
+        if it % period == 0:
+            hot_slot = peak_slot(s)
+            n_hot = _waiting(s, hot_slot, ops, hot)
+            if failed > period // 3:  # no room left where changes are made
+                respread(s, ops, buffer)
+                hot_slot = peak_slot(s)
+                failed = 0
+        left = 1.0 - it / iterations
+        temperature = hot_start * (left * left + 1e-3)
+        log[0, 0] = 0
+        u = np.random.random()
+        done = False
+        if u < 0.35 and n_hot:
+            v = hot[np.random.randint(n_hot)]
+            e = use_after(s, v, hot_slot)
+            if e == NONE:
+                continue
+            done = make_again(s, v, s.event[e, SLOT], hot_slot, ops, log, stack, values, slots)
+            failed += not done
+        elif u < 0.45:
+            v = np.random.randint(n_values)
+            e = _longest_wait(s, v)
+            if e == NONE:
+                continue
+            done = make_again(s, v, s.event[e, SLOT], hot_slot, ops, log, stack, values, slots)
+        elif u < 0.75:
+            if s.counts[N_AGAIN] == 0:
+                continue
+            done = take_out(s, s.repeats[np.random.randint(s.counts[N_AGAIN])], ops, log, stack)
+        else:
+            r = np.random.randint(s.counts[RUN_TOP])
+            if s.run[r, AT] == NONE:
+                continue
+            old = s.run[r, AT]
+            first, last = leeway(s, r, ops)
+            if np.random.random() < 0.7:
+                first, last = max(first, old - 80), min(last, old + 80)
+            if last <= first:
+                continue
+            t = first + np.random.randint(last - first + 1)
+            if s.slot[t] != NONE:
+                t = empty_before(s, t, 4)
+            if t < first or t == NONE or t >= s.counts[END]:
+                continue
+            move(s, r, t, ops)
+            _note(log, MOVED, old, t)
+            done = True
+        if not done:
+            undo(s, ops, log)
+            continue
+        top, extra = float(s.tree[1, MOST]), s.cost[0] - base_cost
+        new = soft(top, extra, goal)
+        if new <= current or np.random.random() < np.exp((current - new) / temperature):
+            current = new
+            record(s, archive, extra, finest)
+            strict = score(top, extra, goal)
+            if strict < best:
+                best = strict
+        else:
+            undo(s, ops, log)
+    return best

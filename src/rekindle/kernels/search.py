@@ -1,0 +1,367 @@
+"""Search over the modes of values (see `modes`) and the order of ops, scored by the exact peak and cost of the step.
+
+Arguments that many functions share:
+
+point : (modes int8 [values], order int64 [ops]).
+problem : (drop_ptr, drop_ids, producer, weights, shared, base_cost, before_ptr, before_ids, regions, cap): see `Reduced`;
+    weights are per op, base_cost is their sum, cap is the most runs a sequence may have.
+graph : `Graph.arrays` of the reduced problem.
+goal : (limit in bytes, most extra cost, bytes scale, cost scale, weight of the peak, weight of the cost).
+archive : (edges, extra, peak, modes, orders): in row b the cheapest point found whose peak is at most edges[b] and above
+    edges[b - 1]; extra is infinite where there is none.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from .modes import expand, peak
+from .order import leeway, move
+
+INFEASIBLE = 1e18
+
+
+@nb.njit(cache=True, nogil=True)
+def scratch_for(problem, graph):
+    """Work space of `evaluate`: one per thread."""
+    n_values, n_ops, cap = len(graph[0]), len(graph[8]), problem[9]
+    return (
+        np.empty(n_values, np.bool_), np.empty(n_values, np.bool_), np.empty(n_ops + 1, np.int64),
+        np.empty(n_values + 1, np.int64), np.empty(n_values, np.bool_), np.empty(n_values, np.int8),
+        np.empty(cap, np.int64), np.empty(cap, np.int64),
+    )  # fmt: skip
+
+
+@nb.njit(cache=True, nogil=True)
+def _expand(modes, order, ends, weights, graph, avail, gone, stack, passing, runs):
+    """(number of runs, cost of those beyond one per op): as `modes.expand`, where all drops are at position `ends`."""
+    producer, in_ptr, in_ids, out_ptr, out_ids = graph[1], graph[2], graph[3], graph[4], graph[5]
+    cap = len(runs)
+    for v in range(len(producer)):
+        forward = producer[v] < ends
+        avail[v] = forward and modes[v] == 2
+        gone[v] = forward and modes[v] == 0
+    for i in range(ends):
+        runs[i] = order[i]
+    m = ends
+    extra = 0.0
+    for i in range(ends, len(order)):
+        n_passing = 0
+        stack[0] = order[i]
+        top = 1
+        while top > 0:
+            o = stack[top - 1]
+            ready = True
+            for j in range(in_ptr[o], in_ptr[o + 1]):
+                v = in_ids[j]
+                if not avail[v]:
+                    stack[top] = producer[v]
+                    top += 1
+                    ready = False
+                    break
+            if not ready:
+                continue
+            top -= 1
+            if m >= cap:
+                return -1, 0.0
+            runs[m] = o
+            m += 1
+            if top:
+                extra += weights[o]
+            for j in range(out_ptr[o], out_ptr[o + 1]):
+                v = out_ids[j]
+                if not avail[v]:
+                    avail[v] = True
+                    if gone[v]:
+                        passing[n_passing] = v
+                        n_passing += 1
+        for k in range(n_passing):
+            avail[passing[k]] = False
+    return m, extra
+
+
+@nb.njit(cache=True, nogil=True)
+def _peak(runs, m, modes, ends, shared, graph, live):
+    """As `modes.peak`. What may be written over was made on the same side of the end of forward: that is known from the
+    mode."""
+    size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, _, keep, _ = graph
+    held = 0
+    for v in range(len(size)):
+        live[v] = keep[v]
+        if keep[v]:
+            held += size[v]
+    best = 0
+    at = 0
+    for s in range(m - 1, -1, -1):
+        o = runs[s]
+        during = held + workspace[o]
+        before = held
+        first_lives = False
+        for j in range(out_ptr[o], out_ptr[o + 1]):
+            v = out_ids[j]
+            if live[v]:
+                before -= size[v]
+                live[v] = False
+                if j == out_ptr[o]:
+                    first_lives = True
+            else:
+                during += size[v]
+        if first_lives and inp_ptr[o + 1] > inp_ptr[o]:
+            first = out_ids[out_ptr[o]]
+            for q in range(inp_ptr[o], inp_ptr[o + 1]):
+                v = inp_ids[q]
+                if (
+                    not live[v]
+                    and not shared[v]
+                    and size[v] >= size[first]
+                    and (s < ends or producer[v] >= ends or modes[v] != 2)
+                ):
+                    during -= size[first]
+                    break
+        for j in range(in_ptr[o], in_ptr[o + 1]):
+            v = in_ids[j]
+            if not live[v]:
+                live[v] = True
+                during += size[v]
+                before += size[v]
+        if during > best:
+            best = during
+            at = s
+        held = before
+    return best, at
+
+
+@nb.njit(cache=True, nogil=True)
+def evaluate(modes, order, problem, graph, scratch):
+    """(peak, index of the run that holds it, extra cost, number of runs); the runs lie in the last of `scratch`."""
+    ends = problem[8][1]
+    if ends > 0:
+        m, more = _expand(modes, order, ends, problem[3], graph, scratch[0], scratch[1], scratch[2], scratch[3],
+                          scratch[7])  # fmt: skip
+        if m < 0:
+            return INFEASIBLE, 0, INFEASIBLE, 0
+        highest, when = _peak(scratch[7], m, modes, ends, problem[4], graph, scratch[4])
+        return float(highest), when, more, m
+    drop_ptr, drop_ids, producer, weights, shared, base_cost, _, _, _, _ = problem
+    size, _, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep, boundary = graph
+    avail, gone, stack, passing, live, side, may, runs = scratch
+    m = expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, out_ids, avail, gone, stack,
+               passing, runs)  # fmt: skip
+    if m < 0:
+        return INFEASIBLE, 0, INFEASIBLE, 0
+    top, at = peak(runs, m, live, side, may, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids,
+                   workspace, recompute, keep, boundary, shared)  # fmt: skip
+    cost = 0.0
+    for s in range(m):
+        cost += weights[runs[s]]
+    return float(top), at, cost - base_cost, m
+
+
+@nb.njit(cache=True, nogil=True)
+def soft(top, extra, goal):
+    """What annealing descends: the goal, and the excess over its limits, so that it can pass through them."""
+    limit, max_extra, peak_scale, cost_scale, peak_weight, cost_weight = goal
+    return (
+        peak_weight * top / peak_scale
+        + cost_weight * extra / cost_scale
+        + 20.0 * max(0.0, top - limit) / peak_scale
+        + 20.0 * max(0.0, extra - max_extra) / cost_scale
+    )
+
+
+@nb.njit(cache=True, nogil=True)
+def score(top, extra, goal):
+    """What the best is chosen by: within the limits, however narrowly, comes before any point beyond them."""
+    beyond = top > goal[0] or extra > goal[1] * (1 + 1e-9) + 1e-12
+    return soft(top, extra, goal) + (1000.0 if beyond else 0.0)
+
+
+@nb.njit(cache=True, nogil=True)
+def record(archive, modes, order, top, extra):
+    """Enter a point where it is cheaper than what the archive has at its peak."""
+    edges, cheapest, peaks, kept_modes, kept_orders = archive
+    b = np.searchsorted(edges, top)
+    if b < len(edges) and (extra < cheapest[b] - 1e-9 * abs(cheapest[b]) or (extra <= cheapest[b] and top < peaks[b])):
+        cheapest[b], peaks[b] = extra, top
+        kept_modes[b] = modes
+        kept_orders[b] = order
+
+
+@nb.njit(cache=True, nogil=True)
+def _hot(runs, m, at, modes, is_candidate, in_ptr, in_ids, out_ptr, out_ids, mark, hot):
+    """Candidates that are live while runs[at] runs without being its input or output; how many were written to hot."""
+    for v in range(len(mark)):
+        mark[v] = 0
+    for s in range(at):
+        o = runs[s]
+        for j in range(out_ptr[o], out_ptr[o + 1]):
+            mark[out_ids[j]] = 1
+    # Back from the end: 2 marks what is read after `at` before it is made again.
+    for s in range(m - 1, at, -1):
+        o = runs[s]
+        for j in range(out_ptr[o], out_ptr[o + 1]):
+            if mark[out_ids[j]] == 2:
+                mark[out_ids[j]] = 1
+        for j in range(in_ptr[o], in_ptr[o + 1]):
+            if mark[in_ids[j]] == 1:
+                mark[in_ids[j]] = 2
+    o = runs[at]
+    for j in range(in_ptr[o], in_ptr[o + 1]):
+        mark[in_ids[j]] = 0
+    k = 0
+    for v in range(len(mark)):
+        if mark[v] == 2 and is_candidate[v]:
+            hot[k] = v
+            k += 1
+    return k
+
+
+@nb.njit(cache=True, nogil=True)
+def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, hot_start, seed):
+    """(modes, order, peak, extra cost) of the best point after `iterations` proposals; every point taken on the way is
+    recorded in the archive.
+
+    candidates : int64, values whose mode may change, in order of production.
+    klass : int64 per candidate; values of one class are made by the same kind of op with the same shape, and
+        sometimes change together.
+    hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
+    """
+    np.random.seed(seed)
+    size, producer, in_ptr, in_ids, out_ptr, out_ids, _, _, _, _, _, _ = graph
+    before_ptr, before_ids, regions = problem[6], problem[7], problem[8]
+    n_values, n_ops, n = len(size), len(in_ptr) - 1, len(candidates)
+    scratch = scratch_for(problem, graph)
+    runs = scratch[7]
+    is_candidate = np.zeros(n_values, np.bool_)
+    for v in candidates:
+        is_candidate[v] = True
+    mark = np.empty(n_values, np.int8)
+    hot = np.empty(n_values, np.int64)
+    modes, order = point[0].copy(), point[1].copy()
+    top, at, extra, m = evaluate(modes, order, problem, graph, scratch)
+    current = soft(top, extra, goal)
+    record(archive, modes, order, top, extra)
+    best, best_top, best_extra = score(top, extra, goal), top, extra
+    best_modes, best_order = modes.copy(), order.copy()
+    n_hot = 0
+    peak_op = 0
+    touched = np.empty(n + 1, np.int64)
+    old = np.empty(n + 1, np.int8)
+    movable = regions[1] > 0
+    for it in range(iterations):
+        if it % 64 == 0:
+            _, at, _, m = evaluate(modes, order, problem, graph, scratch)
+            n_hot = _hot(runs, m, at, modes, is_candidate, in_ptr, in_ids, out_ptr, out_ids, mark, hot)
+            peak_op = runs[at] if m > 0 else 0
+        left = 1.0 - it / iterations
+        temperature = hot_start * (left * left + 1e-3)
+        k = 0
+        source = target = -1
+        u = np.random.random()
+        if movable and u < 0.15:
+            # Another place in the order, half of the time for what runs near the peak.
+            source = np.random.randint(n_ops)
+            if np.random.random() < 0.5:
+                for i in range(n_ops):
+                    if order[i] == peak_op:
+                        source = min(n_ops - 1, max(0, i + np.random.randint(-6, 7)))
+                        break
+            low = 0 if source < regions[0] else regions[1]
+            high = regions[0] if source < regions[0] else n_ops
+            if source < regions[0] or source >= regions[1]:
+                first, last = leeway(order, source, max(low, source - 40), min(high, source + 41), before_ptr,
+                                     before_ids)  # fmt: skip
+                target = first + np.random.randint(last - first + 1)
+            if target < 0 or target == source:
+                continue
+            move(order, source, target)
+        elif u < 0.42 and n_hot > 0:
+            # Where it hurts: drop something that waits at the peak.
+            v = hot[np.random.randint(n_hot)]
+            old[0] = modes[v]
+            touched[0] = v
+            modes[v] = np.random.randint(modes[v]) if modes[v] > 0 else 1 + np.random.randint(2)
+            k = 1
+        elif u < 0.75:
+            # One to three neighbours.
+            i = np.random.randint(n)
+            count = 1 if u < 0.64 else 2 + np.random.randint(2)
+            for q in range(count):
+                if q > 0:
+                    i = min(n - 1, max(0, i + np.random.randint(-6, 7)))
+                v = candidates[i]
+                touched[k] = v
+                old[k] = modes[v]
+                k += 1
+                modes[v] = (modes[v] + 1 + np.random.randint(2)) % 3
+        elif u < 0.93:
+            # Keep something again that is made again.
+            i = np.random.randint(n)
+            for q in range(n):
+                v = candidates[(i + q) % n]
+                if modes[v] != 2:
+                    touched[0] = v
+                    old[0] = modes[v]
+                    k = 1
+                    modes[v] = 2 if np.random.random() < 0.7 else 1 - modes[v]
+                    break
+        else:
+            # One class, over a stretch of the network or all of it.
+            i = np.random.randint(n)
+            to = np.random.randint(3)
+            reach = n if np.random.random() < 0.3 else 1 + np.random.randint(max(1, n // 4))
+            for q in range(max(0, i - reach), min(n, i + reach)):
+                v = candidates[q]
+                if klass[q] == klass[i] and modes[v] != to:
+                    touched[k] = v
+                    old[k] = modes[v]
+                    k += 1
+                    modes[v] = to
+        if k == 0 and target < 0:
+            continue
+        top, at, extra, m = evaluate(modes, order, problem, graph, scratch)
+        new = soft(top, extra, goal)
+        if new <= current or np.random.random() < np.exp((current - new) / temperature):
+            current = new
+            record(archive, modes, order, top, extra)
+            strict = score(top, extra, goal)
+            if strict < best:
+                best, best_top, best_extra = strict, top, extra
+                best_modes[:] = modes
+                best_order[:] = order
+        else:
+            if target >= 0:
+                move(order, target, source)
+            for q in range(k - 1, -1, -1):
+                modes[touched[q]] = old[q]
+    return best_modes, best_order, best_top, best_extra
+
+
+@nb.njit(cache=True, nogil=True)
+def descend(point, candidates, problem, graph, goal, archive, passes):
+    """(modes, order, peak, extra cost) after passes over all candidates that take every change of mode for the better."""
+    scratch = scratch_for(problem, graph)
+    modes, order = point[0].copy(), point[1]
+    top, _, extra, _ = evaluate(modes, order, problem, graph, scratch)
+    record(archive, modes, order, top, extra)
+    current = score(top, extra, goal)
+    for _ in range(passes):
+        improved = False
+        for v in candidates:
+            was = modes[v]
+            take = was
+            for mode in range(3):
+                if mode == was:
+                    continue
+                modes[v] = mode
+                t, _, x, _ = evaluate(modes, order, problem, graph, scratch)
+                record(archive, modes, order, t, x)
+                s = score(t, x, goal)
+                if s < current - 1e-12:
+                    current, top, extra, take = s, t, x, mode
+                    improved = True
+            modes[v] = take
+        if not improved:
+            break
+    return modes, order, top, extra

@@ -1,0 +1,151 @@
+"""Annealing over sequences of runs.
+
+After Imanishi et al., A Fast Simulated Annealing for Rematerialization (FastSA), NeurIPS 2023: a sequence of ops in which
+runs are added, taken out and moved, with the memory of every place in a tree with range-add and range-max.
+
+Problem: the whole step; any op may run any number of times at any place.
+
+Differences from the publication: it starts from seeds (the best sequences known), not from nothing; adding a run adds
+with it, in one change, what of its inputs is gone by then; half of what is added is aimed at what waits at the peak; runs
+that are made in vain are taken out at once; writing in place is counted. No grouping of nodes is needed then.
+
+Optimality: none claimed.
+
+Complexity: O(k d log n) for k changes, d the edges of an op.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ..kernels import moves, sequence
+from ..kernels.modes import peak as peak_of
+from ..schedule import Schedule
+from ..structure.archive import Archive, Entry, Goal, pareto
+from ..structure.reduced import Reduced
+from ..structure.saved import Dropping
+from .base import Problem
+from .choice import choose, exact, search_weights
+from .registry import register
+
+SLICES = 8
+ROUNDS = ((0.5, 0.004), (0.5, 0.0012))  # share of the work, first temperature in units of the plain step's cost
+CHANGES = 1.5e5  # of all chains together
+ANCHORS = 12  # peaks at which chains aim
+CLOSER = 4  # the same, for a closer look at a part of the curve
+
+
+@register(
+    "anneal",
+    graphs="any",
+    objective="least cost within a peak, or least peak within a cost, of the whole step",
+    optimal="",
+    complexity="O(k d log n) for k changes of ops with d edges in a sequence of n",
+    citation="Imanishi, Xu, Suzuki, Sakamoto, A Fast Simulated Annealing for Rematerialization, NeurIPS 2023",
+)
+def anneal(problem: Problem) -> Iterator[Schedule]:
+    """Runs are added to a sequence, taken out and moved; the peak is known after each change in O(log n)."""
+    graph = problem.graph
+    reduced = Reduced(graph, Dropping(graph))
+    polish = Polish(problem, reduced)
+    plain = np.flatnonzero(graph.needed)
+    polish.enter([reduced.reduced_runs(plain)])
+    polish.run()
+    yield from (Schedule.from_runs(graph, e.runs, "anneal") for e in choose(problem, polish.entries()))
+
+
+class Polish:
+    """Chains over sequences of a reduced problem, and the archive of what they meet."""
+
+    def __init__(self, problem: Problem, reduced: Reduced):
+        self.problem, self.reduced = problem, reduced
+        r = reduced
+        self.ops = sequence.pack(r.arrays, search_weights(problem, r), r.shared, r.before_ptr, r.before_ids)
+        self.base_cost = float(self.ops.weights.sum())
+        self.plain_peak = 1.0
+        self.archive: Archive | None = None
+
+    def enter(self, sequences: Sequence[np.ndarray]) -> None:
+        """Put sequences (of the reduced problem) into the archive. The first one ever is the plain step."""
+        for runs in sequences:
+            peak, cost = self._judge(runs)
+            if self.archive is None:
+                self.plain_peak = max(1.0, peak)
+                self.archive = Archive(least_working_set(self.reduced), 1.02 * peak, 4 * len(self.reduced.ops) + 64)
+            self.archive.add(Entry(peak, cost - self.base_cost, runs))
+
+    def _judge(self, runs: np.ndarray) -> tuple[float, float]:
+        a, n = self.reduced.arrays, len(self.reduced.values)
+        top, _ = peak_of(
+            runs, len(runs), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(runs), np.int64), *a,
+            self.reduced.shared,
+        )  # fmt: skip
+        return float(top), float(self.ops.weights[runs].sum())
+
+    def copy(self) -> Polish:
+        """Another one that starts with the same archive."""
+        other = Polish.__new__(Polish)
+        other.__dict__.update(self.__dict__)
+        if self.archive is not None:
+            other.archive = self.archive.like()
+            other.archive.merge(self.archive)
+        return other
+
+    def run(self) -> None:
+        """Chains aimed at peaks between the least found and the plain one, from the archive's best for each."""
+        assert self.archive is not None
+        for number, (share, heat) in enumerate(ROUNDS):
+            least = self.archive.least
+            anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), ANCHORS)
+            self._round(anchors.tolist(), share, heat, number)
+
+    def look(self, low: float, high: float) -> None:
+        """Go on where the peak lies between low and high."""
+        for number, (share, heat) in enumerate(ROUNDS):
+            self._round(np.geomspace(low, high, CLOSER).tolist(), share, heat, number + 11)
+
+    def _round(self, anchors: list[float], share: float, heat: float, number: int) -> None:
+        assert self.archive is not None
+        archive, stop = self.archive, self.problem
+        goals = [limit_goal(a, self.plain_peak, self.base_cost) for a in anchors]
+        changes = int(CHANGES * self.problem.effort * share / len(anchors))
+
+        def one(i: int, goal: Goal, start: Entry) -> Archive:
+            mine = archive.like()
+            state = sequence.build(start.runs, self.ops)
+            for k in range(SLICES):
+                if stop.time_left <= 0:
+                    break
+                seed = self.problem.seed * 100_003 + number * 1009 + i * 17 + k + 7
+                moves.anneal(
+                    state, self.ops, goal, mine.arrays, self.base_cost, max(64, changes // SLICES),
+                    heat * (1 - k / SLICES) ** 2, seed,
+                )  # fmt: skip
+            return mine
+
+        starts = [archive.best(g) for g in goals]
+        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+            for found in pool.map(one, range(len(goals)), goals, starts):
+                archive.merge(found)
+
+    def entries(self) -> list[Entry]:
+        """What was found, over the whole graph."""
+        return exact(self.problem, self.reduced, pareto(list(self.archive or ())))
+
+
+def limit_goal(limit: float, peak_scale: float, cost_scale: float) -> Goal:
+    """Least cost within a peak."""
+    return (limit, math.inf, peak_scale, cost_scale, 1e-4, 1.0)
+
+
+def least_working_set(reduced: Reduced) -> float:
+    """Bytes that the op with the most input needs; a scale, no bound."""
+    a = reduced.arrays
+    return float(
+        max((a.bytes[a.in_ids[a.in_ptr[o] : a.in_ptr[o + 1]]].sum() for o in range(len(reduced.ops))), default=1)
+    )

@@ -1,0 +1,55 @@
+"""From what a search found to what was asked: shared by the solvers that find a whole frontier."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..kernels.modes import peak
+from ..structure.archive import Entry, pareto
+from ..structure.reduced import Reduced
+from .base import Problem
+
+
+def search_weights(problem: Problem, reduced: Reduced) -> np.ndarray:
+    """float64 [ops of the reduced problem]: the cost of each, with a trace of its seconds and a count, so that what is
+    free is not done in vain."""
+    w = problem.weights.astype(np.float64)[reduced.ops]
+    total = float(w.sum()) or 1.0
+    seconds = problem.graph.weights("seconds")[reduced.ops]
+    s = float(seconds.sum())
+    return w + (1e-3 * total / s * seconds if s > 0 else 0.0) + 1e-5 * total / max(1, len(reduced.ops))
+
+
+def exact(problem: Problem, reduced: Reduced, entries: list[Entry]) -> list[Entry]:
+    """Entries of the reduced problem over the whole graph, with their true peaks and costs; dominated ones left out, the
+    plain step put in."""
+    plain = np.flatnonzero(problem.graph.needed)
+    whole = [plain, *(reduced.whole_runs(e.runs) for e in entries)]
+    return pareto([Entry(*_judge(problem, runs), runs) for runs in whole])
+
+
+def _judge(problem: Problem, runs: np.ndarray) -> tuple[int, float]:
+    """(peak without resident bytes, extra cost), as the judge has it."""
+    g = problem.graph
+    n = len(g.values)
+    shared = np.zeros(n, np.bool_)
+    if g.boundary is not None:
+        shared[[*g.ops[g.boundary].inputs, *g.ops[g.boundary].outputs]] = True
+    top, _ = peak(
+        runs, len(runs), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(runs), np.int64), *g.arrays, shared
+    )
+    return int(top), max(0.0, float(problem.weights[runs].sum()) - problem.base_cost)
+
+
+def choose(problem: Problem, entries: list[Entry]) -> list[Entry]:
+    """Of a frontier, in order of falling peak, what the problem asks for; and the least peak, to be told of where
+    nothing fits."""
+    if problem.whole or not entries:
+        return entries
+    fit: list[Entry] = []
+    if problem.limit is not None:
+        fit = [e for e in entries if e.peak <= problem.limit - problem.graph.resident_bytes][:1]
+    elif problem.max_overhead is not None:
+        most = problem.max_overhead * problem.base_cost
+        fit = [e for e in entries if e.extra <= most + 1e-9 * problem.base_cost][-1:]
+    return [*fit, entries[-1]]

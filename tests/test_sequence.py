@@ -1,0 +1,104 @@
+"""Sequences of runs: after any change the peak and the cost are the judge's, and what is undone is undone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle import Graph, Schedule, simulate
+from rekindle.graph import Arrays
+from rekindle.kernels import moves
+from rekindle.kernels import sequence as kernel
+from rekindle.solvers.base import Problem
+from rekindle.structure.reduced import Reduced
+from rekindle.structure.saved import Dropping
+from strategies import graphs, run_sequences
+
+
+def packed(graph: Graph) -> kernel.Ops:
+    """All ops and all values that ops make."""
+    a = graph.arrays
+    ids = np.flatnonzero(a.producer >= 0)
+    new = np.full(len(a.bytes), -1, np.int64)
+    new[ids] = np.arange(len(ids))
+
+    def rows(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        ptr = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum([len(r) for r in lists], out=ptr[1:])
+        return ptr, np.array([x for r in lists for x in r], np.int64)
+
+    def made(values: tuple[int, ...]) -> list[int]:
+        return [int(new[v]) for v in dict.fromkeys(values) if new[v] >= 0]
+
+    before = [sorted({int(a.producer[v]) for v in o.inputs if a.producer[v] >= 0}) for o in graph.ops]
+    arrays = Arrays(
+        a.bytes[ids], a.producer[ids], *rows([made(o.inputs) for o in graph.ops]),
+        *rows([made(o.outputs) for o in graph.ops]), *rows([made(o.inplace) for o in graph.ops]),
+        a.workspace, a.recompute, a.keep[ids], a.boundary,
+    )  # fmt: skip
+    return kernel.pack(arrays, graph.weights(), Dropping(graph).shared[ids], *rows(before))
+
+
+def told(graph: Graph, s: kernel.Sequence) -> tuple[int, float]:
+    """(peak with the resident bytes, cost), as the state has it."""
+    return int(s.tree[1, kernel.MOST]) + graph.resident_bytes, float(s.cost[0])
+
+
+def judged(graph: Graph, s: kernel.Sequence) -> tuple[int, float]:
+    out = np.empty(10_000, np.int64)
+    found = simulate(graph, Schedule.from_runs(graph, out[: kernel.runs_of(s, out)]))
+    kept = sum(graph.arrays.bytes[list(set(graph.keep))])
+    return max(found.peak_bytes, graph.resident_bytes + int(kept)), found.seconds
+
+
+def change(s: kernel.Sequence, ops: kernel.Ops, runs: list[int], choose: random.Random) -> None:
+    what = choose.randrange(3)
+    if what == 0:
+        o = choose.choice(runs)
+        t = choose.randrange(s.run[s.changing[o, kernel.FIRST], kernel.AT] + 1, len(s.slot) - 1)
+        if ops.op[o, kernel.RECOMPUTE] and s.slot[t] == kernel.NONE:
+            kernel.insert(s, o, t, ops)
+    elif what == 1 and s.counts[kernel.N_AGAIN]:
+        kernel.remove(s, s.repeats[choose.randrange(s.counts[kernel.N_AGAIN])], ops)
+    else:
+        r = choose.choice([r for r in s.slot.tolist() if r != kernel.NONE])
+        first, last = kernel.leeway(s, r, ops)
+        t = choose.randint(first, last)
+        if s.slot[t] == kernel.NONE:
+            kernel.move(s, r, t, ops)
+
+
+@given(graph=graphs(), data=st.data())
+def test_peak_and_cost_are_the_judges_after_every_change(graph: Graph, data: st.DataObject) -> None:
+    runs = data.draw(run_sequences(graph))
+    if not runs:
+        return
+    ops = packed(graph)
+    s = kernel.build(np.array(runs, np.int64), ops)
+    assert told(graph, s) == judged(graph, s)
+    choose = random.Random(data.draw(st.integers(0, 10**6)))
+    for _ in range(12):
+        change(s, ops, runs, choose)
+        assert told(graph, s) == judged(graph, s)
+
+
+@given(graph=graphs(), seed=st.integers(0, 10**6))
+def test_what_annealing_records_is_valid_and_as_good_as_it_says(graph: Graph, seed: int) -> None:
+    reduced = Reduced(graph, Dropping(graph))
+    problem = Problem(graph, graph.weights(), seed=seed)
+    from rekindle.solvers.anneal import Polish
+
+    polish = Polish(problem, reduced)
+    polish.enter([np.arange(len(reduced.ops))])
+    assert polish.archive is not None
+    state = kernel.build(np.arange(len(reduced.ops)), polish.ops)
+    goal = (0.7 * polish.plain_peak, np.inf, polish.plain_peak, polish.base_cost, 1e-4, 1.0)
+    moves.anneal(state, polish.ops, goal, polish.archive.arrays, polish.base_cost, 200, 0.02, seed)
+    for e in polish.entries():
+        found = simulate(graph, Schedule.from_runs(graph, e.runs))
+        kept = int(sum(graph.arrays.bytes[list(set(graph.keep))]))
+        assert max(found.peak_bytes - graph.resident_bytes, kept) == max(e.peak, kept)
+        assert found.seconds == problem.base_cost + e.extra
