@@ -17,6 +17,8 @@ Optimality: none claimed. The model is exact for ops with several outputs, with 
 Writing in place is seen only where an input's maker can only have run on the same side of the boundary, so the judge
 never finds more than the search has counted. On small steps it is nearly always optimal; on long uniform chains the
 chain solvers are clearly better, since a beam sees no further than what a drop gives up at once.
+On graphs of thousands of ops with a tight cap all states of a beam can end, and then there is no plan, after a minute or
+two.
 
 Complexity: O(n) levels of a beam of w states, each of which looks at O(n) values where it must drop some: O(w n^2) with
 a small constant, and w n bytes.
@@ -54,7 +56,10 @@ class Way(NamedTuple):
     window: int
 
 
-PROBE = (Way(8, 1.0, 0.9, 1), Way(8, 0.3, 0.8, 6), Way(8, 1.0, 1.0, 4))
+PROBE = (
+    Way(8, 1.0, 0.9, 1), Way(8, 0.3, 0.8, 6), Way(8, 1.0, 1.0, 4),
+    Way(8, 3.0, 0.7, 1), Way(8, 10.0, 0.6, 1), Way(8, 30.0, 0.5, 1),
+)  # fmt: skip
 WAYS = tuple(
     Way(24, price, soft, window)
     for soft in (0.8, 0.9, 0.7, 1.0)
