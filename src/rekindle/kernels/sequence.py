@@ -20,7 +20,7 @@ NONE = -1
 GAP = 8  # slots per run
 # Columns of the tables below.
 SIZE, PRODUCER, KEEP, SHARED = 0, 1, 2, 3  # of a value
-OUT, IN, OVER, BEFORE, WORKSPACE, RECOMPUTE = 0, 1, 2, 3, 4, 5  # of an op
+OUT, IN, OVER, BEFORE, LATER, WORKSPACE, RECOMPUTE = 0, 1, 2, 3, 4, 5, 6  # of an op
 OP, AT, NODE, AGAIN = 0, 1, 2, 3  # of a run
 FIRST, SPARE = 0, 1  # of an op, changing
 AFTER, PRIOR, SLOT, RUN, MADE = 0, 1, 2, 3, 4  # of an event
@@ -32,8 +32,9 @@ class Ops(NamedTuple):
     """The problem, packed: a call passes every array on its own.
 
     value : int64 [values, 4]; bytes, the op that makes it, whether it is kept, whether nothing may be written over it.
-    op : int64 [ops + 1, 6]; where its outputs, inputs, inputs that it may write over, and the ops that must run before it
-        for the first time begin in `ids` (the last end where the next op's outputs begin); workspace; may it run again.
+    op : int64 [ops + 1, 7]; where its outputs, its inputs, the inputs that it may write over, and the ops that must run
+        for the first time before it and after it begin in `ids` (the last end where the next op's outputs begin);
+        workspace; may it run again.
     weights : float64 [ops].
     """
 
@@ -75,17 +76,26 @@ def pack(a: Arrays, weights: np.ndarray, shared: np.ndarray, before_ptr: np.ndar
     """A problem whose values are all made by ops."""
     n = len(a.workspace)
     value = np.stack([a.bytes, a.producer, a.keep.astype(np.int64), shared.astype(np.int64)], axis=1)
-    op = np.zeros((n + 1, 6), np.int64)
+    op = np.zeros((n + 1, 7), np.int64)
+    tail = np.repeat(np.arange(n), np.diff(before_ptr))
+    by = np.argsort(before_ids, kind="stable")
+    later_ptr, later_ids = np.searchsorted(before_ids[by], np.arange(n + 1)), tail[by]
     rows: list[np.ndarray] = []
     at = 0
     for o in range(n):
         for column, (ptr, ids) in enumerate(
-            ((a.out_ptr, a.out_ids), (a.in_ptr, a.in_ids), (a.inplace_ptr, a.inplace_ids), (before_ptr, before_ids))
+            (
+                (a.out_ptr, a.out_ids),
+                (a.in_ptr, a.in_ids),
+                (a.inplace_ptr, a.inplace_ids),
+                (before_ptr, before_ids),
+                (later_ptr, later_ids),
+            )
         ):
             rows.append(ids[ptr[o] : ptr[o + 1]])
             op[o, column] = at
             at += len(rows[-1])
-    op[n, :4] = at
+    op[n, : LATER + 1] = at
     op[:n, WORKSPACE], op[:n, RECOMPUTE] = a.workspace, a.recompute
     ids = np.concatenate(rows) if rows else np.empty(0, np.int64)
     return Ops(np.ascontiguousarray(value, np.int64), op, ids.astype(np.int64), weights, int(a.boundary))
@@ -374,8 +384,11 @@ def leeway(s, r, ops):
                 last = min(last, border - 1)
             else:
                 first = max(first, border + 1)
-        for j in range(ops.op[o, BEFORE], ops.op[o + 1, OUT]):
+        for j in range(ops.op[o, BEFORE], ops.op[o, LATER]):
             first = max(first, s.run[s.changing[ops.ids[j], FIRST], AT] + 1)
+        for j in range(ops.op[o, LATER], ops.op[o + 1, OUT]):
+            if s.changing[ops.ids[j], FIRST] != NONE:
+                last = min(last, s.run[s.changing[ops.ids[j], FIRST], AT] - 1)
     else:
         first = max(first, s.run[s.changing[o, FIRST], AT] + 1)
     return first, last

@@ -66,7 +66,7 @@ class Polish:
         self.problem, self.reduced = problem, reduced
         r = reduced
         self.ops = sequence.pack(r.arrays, search_weights(problem, r), r.shared, r.before_ptr, r.before_ids)
-        self.base_cost = float(self.ops.weights.sum())
+        self.base_cost = float(self.ops.weights.sum()) or 1.0
         self.plain_peak = 1.0
         self.archive: Archive | None = None
 
@@ -111,6 +111,8 @@ class Polish:
 
     def _round(self, anchors: list[float], share: float, heat: float, number: int) -> None:
         assert self.archive is not None
+        if not len(self.reduced.ops):
+            return
         archive, stop = self.archive, self.problem
         goals = [limit_goal(a, self.plain_peak, self.base_cost) for a in anchors]
         changes = int(CHANGES * self.problem.effort * share / len(anchors))

@@ -78,7 +78,7 @@ class Search:
         self.problem, self.graph = problem, problem.graph
         self.reduced = r = reduced or Reduced(self.graph, Dropping(self.graph))
         self.weights = search_weights(problem, r)
-        self.base_cost = float(self.weights.sum())
+        self.base_cost = float(self.weights.sum()) or 1.0
         cap = 12 * len(r.ops) + 200
         self._arguments = (
             r.drop_ptr, r.drop_ids, r.arrays.producer, self.weights, r.shared, self.base_cost, r.before_ptr,
