@@ -200,7 +200,7 @@ def test_on_chains_the_judge_finds_what_the_table_says(graph: Graph, memory: int
     curve.table = kernel.solve(curve.stages, 1, 600)
     time = curve.once + curve.table[kernel.row(0, len(chain) - 1)][memory]
     if np.isfinite(time):
-        judged = simulate(graph, curve.schedules(memory)[0])
+        judged = simulate(graph, Schedule.from_runs(graph, curve.runs(memory)[0]))
         assert judged.peak_bytes - graph.resident_bytes <= memory + chain.held
         assert judged.seconds <= time
 

@@ -61,8 +61,17 @@ def row(s, t):
 @nb.njit(cache=True)
 def solve(stages, unit, slots):
     """float64 [n (n + 1) / 2, slots + 1]: C(s, t, m) in row `row(s, t)`, infinite where m is too little."""
-    n, options = stages.saved.shape
+    n = len(stages.saved)
     table = np.full((n * (n + 1) // 2, slots + 1), np.inf)
+    improve(table, stages, unit)
+    return table
+
+
+@nb.njit(cache=True)
+def improve(table, stages, unit):
+    """Lower the times in a table to C(s, t, m) where that is less; what is in it may be gone on from."""
+    n, options = stages.saved.shape
+    slots = table.shape[1] - 1
     flat = np.full(len(table), slots)  # more memory than that changes nothing in the row
     for t in range(n):
         gradient = stages.gradient[t]
@@ -96,7 +105,6 @@ def solve(stages, unit, slots):
             while m > 0 and best[m - 1] == best[slots]:
                 m -= 1
             flat[row(s, t)] = m
-    return table
 
 
 @nb.njit(cache=True)
@@ -136,7 +144,7 @@ def sequence(stages, unit, table, memory):
             found[count] = (BACKWARD, t, m)
             count += 1
             continue
-        split, option = _choice(stages, unit, table, s, t, m)
+        split, option, _ = choice(stages, unit, table, s, t, m)
         if split < 0:
             found[count] = (KEEP_ALL, s, option)
             count += 1
@@ -156,8 +164,9 @@ def sequence(stages, unit, table, memory):
 
 
 @nb.njit(cache=True)
-def _choice(stages, unit, table, s, t, m):
-    """(split, option) that gives C(s, t, m): the later stage whose input is kept, or else -1 and the option of s."""
+def choice(stages, unit, table, s, t, m):
+    """(split, option, time) that gives C(s, t, m): the later stage whose input is kept, or else -1 and the option of
+    s."""
     options = stages.saved.shape[1]
     gradient = stages.gradient[t]
     least, split, option = np.inf, -1, 0
@@ -183,7 +192,7 @@ def _choice(stages, unit, table, s, t, m):
             total = time + table[row(k, t), m - held] + table[row(s, k - 1), m]
             if total < least:
                 least, split = total, k
-    return split, option
+    return split, option, least
 
 
 @nb.njit(cache=True)

@@ -31,6 +31,7 @@ from .base import Problem
 from .registry import register
 
 MOST = 400
+SPREAD = 24  # plans where the whole frontier is wanted
 
 
 @register(
@@ -50,7 +51,10 @@ def hong_exact(problem: Problem) -> Iterator[Schedule]:
         return
     found = Plans(chain, problem.weights)
     wanted = {0}  # the least peak, and what meets the goal
-    if problem.limit is not None:
+    if problem.whole:
+        ranks = np.geomspace(1, len(found.peaks), SPREAD).astype(np.int64) - 1
+        wanted.update(ranks.tolist())
+    elif problem.limit is not None:
         fit = np.flatnonzero(found.peaks <= problem.limit - problem.graph.resident_bytes)
         wanted.update(fit[-1:].tolist())
         wanted.update(range(len(fit), min(len(found.peaks), len(fit) + 3)))  # a peak may turn out smaller

@@ -20,21 +20,26 @@ one core 50 stages in 500 slots take about 0.01 s, 200 in 1,000 about 0.5 s.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ..graph import Graph
 from ..kernels import rotor as kernel
+from ..kernels.modes import peak
 from ..schedule import Schedule
-from ..simulate import simulate
+from ..structure.archive import Entry, pareto
 from ..structure.chain import Chain, chain_of
 from .base import Problem
+from .choice import choose
 from .registry import register
 
 SLOTS = 1000
 MOST = 200
 FINER = 4  # tables at most
+SPREAD = (1.0, 0.35, 0.12)  # memory, as a part of what nothing twice takes, of the tables for the whole frontier
+EACH = 8  # schedules from each of these
 
 
 @register(
@@ -52,11 +57,8 @@ def rotor(problem: Problem) -> Iterator[Schedule]:
     if chain is None:
         yield Schedule.baseline(problem.graph, "rotor")
         return
-    curve = Curve(chain, problem.weights)
-    if problem.limit is not None:
-        yield from _within(problem, curve, problem.limit)
-    else:
-        yield from _smallest(problem, curve)
+    found = list(entries(problem, Curve(chain, problem.weights)))
+    yield from (Schedule.from_runs(problem.graph, e.runs, "rotor") for e in choose(problem, pareto(found)))
 
 
 class Curve:
@@ -67,7 +69,7 @@ class Curve:
     """
 
     def __init__(self, chain: Chain, weights: np.ndarray):
-        self.chain = chain
+        self.chain, self.weights = chain, weights
         self.stages, self.once = options(chain, weights)
         self.whole = int((np.cumsum(chain.saved) - chain.saved + np.maximum(chain.save_peak, chain.alone_peak)).max())
         self.aim(self.whole + chain.held)
@@ -75,8 +77,12 @@ class Curve:
     def aim(self, top: int) -> None:
         """Solve again, with the slots spread over `top` bytes."""
         self.unit = _unit(min(self.whole, max(0, top - self.chain.held)), self.stages.saved)
-        self.table = kernel.solve(self.stages, self.unit, SLOTS)
+        self.table = self.solve()
         self.times = self.once + self.table[kernel.row(0, len(self.chain) - 1)]
+
+    def solve(self) -> np.ndarray:
+        """The table of `kernels.rotor`."""
+        return kernel.solve(self.stages, self.unit, SLOTS)
 
     @property
     def choices(self) -> list[int]:
@@ -87,17 +93,34 @@ class Curve:
         """The memory in so many slots."""
         return slots * self.unit + self.chain.held
 
-    def schedules(self, slots: int) -> list[Schedule]:
-        """Schedules of least time in so many slots."""
+    def runs(self, slots: int) -> list[list[int]]:
+        """Sequences of runs of least time in so many slots."""
         rows = kernel.sequence(self.stages, self.unit, self.table, slots)
-        return self.chain.schedules([(what, stage) for what, stage, _ in rows.tolist()], "rotor")
+        return self.chain.both([(what, stage) for what, stage, _ in rows.tolist()])
+
+    def entries(self, slots: int) -> list[Entry]:
+        """The same, with their peak and cost."""
+        return [entry(self.chain.graph, self.weights, runs) for runs in self.runs(slots)]
+
+
+def entry(graph: Graph, weights: np.ndarray, runs: Sequence[int]) -> Entry:
+    """A sequence of runs with its peak and cost, as the judge has it."""
+    shared = np.zeros(len(graph.values), np.bool_)
+    if graph.boundary is not None:
+        shared[[*graph.ops[graph.boundary].inputs, *graph.ops[graph.boundary].outputs]] = True
+    ids, n = np.asarray(runs, np.int64), len(shared)
+    top, _ = peak(
+        ids, len(ids), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(ids), np.int64), *graph.arrays, shared
+    )
+    return Entry(int(top), max(0.0, float(weights[ids].sum()) - float(weights[graph.needed].sum())), ids)
 
 
 def _unit(top: int, sizes: np.ndarray) -> int:
     """Bytes of a slot, for at least `top` bytes in all the slots, such that rounding adds least to the sizes."""
     units = np.maximum(1, -(-top // np.arange(SLOTS // 2, SLOTS + 1)))
-    rounded = -(-sizes.reshape(-1, 1) // units) * units
-    return int(units[::-1][rounded.sum(0)[::-1].argmin()])
+    different, count = np.unique(sizes, return_counts=True)
+    rounded = -(-different.reshape(-1, 1) // units) * units
+    return int(units[::-1][(count @ rounded)[::-1].argmin()])
 
 
 def options(chain: Chain, weights: np.ndarray) -> tuple[kernel.Stages, float]:
@@ -112,40 +135,64 @@ def options(chain: Chain, weights: np.ndarray) -> tuple[kernel.Stages, float]:
     return kernel.Stages(*(np.ascontiguousarray(x) for x in stages)), times.once
 
 
-def _within(problem: Problem, curve: Curve, limit: int) -> Iterator[Schedule]:
-    """The fastest plan that the judge finds within the limit; where there is none, the one of least memory."""
-    graph, room = problem.graph, limit - problem.graph.resident_bytes
+def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
+    """The plain step, and what a curve has near the goal of a problem."""
+    yield entry(problem.graph, problem.weights, np.flatnonzero(problem.graph.needed).tolist())
+    if problem.whole:
+        yield from spread(problem, curve)
+    elif problem.limit is not None:
+        yield from _within(problem, curve, problem.limit)
+    else:
+        yield from _smallest(problem, curve)
+
+
+def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
+    """Plans over the whole range of memory."""
+    top = curve.whole + curve.chain.held
+    for part in SPREAD:
+        if problem.time_left <= 0:
+            return
+        curve.aim(int(part * top))
+        choices = curve.choices
+        if not choices:
+            return
+        wanted = np.linspace(choices[0] if part == SPREAD[-1] else SLOTS / 3, SLOTS, EACH)
+        for slots in sorted({choices[max(0, bisect_right(choices, w) - 1)] for w in wanted}):
+            yield from curve.entries(slots)
+
+
+def _within(problem: Problem, curve: Curve, limit: int) -> Iterator[Entry]:
+    """The fastest plan that fits within the limit; where there is none, the one of least memory."""
+    room = limit - problem.graph.resident_bytes
     curve.aim(room + room // 16)  # rounding up and what ends early leave some: more may be asked for than there is
     choices = curve.choices
     if not choices:
         curve.aim(curve.whole + curve.chain.held)
         yield from _smallest(problem, curve)
         return
-    yield from curve.schedules(choices[0])
+    yield from curve.entries(choices[0])
     low, high = 0, len(choices)  # plans below `low` fit, those from `high` on do not
     while low < high:
         middle = (low + high) // 2
-        fit = [s for s in curve.schedules(choices[middle]) if simulate(graph, s).peak_bytes <= limit]
-        if fit:
-            yield from fit
+        found = curve.entries(choices[middle])
+        yield from found
+        if any(e.peak <= room for e in found):
             low = middle + 1
         else:
             high = middle
 
 
-def _smallest(problem: Problem, curve: Curve) -> Iterator[Schedule]:
+def _smallest(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans of the least memory in which the time is within what is allowed."""
-    base = float(problem.weights[problem.graph.needed].sum())
-    allowed = np.inf if problem.max_overhead is None else base * (1 + problem.max_overhead) * (1 + 1e-12)
-    yield Schedule.baseline(problem.graph, "rotor")
+    more = np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead * (1 + 1e-9) + 1e-12
     fit, found = -1, []
     for _ in range(FINER):
         if fit >= 0:
             curve.aim(curve.bytes(fit + SLOTS // 32))
-        fit = next((slots for slots in curve.choices if curve.times[slots] <= allowed), -1)
+        fit = next((slots for slots in curve.choices if curve.times[slots] - problem.base_cost <= more), -1)
         if fit < 0:
             return
-        found = curve.schedules(fit)
+        found = curve.entries(fit)
         yield from found
         if curve.unit == 1 or fit > 0.9 * SLOTS or problem.time_left <= 0:
             break
@@ -153,8 +200,8 @@ def _smallest(problem: Problem, curve: Curve) -> Iterator[Schedule]:
     low, high = 0, bisect_left(curve.choices, fit)
     while low < high and len(found) > 1 and problem.time_left > 0:
         middle = (low + high) // 2
-        found = curve.schedules(curve.choices[middle])
-        if min(float(simulate(problem.graph, s).runs @ problem.weights) for s in found) <= allowed:
+        found = curve.entries(curve.choices[middle])
+        if min(e.extra for e in found) <= more:
             yield from found
             high = middle
         else:

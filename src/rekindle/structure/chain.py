@@ -37,6 +37,24 @@ Operation = tuple[int, int]  # what it does, stage
 Stages = tuple[tuple[int, ...], ...]
 
 
+class Lives(NamedTuple):
+    """Which stages make and read each value; all int64 [values].
+
+    made, last : the stage whose forward makes it (-1: none) and the last whose forward reads it.
+    group : the stage whose backward makes it (-1: none).
+    used : the earliest stage whose backward reads it (n: none), -1 where it must be there at the end.
+    size : bytes, 0 for what is held or the caller's.
+    kept : 1 where it stays until the backward of its stage whatever the plan is; then its size is 0 too.
+    """
+
+    made: np.ndarray
+    last: np.ndarray
+    group: np.ndarray
+    used: np.ndarray
+    size: np.ndarray
+    kept: np.ndarray
+
+
 class Times(NamedTuple):
     """float64 [stages]: what it costs to run forward for the output alone (skip), for the output and what backward
     reads (save), or for what backward reads alone, right before it (alone); and to run backward.
@@ -60,6 +78,8 @@ class Chain:
     forward beyond the gradient that waits.
 
     forward, backward : per stage its ops in baseline order.
+    once : ops that forward runs only the first time, for what they make is kept.
+    lives : which stages make and read each value.
     skip, save, alone : per stage the forward ops needed for the output alone, for the output and what backward reads,
         and for what backward reads alone.
     reach : int64 [ops]; the last stage whose input has all that the op makes and a step needs of it.
@@ -68,6 +88,7 @@ class Chain:
     hold : int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where both
         are held, and a peak of stage i does. (What both share and backward does not read, as only concatenations do,
         is taken to end with j.)
+    keeping : int64 [n]; bytes that stay from forward to backward whatever the plan is, see `chain_at`; in nothing else.
     passing : int64 [n, n]; passing[i, j], i <= j: peak while forward passes j for its output alone and the input of i
         is held; what is beyond the input of i.
     saved : int64 [n]; bytes of what forward of the stage makes and backward reads.
@@ -81,13 +102,16 @@ class Chain:
     graph: Graph
     forward: Stages
     backward: Stages
+    once: frozenset[int]
     skip: Stages
     save: Stages
     alone: Stages
+    lives: Lives
     held: int
     reach: np.ndarray
     inputs: np.ndarray
     hold: np.ndarray
+    keeping: np.ndarray
     passing: np.ndarray
     saved: np.ndarray
     passed_on: np.ndarray
@@ -145,9 +169,13 @@ class Chain:
 
     def schedules(self, operations: Iterable[Operation], solver: str) -> list[Schedule]:
         """The schedule of the operations, and the one that reuses values if that is another."""
+        return [Schedule.from_runs(self.graph, runs, solver) for runs in self.both(operations)]
+
+    def both(self, operations: Iterable[Operation]) -> list[list[int]]:
+        """The runs of the operations, and those that reuse values if they are others."""
         done = list(operations)
-        runs = [self.runs(done), self.runs(done, reuse=True)]
-        return [Schedule.from_runs(self.graph, r, solver) for r in (runs if runs[0] != runs[1] else runs[:1])]
+        found = [self.runs(done), self.runs(done, reuse=True)]
+        return found if found[0] != found[1] else found[:1]
 
 
 def segmented(turn: int, cuts: Sequence[int], last_again: bool = False) -> Iterator[Operation]:
@@ -176,11 +204,21 @@ def chain_of(graph: Graph, most: int | None = None) -> Chain | None:
     forward = forward_dag(graph)
     if forward is None:
         return None
-    chain = _Builder(graph, forward, splitting_vertices(forward.dag)).build()
+    chain = chain_at(graph, forward, splitting_vertices(forward.dag))
     if most is None or len(chain) <= most:
         return chain
     splits = _fewer(splitting_vertices(forward.dag), chain.input, most)
-    return _Builder(graph, forward, splits).build()
+    return chain_at(graph, forward, splits)
+
+
+def chain_at(graph: Graph, forward: Forward, splits: list[int], kept: np.ndarray | None = None) -> Chain:
+    """The chain whose stages end at the vertices `splits` of the forward DAG, the source and the target among them.
+    They need not be splitting vertices: whatever passes from one stage to later ones is their input.
+
+    kept : bool [values]; of what forward makes, values that stay until the backward of their stage whatever the plan
+        is, and that forward does not make again.
+    """
+    return _Builder(graph, forward, splits, kept).build()
 
 
 def _fewer(splits: list[int], cost: np.ndarray, most: int) -> list[int]:
@@ -191,12 +229,9 @@ def _fewer(splits: list[int], cost: np.ndarray, most: int) -> list[int]:
 
 
 class _Builder:
-    """made, last : per value the stage whose forward makes it (-1: none) and the last whose forward reads it.
-    group : per value the stage whose backward makes it (-1: none).
-    used : per value the earliest stage whose backward reads it (n: none), -1 where it must be there at the end.
-    """
+    """For made, last, group, used and size see `Lives`."""
 
-    def __init__(self, graph: Graph, forward: Forward, splits: list[int]):
+    def __init__(self, graph: Graph, forward: Forward, splits: list[int], kept: np.ndarray | None = None):
         self.graph, self.splits = graph, splits
         self.turn = len(splits) - 1
         self.n = self.turn + 1
@@ -217,6 +252,16 @@ class _Builder:
         aside = self._held(forward)
         self.held = int(self.size[aside].sum())
         self.size[aside] = 0
+        self.kept = np.zeros(count, np.bool_) if kept is None else kept & (self.made >= 0) & (self.made < self.turn)
+        self.kept &= (self.last > self.made) | (self.used < self.n)  # and so they are made once
+        self.keeping = np.bincount(self.made[self.kept], self.size[self.kept], self.n).astype(np.int64)
+        self.size[self.kept] = 0
+        wanted = (self.made >= 0) & (self.last > self.made) | (self.used < self.n)
+        self.once = {o for o in self.stage if self._made_once(o, wanted)}
+
+    def _made_once(self, op: int, wanted: np.ndarray) -> bool:
+        outputs = [v for v in self.graph.ops[op].outputs if self.graph.consumers[v] or wanted[v]]
+        return bool(outputs) and bool(self.kept[outputs].all())
 
     def _forward(self, ops: list[int], forward: Forward) -> None:
         vertex = {o: bisect_left(self.splits, v) - 1 for v, o in enumerate(forward.ops) if o >= 0}
@@ -278,8 +323,9 @@ class _Builder:
         inputs, hold, unread = self._inputs()
         passing = unread[:, None] + inputs + skip_peak
         return Chain(
-            self.graph, _tuples(forward), _tuples(backward), skip, save, alone, self.held, self._reach(), inputs, hold,
-            passing, saved, passed_on, gradient, *peaks,
+            self.graph, _tuples(forward), _tuples(backward), frozenset(self.once), skip, save, alone,
+            Lives(self.made, self.last, self.group, self.used, self.size, self.kept.astype(np.int64)), self.held, self._reach(), inputs, hold,
+            self.keeping, passing, saved, passed_on, gradient, *peaks,
         )  # fmt: skip
 
     def _reach(self) -> np.ndarray:
@@ -316,8 +362,9 @@ class _Builder:
         wanted = left.copy()
         for o in backward:
             wanted[list(self.graph.ops[o].inputs)] = True
+        again = [o for o in forward if o not in self.once]
         skip, save, alone = (
-            self._pruned(forward, values) for values in (passed_on, passed_on | own & read, wanted)
+            self._pruned(again, values) for values in (passed_on, passed_on | own & read, wanted)
         )  # fmt: skip
         sizes = (
             self.size[own & read].sum(),
@@ -334,7 +381,10 @@ class _Builder:
         a = self.graph.arrays
         every = np.ones(len(a.recompute), np.bool_)
         runs = np.array(ops, np.int64)
-        return kernel.prune(runs, a.producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, every, wanted).tolist()
+        producer = np.where(self.kept, -1, a.producer)
+        return kernel.prune(
+            runs, producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, every, wanted & ~self.kept
+        ).tolist()  # fmt: skip
 
     def _peak(self, runs: list[int], counted: np.ndarray, left: np.ndarray, writable: np.ndarray) -> int:
         """Most bytes of the values `counted` during the runs, where those of `left` must be there after them. What

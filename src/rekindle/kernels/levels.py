@@ -1,0 +1,93 @@
+"""As `rotor`, where forward may keep more and more of what is dear to make again, from one level to the next.
+
+On level 0 nothing is kept but what `rotor` keeps. On level l, whatever forward passes in stages s to t leaves behind a set
+of values that stays until the backward of its stage; so the next time forward passes, it costs less. The sets grow with
+the level. C(l, s, t, m) is the least time where the sets of level l are there already; to go on to the next level takes
+what forward spends on making what is new, once:
+
+    C(l, s, t, m) = min of rotor's C(s, t, m) on level l, and of enter(l + 1, s .. t) + C(l + 1, s, t, m).
+
+What the sets take counts from stage s on: in `hold`, `passing`, `saved` and the peaks. O(levels slots n^2 (n + K)).
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from .rotor import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Stages, _slots, choice, improve, row
+
+
+@nb.njit(cache=True)
+def stages_of(levels, level):
+    """The `rotor.Stages` of a level. levels : `rotor.Stages` with one more axis, the first."""
+    return Stages(
+        levels.hold[level], levels.passing[level], levels.gradient[level], levels.skip_time[level], levels.saved[level],
+        levels.save_peak[level], levels.save_time[level], levels.alone_peak[level], levels.alone_time[level],
+        levels.backward_peak[level], levels.backward_time[level],
+    )  # fmt: skip
+
+
+@nb.njit(cache=True)
+def solve(levels, enter, unit, slots):
+    """float64 [levels, n (n + 1) / 2, slots + 1]: C(l, s, t, m) in row `row(s, t)`.
+
+    enter : float64 [levels, n + 1]; before each stage the sum of what stages before it take to come to the level.
+    """
+    count, n = levels.gradient.shape
+    table = np.full((count, n * (n + 1) // 2, slots + 1), np.inf)
+    for level in range(count - 1, -1, -1):
+        if level + 1 < count:
+            for t in range(n):
+                for s in range(t + 1):
+                    table[level, row(s, t)] = (
+                        table[level + 1, row(s, t)] + enter[level + 1, t + 1] - enter[level + 1, s]
+                    )
+        improve(table[level], stages_of(levels, level), unit)
+    return table
+
+
+@nb.njit(cache=True)
+def sequence(levels, enter, unit, table, memory):
+    """int64 [operations, 4]: what, stage, option, level of the least time in `memory` slots; it must be finite."""
+    count, n = levels.gradient.shape
+    found = np.empty((4 * n, 4), np.int64)
+    done = 0
+    stack = np.empty((3 * n + 3, 4), np.int64)  # (s, t, m, level), or (-1, stage, option, level) to run backward
+    stack[0] = (0, n - 1, memory, 0)
+    top = 1
+    while top > 0:
+        top -= 1
+        s, t, m, level = stack[top]
+        if done + n > len(found):
+            longer = np.empty((2 * len(found), 4), np.int64)
+            longer[:done] = found[:done]
+            found = longer
+        if s < 0:
+            found[done] = (BACKWARD, t, m, level)
+            done += 1
+            continue
+        stages = stages_of(levels, level)
+        split, option, time = choice(stages, unit, table[level], s, t, m)
+        if level + 1 < count:
+            more = table[level + 1, row(s, t), m] + enter[level + 1, t + 1] - enter[level + 1, s]
+            if more < time:
+                stack[top] = (s, t, m, level + 1)
+                top += 1
+                continue
+        if split < 0:
+            found[done] = (KEEP_ALL, s, option, level)
+            done += 1
+            stack[top] = (-1, s, option, level)
+            top += 1
+            if s < t:
+                stack[top] = (s + 1, t, m - _slots(stages.saved[s, option], unit), level)
+                top += 1
+            continue
+        for stage in range(s, split):
+            found[done] = (KEEP_INPUT if stage == s else FORGET, stage, 0, level)
+            done += 1
+        stack[top] = (s, split - 1, m, level)
+        stack[top + 1] = (split, t, m - _slots(stages.hold[s, split], unit), level)
+        top += 2
+    return found[:done]
