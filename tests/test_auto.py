@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+import signal
+import threading
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle import Graph, InfeasibleBudget, Schedule, plan, simulate
+from rekindle import Graph, InfeasibleBudget, Schedule, bounds, frontier, plan, simulate
 from rekindle.budget import Goal
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
 from rekindle.planner import plan_graph
+from rekindle.solvers import exact
 from rekindle.solvers.base import Problem
 from rekindle.solvers.storages import Search
 from rekindle.structure.saved import Dropping, runs_from_saved
@@ -146,3 +150,56 @@ def test_search_scores_as_the_judge_does() -> None:
     for e in search.entries():
         schedule = Schedule.from_runs(graph, search.reduced.whole_runs(e.runs))
         assert simulate(graph, schedule).peak_bytes == e.peak
+
+
+@settings(max_examples=25)
+@given(graph=st.one_of(chains(), joint_graphs(), u_nets()))
+def test_small_graphs_are_solved_exactly(graph: Graph) -> None:
+    limit = (simulate(graph, Schedule.baseline(graph)).peak_bytes + bounds.single_op(graph).bytes) // 2
+    best = exact.solve(graph, graph.weights(), limit, safe=True)
+    if not best.proven or best.schedule is None:
+        return
+    found = plan_graph(graph, Goal(budget=limit))
+    assert found.peak_bytes <= limit
+    assert found.seconds <= simulate(graph, best.schedule).seconds
+
+
+@pytest.mark.parametrize("graph", [chain(9), chain(70)], ids=["proven", "searched"])
+def test_a_larger_budget_is_never_slower_and_more_overhead_never_larger(graph: Graph) -> None:
+    top = simulate(graph, Schedule.baseline(graph)).peak_bytes
+    budgets = list(range(6, top + 1, max(3, top // 7)))
+    random.Random(0).shuffle(budgets)
+    seconds = {b: plan(graph, budget=b).seconds for b in budgets}
+    assert all(seconds[b] >= seconds[c] for b, c in itertools.pairwise(sorted(budgets)))
+    peaks = {o: plan(graph, max_overhead=o).peak_bytes for o in (0.4, 0.0, 0.15)}
+    assert all(peaks[o] >= peaks[p] for o, p in itertools.pairwise(sorted(peaks)))
+
+
+def test_an_interruption_gives_the_best_so_far() -> None:
+    said: list[str] = []
+
+    def progress(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            raise KeyboardInterrupt
+
+    found = plan(chain(150), budget=100, progress=progress)
+    assert found.peak_bytes <= 100
+    assert any("interrupted" in line for line in said)
+
+
+def test_a_signal_while_threads_search_gives_the_best_so_far() -> None:
+    threading.Timer(0.4, signal.raise_signal, [signal.SIGINT]).start()
+    said: list[str] = []
+    found = plan(chain(160), budget=100, progress=said.append, time_limit=600)
+    assert found.peak_bytes <= 100
+    assert any("interrupted" in line for line in said)
+
+
+def test_frontiers_fall() -> None:
+    plans = frontier(chain(70))
+    assert len(plans) > 5
+    for a, b in itertools.pairwise(plans):
+        assert a.peak_bytes > b.peak_bytes
+        assert a.overhead < b.overhead
+    assert all(p.bound_bytes <= p.peak_bytes for p in plans)

@@ -20,6 +20,7 @@ from .solvers.base import Problem, Progress, Solver
 
 EPS = 1e-9
 CERTIFY = 1.0  # seconds, about, for the certificate of a plan
+USUAL = 30.0  # seconds; a longer time limit makes searches work longer
 SMALL = 128  # ops of graphs on which optimality may be searched for
 Finish = Callable[[Graph, Schedule], Schedule]
 
@@ -175,7 +176,7 @@ def pareto(found: Iterable[Scored]) -> list[Scored]:
 
 def _problem(
     graph: Graph, cost: str, limit: int | None, max_overhead: float | None, seed: int, time_limit: float | None,
-    progress: Progress | None, effort: float = 1.0,
+    progress: Progress | None,
 ) -> Problem:  # fmt: skip
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"time_limit={time_limit!r} must be a number of seconds above 0")
@@ -183,6 +184,7 @@ def _problem(
     if not weights.any():  # a graph without costs in this unit: count op runs, so that fewer is still better
         weights = graph.weights("unit")
     deadline = None if time_limit is None else time.monotonic() + time_limit
+    effort = max(1.0, (time_limit or 0.0) / USUAL)
     return Problem(graph, weights, limit, max_overhead, seed, deadline, progress or (lambda _: None), effort)
 
 

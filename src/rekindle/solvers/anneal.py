@@ -17,9 +17,7 @@ Complexity: O(k d log n) for k changes, d the edges of an op.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -30,7 +28,7 @@ from ..structure.archive import Archive, Entry, Goal, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from .base import Problem
-from .choice import choose, exact, search_weights
+from .choice import choose, exact, in_threads, search_weights
 from .registry import register
 
 SLICES = 8
@@ -131,9 +129,8 @@ class Polish:
             return mine
 
         starts = [archive.best(g) for g in goals]
-        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-            for found in pool.map(one, range(len(goals)), goals, starts):
-                archive.merge(found)
+        for found in in_threads(stop, one, list(zip(range(len(goals)), goals, starts, strict=True))):
+            archive.merge(found)
 
     def entries(self) -> list[Entry]:
         """What was found, over the whole graph."""

@@ -32,20 +32,22 @@ from typing import Any
 import numpy as np
 
 from ..schedule import Schedule
+from ..simulate import simulate
 from ..structure.archive import Entry, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import registry
+from . import exact, registry
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
 from .registry import register
 from .storages import Search
 
-SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor")
+SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
+SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
+POINTS = 64  # of the curve of such a graph
 CELLS = 8  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
-USUAL_SECONDS = 30.0  # a longer time limit makes the search work longer
 
 
 @register(
@@ -58,11 +60,56 @@ USUAL_SECONDS = 30.0  # a longer time limit makes the search work longer
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
     """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""
+    proven = _proven(problem)
+    if proven:
+        yield from proven
+        return
     curve = _curve(problem)
     entries = curve.entries
     if not problem.whole and problem.time_left > 0:
         entries = pareto(entries + curve.closer(problem, choose(problem, entries)[0]))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in choose(problem, entries))
+
+
+def _proven(problem: Problem) -> list[Schedule]:
+    """What the exact search proves best within few steps; empty where it does not."""
+    g, w = problem.graph, problem.weights
+    if not exact.fits(g) or int(g.needed.sum()) > SMALL:
+        return []
+
+    def solve(limit: int | None, max_cost: float | None) -> Schedule | None:
+        found = exact.solve(g, w, limit, max_cost, NODES, problem.deadline, safe=True)
+        if not found.proven or found.schedule is None:
+            return None
+        return Schedule.from_runs(g, found.schedule.runs, "auto")
+
+    def least(max_cost: float | None) -> Schedule | None:
+        """Of the least peak within a cost, the cheapest."""
+        small = solve(None, max_cost)
+        return small and solve(simulate(g, small).peak_bytes, None)
+
+    if not problem.whole:
+        most = None if problem.max_overhead is None else problem.base_cost * (1 + problem.max_overhead)
+        one = least(most) if problem.limit is None else solve(problem.limit, None)
+        return [one] if one else []
+    found: list[Schedule] = []
+    smallest = least(None)
+    if smallest is None:
+        return []
+    goal, peak = simulate(g, smallest).peak_bytes, -1
+    cost = problem.base_cost
+    while peak != goal and len(found) < POINTS:
+        one = least(cost * (1 + 1e-12))
+        if one is None:
+            return []
+        peak = simulate(g, one).peak_bytes
+        found.append(one)
+        if peak > goal:  # what the next smaller peak costs
+            cheaper = solve(peak - 1, None)
+            if cheaper is None:
+                return []
+            cost = float(w[cheaper.runs].sum())
+    return found
 
 
 _curves: OrderedDict[tuple[object, ...], Any] = OrderedDict()
@@ -112,11 +159,13 @@ class Curve:
         search, polish = Search(problem, reduced), Polish(problem, reduced)
         polish.enter([np.arange(len(reduced.ops))])
         if len(reduced.candidates):
-            for runs in _seeds(problem, reduced):
-                polish.enter([runs])
-            search.run()
+            with problem.interruptible():
+                for runs in _seeds(problem, reduced):
+                    polish.enter([runs])
+                search.run()
             polish.enter([e.runs for e in search.entries()])
-            polish.run()
+            with problem.interruptible():
+                polish.run()
         entries = polish.entries()
         least, most = max(1, entries[-1].peak), max(2, entries[0].peak)
         cells = np.geomspace(least, max(most, least + 1), CELLS + 1)
@@ -131,10 +180,11 @@ class Curve:
         if cell not in self.looked_at:
             low, high = float(self.cells[cell]), float(self.cells[cell + 1])
             self.search.problem = self.polish.problem = problem
-            self.search.look(low, high)
             polish = self.polish.copy()
-            polish.enter([e.runs for e in self.search.entries()])
-            polish.look(low, high)
+            with problem.interruptible():
+                self.search.look(low, high)
+                polish.enter([e.runs for e in self.search.entries()])
+                polish.look(low, high)
             cheapest_above = min((e.extra for e in self.entries if e.peak <= high), default=0.0)
             found = [e for e in polish.entries() if low <= e.peak < high and e.extra >= cheapest_above]
             if problem.time_left <= 0:

@@ -5,8 +5,10 @@ A solver reports no figures. It proposes schedules; the judge scores them and th
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +33,7 @@ class Problem:
     progress : called with one line of text now and then.
     effort : how much work a search may do, as a part of what it does by default.
     whole : the whole frontier is wanted: a solver that finds it in one search yields all of it.
+    interrupted : set once the user has asked for the best so far.
     """
 
     graph: Graph
@@ -42,6 +45,7 @@ class Problem:
     progress: Progress = field(default=lambda _: None)
     effort: float = 1.0
     whole: bool = False
+    interrupted: threading.Event = field(default_factory=threading.Event)
 
     @property
     def base_cost(self) -> float:
@@ -50,8 +54,19 @@ class Problem:
 
     @property
     def time_left(self) -> float:
-        """Seconds until the deadline."""
+        """Seconds until the deadline; none after an interruption."""
+        if self.interrupted.is_set():
+            return 0.0
         return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C inside ends the search and not the call: the best found so far is what it gives."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted.set()
+            self.progress("interrupted: going on with the best found so far")
 
 
 Solve = Callable[[Problem], Iterable[Schedule]]

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
 import numpy as np
 
 from ..kernels.modes import peak
 from ..structure.archive import Entry, pareto
 from ..structure.reduced import Reduced
 from .base import Problem
+
+T = TypeVar("T")
+
+
+def in_threads(problem: Problem, work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> Iterator[T]:
+    """`work` for each row of arguments, two at a time; the results in order. An interruption ends the waiting: what is
+    under way is told by `problem.time_left`, and what it has found still comes."""
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        waiting = [pool.submit(work, *row) for row in arguments]
+        for one in waiting:
+            while True:
+                with problem.interruptible():
+                    result = one.result()
+                    break
+            yield result
 
 
 def search_weights(problem: Problem, reduced: Reduced) -> np.ndarray:

@@ -22,9 +22,7 @@ Complexity: O(k n) for k proposals on n ops and edges; k is chosen so that a few
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -39,7 +37,7 @@ from ..structure.archive import Entry, Goal, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from .base import Problem
-from .choice import choose, exact, search_weights
+from .choice import choose, exact, in_threads, search_weights
 from .registry import register
 
 # How much a search may do, counted in elementary steps and not in seconds, so that the same seed gives the same plan.
@@ -234,7 +232,7 @@ class Search:
 
     def _proposals(self) -> float:
         """How many proposals all chains make together."""
-        larger = min(4.0, max(1.0, self.reduced.work / 4000))
+        larger = min(2.5, max(1.0, self.reduced.work / 4000))
         steps = WORK * larger * self.problem.effort
         return min(1e4 * len(self.reduced.candidates), steps / self.reduced.work)
 
@@ -278,9 +276,8 @@ class Search:
             return archive
 
         starts = [self._start(g) for g in goals]
-        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-            for archive in pool.map(one, range(len(goals)), goals, starts):
-                self._merge(archive)
+        for archive in in_threads(self.problem, one, list(zip(range(len(goals)), goals, starts, strict=True))):
+            self._merge(archive)
 
     def _merge(self, other: tuple[np.ndarray, ...]) -> None:
         _, extra, peaks, modes, orders = other
@@ -288,6 +285,9 @@ class Search:
             kernel.record(self.archive, modes[b], orders[b], peaks[b], extra[b])
 
     def _descend(self, anchors: list[float]) -> None:
+        """End with all single changes, where that is a small part of the work."""
+        if 4 * len(anchors) * len(self.reduced.candidates) > 0.3 * self._proposals():
+            return
         goals = [self._goal(a) for a in anchors]
         r = self.reduced
 
@@ -298,9 +298,8 @@ class Search:
             return archive
 
         starts = [self._start(g) for g in goals]
-        with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-            for archive in pool.map(one, goals, starts):
-                self._merge(archive)
+        for archive in in_threads(self.problem, one, list(zip(goals, starts, strict=True))):
+            self._merge(archive)
 
     def _report(self) -> None:
         extra, peaks = self.archive[1], self.archive[2]
