@@ -27,30 +27,22 @@ import numpy as np
 
 from ..kernels import levels as level_kernel
 from ..kernels import rotor as kernel
-from ..kernels.modes import HOLD, TRANSIENT
-from ..kernels.order import hoist
 from ..schedule import Schedule
 from ..structure.archive import Entry, pareto
-from ..structure.blocks import Block, costly, cuts
-from ..structure.chain import BACKWARD, Chain, chain_at
+from ..structure.blocks import Block, Kinds, costly, cuts, programs
+from ..structure.chain import BACKWARD, Chain, chain_at, with_kept
 from ..structure.forward import Forward, forward_dag
-from ..structure.reduced import Reduced
 from ..structure.runs import prune
-from ..structure.saved import Dropping
 from .base import Problem
 from .choice import choose
 from .registry import register
 from .rotor import SLOTS, Curve, entries
-from .storages import Search
 
-OPTIONS = 16  # of a block
+OPTIONS = 12  # of a block, about
 PEERS = (1, 3, 10, 40)  # how many blocks like it stand behind one, for which options are chosen
-REST = (0.0, 0.6)  # memory that the rest of a step takes while a block is planned, in parts of what the block takes
-PREFIXES = 16  # sets of cheap values to drop
-WORK = 6e7  # elementary steps of all searches together
-LEVELS = 8
-SIZES = (5, 24)
-GOALS = 6  # peaks aimed at in one search
+SIZES = (5, 24)  # ops of weight in a block, at least; each makes a curve of its own
+LEAST = 300  # memory slots in any case; a long chain has fewer than a short one
+LEVELS = 8  # sets of values kept from the first forward on
 
 
 @register(
@@ -84,8 +76,9 @@ class Levels(Curve):
         at = cuts(graph, forward, size)
         plain = chain_at(graph, forward, at)
         self.chains = [plain]
-        self.chains += [chain_at(graph, forward, at, kept) for kept in reversed(costly(plain, weights, LEVELS))]
-        found = [options(problem, c, level == 0) for level, c in enumerate(self.chains)]
+        self.chains += with_kept(plain, reversed(costly(plain, weights, LEVELS)))
+        kinds, planned = Kinds(graph, weights), {}
+        found = [options(c, kinds, planned) for c in self.chains]
         self.programs = [programs for _, programs in found]
         most = max(stages.saved.shape[1] for stages, _ in found)
         padded = [[pad(x, most) if x.ndim == 2 and k >= 4 else x for k, x in enumerate(stages)] for stages, _ in found]
@@ -97,10 +90,10 @@ class Levels(Curve):
         again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in self.chains]
         self.again = again
         super().__init__(plain, weights)
-        self.aim(self.whole + plain.held)
+        self.slots = max(LEAST, min(SLOTS, 40 * SLOTS // len(plain)))
 
     def solve(self) -> np.ndarray:
-        self.tables = level_kernel.solve(self.levels, self.enter, self.unit, SLOTS)
+        self.tables = level_kernel.solve(self.levels, self.enter, self.unit, self.slots)
         return self.tables[0]
 
     def runs(self, slots: int) -> list[list[int]]:
@@ -136,64 +129,46 @@ class Planned:
     programs: list[np.ndarray]
 
 
-def options(problem: Problem, chain: Chain, thorough: bool) -> tuple[kernel.Stages, list[list[np.ndarray]]]:
-    """Options for every block; what is the same is planned once."""
-    blocks = [Block(chain, stage, problem.weights) for stage in range(len(chain))]
-    different: dict[object, Block] = {}
+def options(chain: Chain, kinds: Kinds, planned: dict[object, Planned]) -> tuple[kernel.Stages, list[list[np.ndarray]]]:
+    """The options of every block and the programs in them. planned : what is known of blocks by their keys; added to."""
+    blocks = [Block(chain, stage, kinds) for stage in range(len(chain))]
     for block in blocks:
-        different.setdefault(block.form, block)
-    share = 1.0 / max(1, len(different))
-    planned = {form: plan(problem, block, share, thorough) for form, block in different.items()}
-    problem.progress(f"{len(blocks)} blocks, {len(different)} different")
-    n, most = len(blocks), max(len(p.programs) for p in planned.values())
-    table = np.zeros((7, n, most))
+        if block.key not in planned:
+            planned[block.key] = plan(block)
+    found = [planned[block.key] for block in blocks]
+    table = np.zeros((7, len(blocks), max(len(p.programs) for p in found)))
     table[[2, 4, 6]] = np.inf  # times of options that there are not
-    programs = []
-    for stage, block in enumerate(blocks):
-        found = planned[block.form]
-        table[:, stage, : len(found.programs)] = found.sizes.T
+    for stage, (block, p) in enumerate(zip(blocks, found, strict=True)):
+        table[:, stage, : len(p.programs)] = p.sizes.T
         table[1, stage] += block.before
         table[[3, 5], stage] += block.around
-        ids = np.array(block.ops, np.int64)
-        programs.append([ids[p] for p in found.programs])
-    saved, save_peak, alone_peak, backward_peak = (
-        np.ascontiguousarray(table[row]).astype(np.int64) for row in (0, 1, 3, 5)
-    )  # fmt: skip
-    save_time, alone_time, backward_time = (np.ascontiguousarray(table[row]) for row in (2, 4, 6))
     keeping = np.append(0, np.cumsum(chain.keeping))
-    own = chain.keeping[:, None]
+    table[[0, 1, 3, 5]] += chain.keeping[:, None]
+    saved, save_peak, save_time, alone_peak, alone_time, backward_peak, backward_time = table
     stages = kernel.Stages(
         chain.hold + np.maximum(0, keeping[:-1][None, :] - keeping[:-1][:, None]),
         chain.passing + np.maximum(0, keeping[1:][None, :] - keeping[:-1][:, None]),
-        chain.gradient, chain.times(problem.weights).skip, saved + own, save_peak + own, save_time, alone_peak + own,
-        alone_time, backward_peak + own, backward_time,
+        chain.gradient, chain.times(kinds.weights).skip, saved.astype(np.int64), save_peak.astype(np.int64), save_time,
+        alone_peak.astype(np.int64), alone_time, backward_peak.astype(np.int64), backward_time,
     )  # fmt: skip
-    return stages, programs
+    return stages, [[block.ops[q] for q in p.programs] for block, p in zip(blocks, found, strict=True)]
 
 
-def plan(problem: Problem, block: Block, share: float, thorough: bool) -> Planned:
-    """The options of a block; share is the part of the work that goes into them."""
-    programs = {block.plain.tobytes(): block.plain}
-    if len(block.plain):
-        for rest in REST if thorough else REST[:1]:
-            for program in Search_(problem, block, rest, share / len(REST)).programs(thorough):
-                programs.setdefault(program.tobytes(), program)
-    found = list(programs.values())
-    sizes = np.array([block.sizes(p) for p in found], np.float64)
-    kept = best_of(sizes)
-    return Planned(sizes[kept], [found[k] for k in kept])
+def plan(block: Block) -> Planned:
+    """The options of a block."""
+    every = programs(block)
+    saved, peak, time = np.array([block.quick(p) for p in every]).T
+    kept = best_of(saved, peak, time)
+    return Planned(np.array([block.sizes(every[k]) for k in kept]), [every[k] for k in kept])
 
 
-def best_of(sizes: np.ndarray) -> list[int]:
-    """Rows of `Block.sizes` that are best where few or many like it stand behind one, the first always among them."""
-    saved, peak, alone = sizes[:, 0], np.maximum(sizes[:, 1], sizes[:, 5]), sizes[:, 3]
-    time, alone_time = sizes[:, 2] + sizes[:, 6], sizes[:, 4] + sizes[:, 6]
-    measures = [(alone, alone_time), (saved, time), *((n * saved + peak, time) for n in PEERS)]
-    kept = {0: None}
-    each = max(2, OPTIONS // len(measures))
-    for measure, cost in measures:
-        front = undominated(measure, cost)
-        ranks = np.unique(np.linspace(0, len(front) - 1, each).round().astype(np.int64))
+def best_of(saved: np.ndarray, peak: np.ndarray, time: np.ndarray) -> list[int]:
+    """What is best where few or many like it stand behind one; the first always among them."""
+    measures = [peak, saved, *(n * saved + peak for n in PEERS)]
+    kept: dict[int, None] = {0: None}
+    for measure in measures:
+        front = undominated(measure, time)
+        ranks = np.unique(np.linspace(0, len(front) - 1, max(2, OPTIONS // 3)).round().astype(np.int64))
         kept.update(dict.fromkeys(front[r] for r in ranks))
     return list(kept)
 
@@ -205,62 +180,3 @@ def undominated(measure: np.ndarray, cost: np.ndarray) -> list[int]:
         if not out or cost[k] < cost[out[-1]] * (1 - 1e-9):
             out.append(k)
     return out
-
-
-class Search_(Search):
-    """The search of `storages` on a block, cut short."""
-
-    def __init__(self, problem: Problem, block: Block, rest: float, share: float):
-        self.block, self.share = block, share
-        graph = block.graph()
-        if rest:
-            graph = block.graph(int(rest * block.size.sum()))
-        weights = block.weights
-        inner = Problem(graph, weights, None, None, problem.seed, problem.deadline, effort=problem.effort)
-        super().__init__(inner, Reduced(graph, Dropping(graph)))
-
-    def programs(self, thorough: bool) -> Iterator[np.ndarray]:
-        r = self.reduced
-        if not len(r.candidates):
-            return
-        for point in [*self.seeds(), *self._prefixes()]:
-            self.record(point)
-        for number, heat in enumerate((0.01, 0.003) if thorough else ()):
-            if self.problem.time_left > 0:
-                proposals = WORK * self.share * self.problem.effort / r.work / 2
-                goals = [self._goal(a) for a in self._anchors()[:: 12 // GOALS]]
-                self._chains(goals, proposals, heat, number)
-        for e in self.entries():
-            runs = r.whole_runs(e.runs)
-            at = int(np.flatnonzero(runs == self.block.turn)[0])
-            yield runs[at + 1 :]
-
-    def _prefixes(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Values dropped in order of what a byte of them costs to make again."""
-        r = self.reduced
-        a = r.arrays
-        density = self.weights[a.producer[r.candidates]] / np.maximum(1, a.bytes[r.candidates])
-        ranked = r.candidates[np.argsort(density, kind="stable")]
-        orders = [self.order]
-        if r.regions[1]:
-            orders.append(
-                hoist(
-                    self.order,
-                    r.regions[1],
-                    r.before_ptr,
-                    r.before_ids,
-                    a.bytes,
-                    a.producer,
-                    a.in_ptr,
-                    a.in_ids,
-                    a.out_ptr,
-                    a.out_ids,
-                    a.keep,
-                )  # fmt: skip
-            )
-        for count in np.unique(np.linspace(1, len(ranked), PREFIXES).astype(np.int64)):
-            for mode in (HOLD, TRANSIENT):
-                modes = self._all(2)
-                modes[ranked[:count]] = mode
-                for order in orders:
-                    yield modes, order

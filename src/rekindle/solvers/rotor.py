@@ -65,24 +65,27 @@ class Curve:
     """The least time for every memory up to `top` bytes (beside what is resident).
 
     unit : bytes of a slot.
-    times : float64 [SLOTS + 1]; the time in each number of slots, infinite where that is too little.
+    slots : how many there are. whole : bytes in which nothing runs twice.
+    times : float64 [slots + 1]; the time in each number of slots, infinite where that is too little.
     """
 
     def __init__(self, chain: Chain, weights: np.ndarray):
         self.chain, self.weights = chain, weights
         self.stages, self.once = options(chain, weights)
-        self.whole = int((np.cumsum(chain.saved) - chain.saved + np.maximum(chain.save_peak, chain.alone_peak)).max())
-        self.aim(self.whole + chain.held)
+        self.slots = SLOTS
+        self.whole = chain.held + int(
+            (np.cumsum(chain.saved) - chain.saved + np.maximum(chain.save_peak, chain.alone_peak)).max()
+        )
 
     def aim(self, top: int) -> None:
-        """Solve again, with the slots spread over `top` bytes."""
-        self.unit = _unit(min(self.whole, max(0, top - self.chain.held)), self.stages.saved)
+        """Find the times, with the slots spread over `top` bytes."""
+        self.unit = _unit(max(0, min(self.whole, top) - self.chain.held), self.slots, self.stages.saved)
         self.table = self.solve()
         self.times = self.once + self.table[kernel.row(0, len(self.chain) - 1)]
 
     def solve(self) -> np.ndarray:
         """The table of `kernels.rotor`."""
-        return kernel.solve(self.stages, self.unit, SLOTS)
+        return kernel.solve(self.stages, self.unit, self.slots)
 
     @property
     def choices(self) -> list[int]:
@@ -115,9 +118,9 @@ def entry(graph: Graph, weights: np.ndarray, runs: Sequence[int]) -> Entry:
     return Entry(int(top), max(0.0, float(weights[ids].sum()) - float(weights[graph.needed].sum())), ids)
 
 
-def _unit(top: int, sizes: np.ndarray) -> int:
+def _unit(top: int, slots: int, sizes: np.ndarray) -> int:
     """Bytes of a slot, for at least `top` bytes in all the slots, such that rounding adds least to the sizes."""
-    units = np.maximum(1, -(-top // np.arange(SLOTS // 2, SLOTS + 1)))
+    units = np.maximum(1, -(-top // np.arange(slots // 2, slots + 1)))
     different, count = np.unique(sizes, return_counts=True)
     rounded = -(-different.reshape(-1, 1) // units) * units
     return int(units[::-1][(count @ rounded)[::-1].argmin()])
@@ -148,15 +151,14 @@ def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
 
 def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans over the whole range of memory."""
-    top = curve.whole + curve.chain.held
     for part in SPREAD:
         if problem.time_left <= 0:
             return
-        curve.aim(int(part * top))
+        curve.aim(int(part * curve.whole))
         choices = curve.choices
         if not choices:
             return
-        wanted = np.linspace(choices[0] if part == SPREAD[-1] else SLOTS / 3, SLOTS, EACH)
+        wanted = np.linspace(choices[0] if part == SPREAD[-1] else curve.slots / 3, curve.slots, EACH)
         for slots in sorted({choices[max(0, bisect_right(choices, w) - 1)] for w in wanted}):
             yield from curve.entries(slots)
 
@@ -167,7 +169,6 @@ def _within(problem: Problem, curve: Curve, limit: int) -> Iterator[Entry]:
     curve.aim(room + room // 16)  # rounding up and what ends early leave some: more may be asked for than there is
     choices = curve.choices
     if not choices:
-        curve.aim(curve.whole + curve.chain.held)
         yield from _smallest(problem, curve)
         return
     yield from curve.entries(choices[0])
@@ -187,14 +188,13 @@ def _smallest(problem: Problem, curve: Curve) -> Iterator[Entry]:
     more = np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead * (1 + 1e-9) + 1e-12
     fit, found = -1, []
     for _ in range(FINER):
-        if fit >= 0:
-            curve.aim(curve.bytes(fit + SLOTS // 32))
+        curve.aim(curve.whole if fit < 0 else curve.bytes(fit + curve.slots // 32))
         fit = next((slots for slots in curve.choices if curve.times[slots] - problem.base_cost <= more), -1)
         if fit < 0:
             return
         found = curve.entries(fit)
         yield from found
-        if curve.unit == 1 or fit > 0.9 * SLOTS or problem.time_left <= 0:
+        if curve.unit == 1 or fit > 0.9 * curve.slots or problem.time_left <= 0:
             break
     # Where values are reused, a schedule takes less time than the table says: less memory may do.
     low, high = 0, bisect_left(curve.choices, fit)

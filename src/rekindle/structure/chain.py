@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,7 +89,7 @@ class Chain:
     hold : int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where both
         are held, and a peak of stage i does. (What both share and backward does not read, as only concatenations do,
         is taken to end with j.)
-    keeping : int64 [n]; bytes that stay from forward to backward whatever the plan is, see `chain_at`; in nothing else.
+    keeping : int64 [n]; bytes that stay from forward to backward whatever the plan is, see `with_kept`; in nothing else.
     passing : int64 [n, n]; passing[i, j], i <= j: peak while forward passes j for its output alone and the input of i
         is held; what is beyond the input of i.
     saved : int64 [n]; bytes of what forward of the stage makes and backward reads.
@@ -99,6 +100,7 @@ class Chain:
     backward_peak : int64 [n]; backward after `save`, what is saved and the gradient counted.
     """
 
+    builder: _Builder
     graph: Graph
     forward: Stages
     backward: Stages
@@ -211,14 +213,20 @@ def chain_of(graph: Graph, most: int | None = None) -> Chain | None:
     return chain_at(graph, forward, splits)
 
 
-def chain_at(graph: Graph, forward: Forward, splits: list[int], kept: np.ndarray | None = None) -> Chain:
+def chain_at(graph: Graph, forward: Forward, splits: list[int]) -> Chain:
     """The chain whose stages end at the vertices `splits` of the forward DAG, the source and the target among them.
-    They need not be splitting vertices: whatever passes from one stage to later ones is their input.
+    They need not be splitting vertices: whatever passes from one stage to later ones is their input."""
+    return _Builder(graph, forward, splits).build()
 
-    kept : bool [values]; of what forward makes, values that stay until the backward of their stage whatever the plan
-        is, and that forward does not make again.
-    """
-    return _Builder(graph, forward, splits, kept).build()
+
+def with_kept(chain: Chain, kept: Iterable[np.ndarray]) -> Iterator[Chain]:
+    """The chain where of what forward makes some values stay until the backward of their stage whatever the plan is, so
+    that forward does not make them again; kept : for each chain wanted, bool [values]."""
+    builder = copy(chain.builder)
+    size = builder.size
+    for values in kept:
+        builder.keep(values, size)
+        yield builder.build()
 
 
 def _fewer(splits: list[int], cost: np.ndarray, most: int) -> list[int]:
@@ -231,7 +239,7 @@ def _fewer(splits: list[int], cost: np.ndarray, most: int) -> list[int]:
 class _Builder:
     """For made, last, group, used and size see `Lives`."""
 
-    def __init__(self, graph: Graph, forward: Forward, splits: list[int], kept: np.ndarray | None = None):
+    def __init__(self, graph: Graph, forward: Forward, splits: list[int]):
         self.graph, self.splits = graph, splits
         self.turn = len(splits) - 1
         self.n = self.turn + 1
@@ -252,16 +260,18 @@ class _Builder:
         aside = self._held(forward)
         self.held = int(self.size[aside].sum())
         self.size[aside] = 0
-        self.kept = np.zeros(count, np.bool_) if kept is None else kept & (self.made >= 0) & (self.made < self.turn)
-        self.kept &= (self.last > self.made) | (self.used < self.n)  # and so they are made once
-        self.keeping = np.bincount(self.made[self.kept], self.size[self.kept], self.n).astype(np.int64)
-        self.size[self.kept] = 0
-        wanted = (self.made >= 0) & (self.last > self.made) | (self.used < self.n)
-        self.once = {o for o in self.stage if self._made_once(o, wanted)}
+        self.reach = self._reach()
+        self.keep(np.zeros(count, np.bool_), self.size)
 
-    def _made_once(self, op: int, wanted: np.ndarray) -> bool:
-        outputs = [v for v in self.graph.ops[op].outputs if self.graph.consumers[v] or wanted[v]]
-        return bool(outputs) and bool(self.kept[outputs].all())
+    def keep(self, values: np.ndarray, size: np.ndarray) -> None:
+        """Make `values` stay; size : bytes of all values where none does."""
+        wanted = (self.last > self.made) | (self.used < self.n)
+        self.kept = values & (self.made >= 0) & (self.made < self.turn) & wanted
+        self.keeping = np.bincount(self.made[self.kept], size[self.kept], self.n).astype(np.int64)
+        self.size = np.where(self.kept, 0, size)
+        producer = self.graph.arrays.producer
+        again = set(producer[wanted & ~self.kept & (self.made >= 0)].tolist())
+        self.once = frozenset(producer[self.kept].tolist()) - again
 
     def _forward(self, ops: list[int], forward: Forward) -> None:
         vertex = {o: bisect_left(self.splits, v) - 1 for v, o in enumerate(forward.ops) if o >= 0}
@@ -323,8 +333,8 @@ class _Builder:
         inputs, hold, unread = self._inputs()
         passing = unread[:, None] + inputs + skip_peak
         return Chain(
-            self.graph, _tuples(forward), _tuples(backward), frozenset(self.once), skip, save, alone,
-            Lives(self.made, self.last, self.group, self.used, self.size, self.kept.astype(np.int64)), self.held, self._reach(), inputs, hold,
+            copy(self), self.graph, _tuples(forward), _tuples(backward), self.once, skip, save, alone,
+            Lives(self.made, self.last, self.group, self.used, self.size, self.kept.astype(np.int64)), self.held, self.reach, inputs, hold,
             self.keeping, passing, saved, passed_on, gradient, *peaks,
         )  # fmt: skip
 
