@@ -3,6 +3,6 @@
 from .base import Bound, single_op
 from .best import best, time_at
 from .staged import staged
-from .waiting import at_overhead, at_overheads
+from .waiting import at_overhead, at_overheads, extras_at
 
-__all__ = ["Bound", "at_overhead", "at_overheads", "best", "single_op", "staged", "time_at"]
+__all__ = ["Bound", "at_overhead", "at_overheads", "best", "extras_at", "single_op", "staged", "time_at"]

@@ -45,14 +45,19 @@ def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) 
 
 def extra_at(graph: Graph, weights: np.ndarray, peak: int) -> float:
     """The least extra cost of a schedule with that peak, resident bytes included; infinite where there is none."""
-    if peak < single_op(graph).bytes:
-        return float("inf")
-    found = 0.0
+    return extras_at(graph, weights, [peak])[0]
+
+
+def extras_at(graph: Graph, weights: np.ndarray, peaks: Sequence[int]) -> list[float]:
+    """`extra_at` for several peaks at once."""
+    least = single_op(graph).bytes
+    found = [float("inf") if peak < least else 0.0 for peak in peaks]
     for v, cost, held in _first_runs(graph, weights):
-        excess = graph.resident_bytes + working_set(graph, v) + held.sum() - peak
-        if excess > 0:
-            found = max(found, float(kernel.least_cost(cost, held, excess)))
-    return found * (1 - 1e-9)
+        all_held = graph.resident_bytes + working_set(graph, v) + held.sum()
+        for k, peak in enumerate(peaks):
+            if all_held > peak >= least:
+                found[k] = max(found[k], float(kernel.least_cost(cost, held, all_held - peak)))
+    return [x * (1 - 1e-9) for x in found]
 
 
 def most_waiting(graph: Graph, weights: np.ndarray, count: int) -> list[int]:

@@ -85,10 +85,11 @@ class Polish:
         )  # fmt: skip
         return float(top), float(self.ops.weights[runs].sum())
 
-    def copy(self) -> Polish:
-        """Another one that starts with the same archive."""
+    def copy(self, problem: Problem) -> Polish:
+        """Another one that starts with the same archive, within the time of `problem`."""
         other = Polish.__new__(Polish)
         other.__dict__.update(self.__dict__)
+        other.problem = problem
         if self.archive is not None:
             other.archive = self.archive.like()
             other.archive.merge(self.archive)

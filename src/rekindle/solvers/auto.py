@@ -12,10 +12,10 @@ How, in this order:
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
 5. `storages` and `anneal` look closer at the stretch of the curve where the goal lies.
 
-A larger budget never gives a slower plan, and more overhead never a larger one: steps 2 to 4 do not know the goal, and of
-step 5 only what leaves the curve falling counts. Both cores are used; the result is the same for the same seed, unless a
-time limit or an interruption (Ctrl-C) cuts the search short, which then gives the best so far. A time limit beyond half a
-minute makes the search work longer.
+A larger budget never gives a slower plan, and more overhead never a larger one: steps 2 to 4 do not know the goal, and
+step 5 looks at every stretch of which it is not certified that it cannot serve the goal better. Both cores
+are used; the result is the same for the same seed, unless a time limit or an interruption (Ctrl-C) cuts the
+search short, which then gives the best so far. A time limit beyond half a minute makes the search work longer.
 
 Optimality: proven where step 1 applies or a bound is met (`status`); else `gap` tells the distance.
 
@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import bounds
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..structure.archive import Entry, pareto
@@ -43,10 +44,10 @@ from .choice import choose
 from .registry import register
 from .storages import Search
 
-SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
+SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto", "hierarchical")
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
-CELLS = 8  # stretches of the curve that are looked at closer
+CELLS = 12  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 
 
@@ -65,10 +66,8 @@ def auto(problem: Problem) -> Iterator[Schedule]:
         yield from proven
         return
     curve = _curve(problem)
-    entries = curve.entries
-    if not problem.whole and problem.time_left > 0:
-        entries = pareto(entries + curve.closer(problem, choose(problem, entries)[0]))
-    yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in choose(problem, entries))
+    chosen = choose(problem, curve.look_closer(problem))
+    yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)
 
 
 def _proven(problem: Problem) -> list[Schedule]:
@@ -141,15 +140,16 @@ class Curve:
     """The frontier of a graph over all goals.
 
     entries : over the whole graph, in order of falling peak.
-    cells : peaks that bound the stretches, rising.
+    cells : peaks that bound the stretches, rising, without resident bytes.
+    least_extra : per stretch what a schedule costs at least whose peak lies there; certified.
     looked_at : per stretch what a closer look has found.
     """
 
-    problem: Problem
     search: Search
     polish: Polish
     entries: list[Entry]
     cells: np.ndarray
+    least_extra: list[float]
     looked_at: dict[int, list[Entry]]
 
     @classmethod
@@ -162,6 +162,7 @@ class Curve:
             with problem.interruptible():
                 for runs in _seeds(problem, reduced):
                     polish.enter([runs])
+                    search.record(search.point_of(runs))
                 search.run()
             polish.enter([e.runs for e in search.entries()])
             with problem.interruptible():
@@ -169,28 +170,46 @@ class Curve:
         entries = polish.entries()
         least, most = max(1, entries[-1].peak), max(2, entries[0].peak)
         cells = np.geomspace(least, max(most, least + 1), CELLS + 1)
-        return cls(problem, search, polish, entries, cells, {})
+        tops = [problem.graph.resident_bytes + int(c) for c in cells[1:]]
+        return cls(search, polish, entries, cells, bounds.extras_at(problem.graph, problem.weights, tops), {})
 
-    def closer(self, problem: Problem, near: Entry) -> list[Entry]:
-        """What a closer look at the stretch around an entry finds, less what would make a point of the next stretch with
-        a larger peak look slow."""
-        cell = int(np.clip(np.searchsorted(self.cells, near.peak, side="right") - 1, 0, CELLS - 1))
-        if not len(self.search.reduced.candidates):
-            return []
-        if cell not in self.looked_at:
-            low, high = float(self.cells[cell]), float(self.cells[cell + 1])
-            self.search.problem = self.polish.problem = problem
-            polish = self.polish.copy()
+    def look_closer(self, problem: Problem) -> list[Entry]:
+        """The entries, with what a closer look adds at every stretch that may hold a better answer.
+
+        A stretch below the best answer so far is left out only if it is certified that nothing in it serves better. So
+        what answers one goal is also seen where a larger budget, or more overhead, asks.
+        """
+        entries = self.entries
+        if problem.whole or not len(self.search.reduced.candidates):
+            return entries
+        for k in range(CELLS - 1, -1, -1):
+            if problem.time_left <= 0:
+                break
+            if self._may_help(problem, choose(problem, entries)[0], k):
+                entries = pareto(entries + self._look(problem, k))
+        return entries
+
+    def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:
+        if problem.limit is not None:
+            room = problem.limit - problem.graph.resident_bytes
+            return self.cells[k] <= room and (best.peak > room or self.least_extra[k] < best.extra)
+        if problem.max_overhead is not None:
+            return self.cells[k] < best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
+        return k == 0
+
+    def _look(self, problem: Problem, k: int) -> list[Entry]:
+        if k not in self.looked_at:
+            low, high = float(self.cells[k]), float(self.cells[k + 1])
+            search, polish = self.search.copy(problem), self.polish.copy(problem)
             with problem.interruptible():
-                self.search.look(low, high)
-                polish.enter([e.runs for e in self.search.entries()])
+                search.look(low, high)
+                polish.enter([e.runs for e in search.entries()])
                 polish.look(low, high)
-            cheapest_above = min((e.extra for e in self.entries if e.peak <= high), default=0.0)
-            found = [e for e in polish.entries() if low <= e.peak < high and e.extra >= cheapest_above]
+            found = polish.entries()
             if problem.time_left <= 0:
                 return found
-            self.looked_at[cell] = found
-        return self.looked_at[cell]
+            self.looked_at[k] = found
+        return self.looked_at[k]
 
 
 def _seeds(problem: Problem, reduced: Reduced) -> Iterator[np.ndarray]:

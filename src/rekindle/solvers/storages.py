@@ -159,6 +159,19 @@ class Search:
                 for scale in (0.25, 0.5, 1.0, 2.0, 4.0):
                     yield self._cut(transient, scale), order
 
+    def point_of(self, runs: np.ndarray) -> Point:
+        """The modes and the order that come closest to a sequence of runs of the reduced problem."""
+        r = self.reduced
+        first = np.unique(runs, return_index=True)[1]
+        order = runs[np.sort(first)].astype(np.int64)
+        if not r.regions[1] or len(order) != len(r.ops):
+            order = self.order
+        again = np.bincount(runs, minlength=len(r.ops))[r.arrays.producer] - 1
+        modes = self._all(KEEP)
+        for mode, which in ((HOLD, again == 1), (TRANSIENT, again > 1)):
+            modes[r.candidates[which[r.candidates]]] = mode
+        return modes, order
+
     def _cheap_values(self) -> list[np.ndarray]:
         """Sets of values that cost little to make again for the bytes they hold, from none to most."""
         r = self.reduced
@@ -204,6 +217,14 @@ class Search:
         for o in range(min(end, len(r.ops))):
             last[r.arrays.in_ids[r.arrays.in_ptr[o] : r.arrays.in_ptr[o + 1]]] = o
         return last
+
+    def copy(self, problem: Problem) -> Search:
+        """Another one that starts with the same archive, within the time of `problem`."""
+        other = Search.__new__(Search)
+        other.__dict__.update(self.__dict__)
+        other.problem = problem
+        other.archive = tuple(a.copy() for a in self.archive)
+        return other
 
     # -- search ----------------------------------------------------------------------------------------------------
     def run(self) -> None:
