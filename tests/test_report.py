@@ -192,3 +192,11 @@ def test_tables_say_the_figures() -> None:
     said = out.getvalue()
     for figure in (format_bytes(cheap.peak_bytes), "+12.5 %", "+50.0 %", "1.5 KiB", "a[/b]", "+10.0 %", "NO"):
         assert figure in said
+
+
+def test_a_plan_at_the_floor_names_the_op_to_split() -> None:
+    graph = chain(12)
+    least = plan_graph(graph, Goal(least_memory=True), solver="rotor")
+    assert least.splitting_op.startswith("b")
+    assert f"for less, split        {least.splitting_op}" in str(least)
+    assert plan_graph(graph, Goal(fraction=1.0), solver="none").splitting_op == ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from . import formats
+from . import bounds, formats
 from .arena import Arena, plan_offsets
 from .budget import Goal, format_bytes
 from .errors import FormatError, UsageError
@@ -85,6 +85,14 @@ class Plan:
         """Bytes of all storages of the step where none shares an address with another."""
         return self.arena.sum_bytes
 
+    @property
+    def splitting_op(self) -> str:
+        """Name of the op that by itself needs what the plan holds at its peak, to within 2 %: below that no schedule
+        helps, only splitting the op. "" where there is none."""
+        floor = bounds.single_op(self.graph)
+        at_floor = self.activation_peak_bytes <= 1.02 * (floor.bytes - self.graph.resident_bytes)
+        return self.graph.ops[floor.op].name if at_floor and floor.op is not None else ""
+
     def figures(self) -> dict[str, Any]:
         """The plan's figures by name, as `plan --json` prints them."""
         return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
@@ -121,6 +129,7 @@ class Plan:
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
             ("  in one block", f"{format_bytes(self.arena_bytes)} (no sharing {format_bytes(self.sum_bytes)})"),
             ("no schedule below", format_bytes(self.bound_bytes) + (f", by {self.bound_op}" if self.bound_op else "")),
+            *([("for less, split", f"{self.splitting_op}: it needs that much by itself")] if self.splitting_op else []),
             ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{self.solver} ({self.status})"),

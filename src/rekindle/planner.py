@@ -250,8 +250,9 @@ def _infeasible(
         f"but solver {solver.name!r} found nothing that small"
     )
     hint = "" if solver.name == "auto" else ", use solver='auto'"
+    split = ", or split that op" if limit < floor.bytes and floor.op is not None else ""
     return InfeasibleBudget(
         f"{asked} cannot be met: {why}; the smallest peak known to be reachable is {format_bytes(smallest)} "
-        f"({smallest} bytes). Raise the budget to that{hint}, or make the batch smaller",
+        f"({smallest} bytes). Raise the budget to that{hint} or make the batch smaller{split}",
         budget=limit, smallest_peak=smallest, bound_bytes=floor.bytes, op=op,
     )  # fmt: skip

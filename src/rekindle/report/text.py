@@ -33,6 +33,8 @@ def plan_table(plan: Plan) -> Table:
         table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
     setter = f" (set by {plan.bound_op})" if plan.bound_op else ""
     table.add_row("no schedule below", "", format_bytes(plan.bound_bytes) + setter)
+    if plan.splitting_op:
+        table.add_row("for less, split", "", f"{plan.splitting_op}: it needs that much by itself")
     table.add_row("solver", "", f"{plan.solver}, {plan.status}")
     return table
 
