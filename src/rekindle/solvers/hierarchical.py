@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..graph import Graph
 from ..kernels import levels as level_kernel
 from ..kernels import rotor as kernel
 from ..schedule import Schedule
@@ -40,9 +41,9 @@ from .rotor import SLOTS, Curve, entries
 
 OPTIONS = 12  # of a block, about
 PEERS = (1, 3, 10, 40)  # how many blocks like it stand behind one, for which options are chosen
-SIZES = (5, 24)  # ops of weight in a block, at least; each makes a curve of its own
+SIZES = (5, 10, 24)  # ops of weight in a block, at least; each makes a curve of its own
 LEAST = 300  # memory slots in any case; a long chain has fewer than a short one
-LEVELS = 8  # sets of values kept from the first forward on
+LEVELS = 6  # sets of values kept from the first forward on
 
 
 @register(
@@ -60,8 +61,12 @@ def hierarchical(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "hierarchical")
         return
     found: list[Entry] = []
+    done: set[tuple[int, ...]] = set()
     for size in SIZES:
-        found += entries(problem, Levels(problem, forward, size))
+        at = cuts(problem.graph, forward, size)
+        if tuple(at) not in done and (problem.time_left > 0 or not found):
+            found += entries(problem, Levels(problem.graph, problem.weights, forward, at))
+        done.add(tuple(at))
     yield from (Schedule.from_runs(problem.graph, e.runs, "hierarchical") for e in choose(problem, pareto(found)))
 
 
@@ -71,13 +76,12 @@ class Levels(Curve):
     chains : per level the chain of blocks. programs : per level, block and option what runs as backward.
     """
 
-    def __init__(self, problem: Problem, forward: Forward, size: int):
-        graph, weights = problem.graph, problem.weights
-        at = cuts(graph, forward, size)
+    def __init__(self, graph: Graph, weights: np.ndarray, forward: Forward, at: list[int]):
         plain = chain_at(graph, forward, at)
         self.chains = [plain]
         self.chains += with_kept(plain, reversed(costly(plain, weights, LEVELS)))
-        kinds, planned = Kinds(graph, weights), {}
+        kinds = Kinds(graph, weights)
+        planned: dict[object, Planned] = {}
         found = [options(c, kinds, planned) for c in self.chains]
         self.programs = [programs for _, programs in found]
         most = max(stages.saved.shape[1] for stages, _ in found)

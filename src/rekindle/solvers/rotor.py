@@ -20,7 +20,7 @@ one core 50 stages in 500 slots take about 0.01 s, 200 in 1,000 about 0.5 s.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -37,9 +37,10 @@ from .registry import register
 
 SLOTS = 1000
 MOST = 200
-FINER = 4  # tables at most
+FINER = 5  # tables at most
 SPREAD = (1.0, 0.35, 0.12)  # memory, as a part of what nothing twice takes, of the tables for the whole frontier
-EACH = 8  # schedules from each of these
+EACH = 7  # schedules from each of these, at least
+OVERHEADS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.33)  # for which the whole frontier has one in any case
 
 
 @register(
@@ -90,7 +91,8 @@ class Curve:
     @property
     def choices(self) -> list[int]:
         """The numbers of slots in which something is faster than in fewer."""
-        return np.flatnonzero(self.times < np.append(np.inf, self.times[:-1])).tolist()
+        before = np.append(np.inf, self.times[:-1])
+        return np.flatnonzero(self.times < np.where(np.isfinite(before), before * (1 - 1e-9), np.inf)).tolist()
 
     def bytes(self, slots: int) -> int:
         """The memory in so many slots."""
@@ -150,16 +152,18 @@ def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
 
 
 def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
-    """Plans over the whole range of memory."""
+    """Plans over the whole range of memory and time."""
     for part in SPREAD:
         if problem.time_left <= 0:
             return
         curve.aim(int(part * curve.whole))
-        choices = curve.choices
-        if not choices:
+        choices = np.array(curve.choices, np.int64)
+        if not len(choices):
             return
-        wanted = np.linspace(choices[0] if part == SPREAD[-1] else curve.slots / 3, curve.slots, EACH)
-        for slots in sorted({choices[max(0, bisect_right(choices, w) - 1)] for w in wanted}):
+        by_time = np.searchsorted(-curve.times[choices], -problem.base_cost * (1 + np.array(OVERHEADS)) - 1e-12)
+        by_memory = np.searchsorted(choices, np.linspace(choices[0], curve.slots, EACH), side="right") - 1
+        wanted = choices[np.unique(np.append(by_memory, by_time[by_time < len(choices)]))]
+        for slots in wanted[(wanted > 0.3 * curve.slots) | (part == SPREAD[-1])].tolist():
             yield from curve.entries(slots)
 
 
@@ -186,15 +190,18 @@ def _within(problem: Problem, curve: Curve, limit: int) -> Iterator[Entry]:
 def _smallest(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans of the least memory in which the time is within what is allowed."""
     more = np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead * (1 + 1e-9) + 1e-12
-    fit, found = -1, []
+    fit, found, beyond = -1, [], 0.0  # beyond: what judged plans take that the table does not know of
     for _ in range(FINER):
         curve.aim(curve.whole if fit < 0 else curve.bytes(fit + curve.slots // 32))
-        fit = next((slots for slots in curve.choices if curve.times[slots] - problem.base_cost <= more), -1)
+        times = curve.times - problem.base_cost
+        fit = next((slots for slots in curve.choices if times[slots] <= more - beyond), -1)
         if fit < 0:
             return
         found = curve.entries(fit)
         yield from found
-        if curve.unit == 1 or fit > 0.9 * curve.slots or problem.time_left <= 0:
+        beyond = max(beyond, min(e.extra for e in found) - times[fit])
+        enough = times[fit] <= more - beyond and (curve.unit == 1 or fit > 0.9 * curve.slots)
+        if enough or problem.time_left <= 0:
             break
     # Where values are reused, a schedule takes less time than the table says: less memory may do.
     low, high = 0, bisect_left(curve.choices, fit)

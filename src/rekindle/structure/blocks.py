@@ -23,7 +23,7 @@ from .forward import Forward, results
 from .saved import Dropping
 
 SMALLEST = 5
-SPREAD = 3
+SPREAD = 3  # times the smallest block is the largest
 MOST = 100  # times the smallest block is the whole forward at most
 DROPS = 8  # numbers of values dropped in a block that are tried, twice over
 NEGLIGIBLE = 0.01  # the least outputs that together hold at most this part of all that forward makes have no weight
@@ -49,8 +49,9 @@ def costly(chain: Chain, weights: np.ndarray, levels: int) -> list[np.ndarray]:
 
 
 def cuts(graph: Graph, forward: Forward, smallest: int) -> list[int]:
-    """Vertices after which the forward is cut, the source and the target among them, such that least bytes pass all
-    cuts together and each block has between `smallest` and SPREAD times as many ops of weight, where that is possible."""
+    """Vertices after which the forward is cut, the source and the target among them: such that least bytes pass the cuts,
+    on an average over the ops of weight. A block has at most SPREAD times `smallest` of these; fewer than `smallest` in it
+    spare nothing."""
     target = len(forward.ops) - 1
     passing, weight = _passing(graph, forward)
     smallest = max(smallest, int(weight[-1]) // MOST)
@@ -64,17 +65,14 @@ def cuts(graph: Graph, forward: Forward, smallest: int) -> list[int]:
     costs = np.concatenate([[0.0], costs[inner], [0.0]])
     best, before = np.full(len(levels), np.inf), np.zeros(len(levels), np.int64)
     best[0] = 0.0
-    for k in range(1, len(levels)):
-        low = int(np.searchsorted(levels, levels[k] - SPREAD * smallest))
-        high = int(np.searchsorted(levels, levels[k] - smallest, side="right"))
-        low, high = (
-            (min(low, k - 1), max(high, min(low, k - 1) + 1)) if k < len(levels) - 1 or high <= low else (low, high)
-        )
-        length = levels[k] - levels[low:high]
-        total = best[low:high] + costs[k] * length * (1 + 0.01 * length / smallest)
+    last = len(levels) - 1
+    for k in range(1, last + 1):
+        low = min(k - 1, int(np.searchsorted(levels, levels[k] - SPREAD * smallest)))
+        length = levels[k] - levels[low:k]
+        total = best[low:k] + costs[k] * np.maximum(length, smallest) * (1 + 0.01 * length / smallest)
         at = low + int(total.argmin())
         best[k], before[k] = total[at - low], at
-    found, k = [], len(levels) - 1
+    found, k = [], last
     while k:
         found.append(int(places[k]))
         k = int(before[k])
@@ -140,9 +138,9 @@ class Block:
             ops, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, a.inplace_ptr, a.inplace_ids, kinds.place
         )  # fmt: skip
         lives, n = chain.lives, len(chain)
-        made, last, group, used, size, kept = (x[self.values] for x in lives)
+        made, last, group, used, size, self.kept = (x[self.values] for x in lives)
         read, entering = used < n, (made < stage) & (made >= 0) & (last >= stage)
-        self.size, self.kept = size, kept.astype(np.bool_)
+        self.size = size
         self.own, own_gradient = made == stage, group == stage
         self.later = (made > stage) | (group > stage)
         self.passed_on = self.own & (last > stage)

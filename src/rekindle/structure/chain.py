@@ -39,13 +39,13 @@ Stages = tuple[tuple[int, ...], ...]
 
 
 class Lives(NamedTuple):
-    """Which stages make and read each value; all int64 [values].
+    """Which stages make and read each value; all [values].
 
     made, last : the stage whose forward makes it (-1: none) and the last whose forward reads it.
     group : the stage whose backward makes it (-1: none).
     used : the earliest stage whose backward reads it (n: none), -1 where it must be there at the end.
     size : bytes, 0 for what is held or the caller's.
-    kept : 1 where it stays until the backward of its stage whatever the plan is; then its size is 0 too.
+    kept : bool; whether it stays until the backward of its stage whatever the plan is; then its size is 0 too.
     """
 
     made: np.ndarray
@@ -220,8 +220,8 @@ def chain_at(graph: Graph, forward: Forward, splits: list[int]) -> Chain:
 
 
 def with_kept(chain: Chain, kept: Iterable[np.ndarray]) -> Iterator[Chain]:
-    """The chain where of what forward makes some values stay until the backward of their stage whatever the plan is, so
-    that forward does not make them again; kept : for each chain wanted, bool [values]."""
+    """The chain where of what forward makes and backward reads, some values stay until the backward of their stage
+    whatever the plan is, so that forward does not make them again; kept : for each chain wanted, bool [values]."""
     builder = copy(chain.builder)
     size = builder.size
     for values in kept:
@@ -266,7 +266,9 @@ class _Builder:
     def keep(self, values: np.ndarray, size: np.ndarray) -> None:
         """Make `values` stay; size : bytes of all values where none does."""
         wanted = (self.last > self.made) | (self.used < self.n)
-        self.kept = values & (self.made >= 0) & (self.made < self.turn) & wanted
+        self.kept = (
+            values & (self.made >= 0) & (self.made < self.turn) & ((self.used < self.n) | (self.last == self.made))
+        )
         self.keeping = np.bincount(self.made[self.kept], size[self.kept], self.n).astype(np.int64)
         self.size = np.where(self.kept, 0, size)
         producer = self.graph.arrays.producer
@@ -334,7 +336,7 @@ class _Builder:
         passing = unread[:, None] + inputs + skip_peak
         return Chain(
             copy(self), self.graph, _tuples(forward), _tuples(backward), self.once, skip, save, alone,
-            Lives(self.made, self.last, self.group, self.used, self.size, self.kept.astype(np.int64)), self.held, self.reach, inputs, hold,
+            Lives(self.made, self.last, self.group, self.used, self.size, self.kept), self.held, self.reach, inputs, hold,
             self.keeping, passing, saved, passed_on, gradient, *peaks,
         )  # fmt: skip
 
