@@ -17,7 +17,7 @@ from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
 from rekindle.schedule import Schedule
 from rekindle.simulate import simulate
 from rekindle.solvers.base import Problem
-from rekindle.solvers.hierarchical import Levels, Planned, hierarchical, options
+from rekindle.solvers.hierarchical import Known, Levels, hierarchical, options
 from rekindle.structure.blocks import Block, Kinds, costly, cuts, programs
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.forward import forward_dag
@@ -86,9 +86,9 @@ def test_what_is_the_same_is_planned_once() -> None:
         forward = forward_dag(graph)
         assert forward is not None
         chain = chain_at(graph, forward, cuts(graph, forward, 5))
-        found: dict[object, Planned] = {}
-        options(chain, Kinds(graph, graph.weights()), found)
-        return len(chain), len(found)
+        known = Known(graph, graph.weights())
+        options(chain, known)
+        return len(chain), len(known.planned)
 
     (short, different), (long, as_many) = planned(120), planned(480)
     assert long > 3 * short
@@ -247,7 +247,7 @@ def test_the_table_is_the_least_of_all_ways_to_take_a_chain_apart(c: Small, memo
 def test_on_chains_the_judge_finds_no_larger_peak_than_the_table(graph: Graph, size: int, memory: int) -> None:
     forward = forward_dag(graph)
     assert forward is not None
-    curve = Levels(graph, graph.weights(), forward, cuts(graph, forward, size))
+    curve = Levels(graph, graph.weights(), forward, size)
     curve.unit, curve.slots = 1, 600
     curve.table = curve.solve()
     if np.isfinite(curve.table[rotor_kernel.row(0, len(curve.chain) - 1)][memory]):

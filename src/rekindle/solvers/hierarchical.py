@@ -1,21 +1,24 @@
 """Blocks are planned one by one, each in several ways; dynamic programming over the chain of blocks joins them.
 
-The scheme of Rockmate (Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, ICML 2023, arXiv:2307.01236) and HiRemate
-(ICML 2025): options for each block, joined by the dynamic programming of rotor (arXiv:1911.13214).
+The scheme of Rockmate (Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, ICML 2023, arXiv:2307.01236): options for each
+block, joined by the dynamic programming of rotor (arXiv:1911.13214). New here: levels of what forward keeps.
 
 Problem: the whole step, as a chain of blocks. The forward is cut where little passes; long skips and values that every
-layer reads pass through all blocks in between. For each block a set of options: which of its values are kept from its
-forward to its backward, and what runs as its backward, with recomputations inside and the ops in an order that lets go of
-memory early. They come from dropping values in order of what a byte costs to make again, and from annealing over modes
-and order (as in `storages`) on the block alone, with less and more memory taken by the rest of the step. Blocks that are
-the same are planned once. Then a table as in `rotor`: for each block to run one of its options, or to keep its input
-only, or nothing, and to run it forward again later.
+layer reads pass through all blocks in between. Each block has a set of options: which of its values are held from its
+forward to its backward, and what runs as its backward, recomputations inside, weight gradients early. They come from
+dropping values in order of what a byte of them costs to make again; blocks that are the same are planned once.
 
-Optimality: of the join, for its objective: among persistent schedules of the blocks in the given options, up to memory
-slots. None is claimed for the cuts and the options.
+The join is rotor's: for each block to run it in one of its options, or to keep its input only, or nothing, and to run it
+forward again later. Beyond that a stretch of blocks may go to the next *level*: as forward passes, it leaves behind what is
+dear to make again for its bytes (the outputs of convolutions, say), and from then on passing there again costs little.
+Levels are nested, and a stretch within a stretch may go further.
 
-Complexity: O(u k) for k proposals on each of u different blocks, and O(S n^2 (n + K)) for the join of n blocks with K
-options in S slots. n is about 50 at most: longer networks have larger blocks.
+Optimality: of the join, for its objective: among persistent schedules of the blocks in the given options and levels, up to
+memory slots. The objective takes the first pass at a level for as costly as a block kept whole. None is claimed for the
+cuts, the options and the sets that levels keep.
+
+Complexity: O(L S n^2 (n + K)) for n blocks, K options, S memory slots, L levels, and as much again for each size of
+blocks; a few ms for each block that is like no other. n is about 60 at most: longer networks have larger blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from ..structure.runs import prune
 from .base import Problem
 from .choice import choose
 from .registry import register
-from .rotor import SLOTS, Curve, entries
+from .rotor import SLOTS, Curve, entries, thin
 
 OPTIONS = 12  # of a block, about
 PEERS = (1, 3, 10, 40)  # how many blocks like it stand behind one, for which options are chosen
@@ -50,8 +53,8 @@ LEVELS = 6  # sets of values kept from the first forward on
     "hierarchical",
     graphs="any",
     objective="least time within a memory, of a chain of blocks with several options each",
-    optimal="the join: among persistent schedules of the options, up to memory slots",
-    complexity="O(u k + S n^2 (n + K)): k proposals on u different blocks; n blocks, K options, S memory slots",
+    optimal="of the join: for its objective, among persistent schedules of the options, up to memory slots",
+    complexity="O(L S n^2 (n + K)) for n blocks, K options, S memory slots, L levels of what forward keeps",
     citation="after Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, Rockmate, ICML 2023, arXiv:2307.01236",
 )
 def hierarchical(problem: Problem) -> Iterator[Schedule]:
@@ -62,37 +65,54 @@ def hierarchical(problem: Problem) -> Iterator[Schedule]:
         return
     found: list[Entry] = []
     done: set[tuple[int, ...]] = set()
+    known = Known(problem.graph, problem.weights)
     for size in SIZES:
-        at = cuts(problem.graph, forward, size)
-        if tuple(at) not in done and (problem.time_left > 0 or not found):
-            found += entries(problem, Levels(problem.graph, problem.weights, forward, at))
-        done.add(tuple(at))
-    yield from (Schedule.from_runs(problem.graph, e.runs, "hierarchical") for e in choose(problem, pareto(found)))
+        at = tuple(cuts(problem.graph, forward, size))
+        if at not in done and (problem.time_left > 0 or not found):
+            found += entries(problem, Levels(problem.graph, problem.weights, forward, size, known))
+        done.add(at)
+    chosen = thin(choose(problem, pareto(found)))
+    yield from (Schedule.from_runs(problem.graph, e.runs, "hierarchical") for e in chosen)
+
+
+class Known:
+    """What is known of blocks, by what tells them apart."""
+
+    def __init__(self, graph: Graph, weights: np.ndarray):
+        self.kinds = Kinds(graph, weights)
+        self.planned: dict[object, Planned] = {}
+
+    def plan(self, block: Block) -> Planned:
+        """The options of a block."""
+        if block.key not in self.planned:
+            self.planned[block.key] = plan(block)
+        return self.planned[block.key]
 
 
 class Levels(Curve):
     """The curve of a chain of blocks, in all levels of what forward keeps.
 
-    chains : per level the chain of blocks. programs : per level, block and option what runs as backward.
+    size : ops of weight in a block, at least. known : of blocks, to be shared by curves of one graph.
+    levels : as `kernels.levels` takes them. enter : the same.
+    programs : per level, block and option what runs as backward. again : per level and block what runs as forward.
     """
 
-    def __init__(self, graph: Graph, weights: np.ndarray, forward: Forward, at: list[int]):
-        plain = chain_at(graph, forward, at)
-        self.chains = [plain]
-        self.chains += with_kept(plain, reversed(costly(plain, weights, LEVELS)))
-        kinds = Kinds(graph, weights)
-        planned: dict[object, Planned] = {}
-        found = [options(c, kinds, planned) for c in self.chains]
+    def __init__(
+        self, graph: Graph, weights: np.ndarray, forward: Forward, size: int, known: Known | None = None
+    ):  # fmt: skip
+        plain = chain_at(graph, forward, cuts(graph, forward, size))
+        chains = [plain, *with_kept(plain, reversed(costly(plain, weights, LEVELS)))]
+        known = known or Known(graph, weights)
+        found = [options(c, known) for c in chains]
         self.programs = [programs for _, programs in found]
         most = max(stages.saved.shape[1] for stages, _ in found)
         padded = [[pad(x, most) if x.ndim == 2 and k >= 4 else x for k, x in enumerate(stages)] for stages, _ in found]
         self.levels = kernel.Stages(*(np.ascontiguousarray(np.stack(rows)) for rows in zip(*padded, strict=True)))
-        save = np.array([c.times(weights).save for c in self.chains])
+        save = np.array([c.times(weights).save for c in chains])
         more = np.maximum(0.0, save - np.roll(save, -1, 0))
         self.enter = np.zeros((len(save), len(plain) + 1))
         self.enter[1:, 1:] = np.cumsum(more[:-1], 1)
-        again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in self.chains]
-        self.again = again
+        self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
         super().__init__(plain, weights)
         self.slots = max(LEAST, min(SLOTS, 40 * SLOTS // len(plain)))
 
@@ -121,6 +141,7 @@ class Levels(Curve):
 
 
 def pad(x: np.ndarray, most: int) -> np.ndarray:
+    """Rows with columns for options that there are not: they take infinite time."""
     fill = np.inf if x.dtype.kind == "f" else 0
     return np.concatenate([x, np.full((len(x), most - x.shape[1]), fill, x.dtype)], 1)
 
@@ -133,13 +154,10 @@ class Planned:
     programs: list[np.ndarray]
 
 
-def options(chain: Chain, kinds: Kinds, planned: dict[object, Planned]) -> tuple[kernel.Stages, list[list[np.ndarray]]]:
-    """The options of every block and the programs in them. planned : what is known of blocks by their keys; added to."""
-    blocks = [Block(chain, stage, kinds) for stage in range(len(chain))]
-    for block in blocks:
-        if block.key not in planned:
-            planned[block.key] = plan(block)
-    found = [planned[block.key] for block in blocks]
+def options(chain: Chain, known: Known) -> tuple[kernel.Stages, list[list[np.ndarray]]]:
+    """The options of every block, and the programs in them."""
+    blocks = [Block(chain, stage, known.kinds) for stage in range(len(chain))]
+    found = [known.plan(block) for block in blocks]
     table = np.zeros((7, len(blocks), max(len(p.programs) for p in found)))
     table[[2, 4, 6]] = np.inf  # times of options that there are not
     for stage, (block, p) in enumerate(zip(blocks, found, strict=True)):
@@ -152,7 +170,7 @@ def options(chain: Chain, kinds: Kinds, planned: dict[object, Planned]) -> tuple
     stages = kernel.Stages(
         chain.hold + np.maximum(0, keeping[:-1][None, :] - keeping[:-1][:, None]),
         chain.passing + np.maximum(0, keeping[1:][None, :] - keeping[:-1][:, None]),
-        chain.gradient, chain.times(kinds.weights).skip, saved.astype(np.int64), save_peak.astype(np.int64), save_time,
+        chain.gradient, chain.times(known.kinds.weights).skip, saved.astype(np.int64), save_peak.astype(np.int64), save_time,
         alone_peak.astype(np.int64), alone_time, backward_peak.astype(np.int64), backward_time,
     )  # fmt: skip
     return stages, [[block.ops[q] for q in p.programs] for block, p in zip(blocks, found, strict=True)]

@@ -37,6 +37,7 @@ from .registry import register
 
 SLOTS = 1000
 MOST = 200
+MOST_SEEDS = 24  # schedules given where the whole frontier is wanted
 FINER = 5  # tables at most
 SPREAD = (1.0, 0.35, 0.12)  # memory, as a part of what nothing twice takes, of the tables for the whole frontier
 EACH = 7  # schedules from each of these, at least
@@ -59,7 +60,13 @@ def rotor(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "rotor")
         return
     found = list(entries(problem, Curve(chain, problem.weights)))
-    yield from (Schedule.from_runs(problem.graph, e.runs, "rotor") for e in choose(problem, pareto(found)))
+    yield from (Schedule.from_runs(problem.graph, e.runs, "rotor") for e in thin(choose(problem, pareto(found))))
+
+
+def thin(frontier: list[Entry]) -> list[Entry]:
+    """At most MOST_SEEDS of a frontier, evenly over it."""
+    ranks = np.unique(np.linspace(0, len(frontier) - 1, MOST_SEEDS).round().astype(np.int64))
+    return [frontier[k] for k in ranks]
 
 
 class Curve:
