@@ -167,7 +167,7 @@ def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
         choices = np.array(curve.choices, np.int64)
         if not len(choices):
             return
-        by_time = np.searchsorted(-curve.times[choices], -problem.base_cost * (1 + np.array(OVERHEADS)) - 1e-12)
+        by_time = np.searchsorted(-curve.times[choices], -problem.base_cost * (1 + np.array(OVERHEADS)) * (1 + 1e-9))
         by_memory = np.searchsorted(choices, np.linspace(choices[0], curve.slots, EACH), side="right") - 1
         wanted = choices[np.unique(np.append(by_memory, by_time[by_time < len(choices)]))]
         for slots in wanted[(wanted > 0.3 * curve.slots) | (part == SPREAD[-1])].tolist():

@@ -266,9 +266,7 @@ class _Builder:
     def keep(self, values: np.ndarray, size: np.ndarray) -> None:
         """Make `values` stay; size : bytes of all values where none does."""
         wanted = (self.last > self.made) | (self.used < self.n)
-        self.kept = (
-            values & (self.made >= 0) & (self.made < self.turn) & ((self.used < self.n) | (self.last == self.made))
-        )
+        self.kept = values & (self.made >= 0) & (self.made < self.turn) & (self.used < self.n)
         self.keeping = np.bincount(self.made[self.kept], size[self.kept], self.n).astype(np.int64)
         self.size = np.where(self.kept, 0, size)
         producer = self.graph.arrays.producer
