@@ -22,7 +22,6 @@ from .chain import Chain
 from .forward import Forward, results
 from .saved import Dropping
 
-SMALLEST = 5
 SPREAD = 3  # times the smallest block is the largest
 MOST = 100  # times the smallest block is the whole forward at most
 DROPS = 8  # numbers of values dropped in a block that are tried, twice over
