@@ -189,9 +189,14 @@ def test_an_interruption_gives_the_best_so_far() -> None:
 
 
 def test_a_signal_while_threads_search_gives_the_best_so_far() -> None:
-    threading.Timer(0.4, signal.raise_signal, [signal.SIGINT]).start()
     said: list[str] = []
-    found = plan(chain(160), budget=100, progress=said.append, time_limit=600)
+
+    def progress(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:  # the search is under way
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+
+    found = plan(chain(160), budget=100, progress=progress, time_limit=600)
     assert found.peak_bytes <= 100
     assert any("interrupted" in line for line in said)
 

@@ -33,9 +33,9 @@ from .registry import register
 
 SLICES = 8
 ROUNDS = ((0.5, 0.004), (0.5, 0.0012))  # share of the work, first temperature in units of the plain step's cost
-CHANGES = 1.5e5  # of all chains together
+CHANGES = 1e5  # of all chains together
 ANCHORS = 12  # peaks at which chains aim
-CLOSER = 4  # the same, for a closer look at a part of the curve
+CLOSER = 6  # the same, for a closer look at a part of the curve
 
 
 @register(
@@ -99,7 +99,7 @@ class Polish:
         """Chains aimed at peaks between the least found and the plain one, from the archive's best for each."""
         assert self.archive is not None
         for number, (share, heat) in enumerate(ROUNDS):
-            least = self.archive.least
+            least = max(1.0, self.archive.least)
             anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), ANCHORS)
             self._round(anchors.tolist(), share, heat, number)
 

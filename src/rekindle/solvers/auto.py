@@ -35,19 +35,24 @@ from .. import bounds
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..structure.archive import Entry, pareto
+from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from . import exact, registry
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
+from .hierarchical import SIZES, Known, Levels
 from .registry import register
+from .rotor import entries
 from .storages import Search
 
-SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto", "hierarchical")
+SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
-CELLS = 12  # stretches of the curve that are looked at closer
+LIMITS = 6  # peaks of a stretch for which blocks are joined
+LARGE = 2500  # ops
+CELLS = 6  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 
 
@@ -147,6 +152,7 @@ class Curve:
 
     search: Search
     polish: Polish
+    blocks: list[Levels]
     entries: list[Entry]
     cells: np.ndarray
     least_extra: list[float]
@@ -157,21 +163,24 @@ class Curve:
         """Sweep the curve."""
         reduced = Reduced(problem.graph, Dropping(problem.graph))
         search, polish = Search(problem, reduced), Polish(problem, reduced)
+        blocks: list[Levels] = []
         polish.enter([np.arange(len(reduced.ops))])
         if len(reduced.candidates):
             with problem.interruptible():
-                for runs in _seeds(problem, reduced):
+                blocks += _blocks(problem)
+                for runs in _seeds(problem, reduced, blocks):
                     polish.enter([runs])
                     search.record(search.point_of(runs))
                 search.run()
             polish.enter([e.runs for e in search.entries()])
             with problem.interruptible():
                 polish.run()
-        entries = polish.entries()
-        least, most = max(1, entries[-1].peak), max(2, entries[0].peak)
-        cells = np.geomspace(least, max(most, least + 1), CELLS + 1)
+        found = polish.entries()
+        least, most = max(1, found[-1].peak), max(2, found[0].peak)
+        count = CELLS // 2 if large(problem) else CELLS
+        cells = np.geomspace(least, max(most, least + 1), count + 1)
         tops = [problem.graph.resident_bytes + int(c) for c in cells[1:]]
-        return cls(search, polish, entries, cells, bounds.extras_at(problem.graph, problem.weights, tops), {})
+        return cls(search, polish, blocks, found, cells, bounds.extras_at(problem.graph, problem.weights, tops), {})
 
     def look_closer(self, problem: Problem) -> list[Entry]:
         """The entries, with what a closer look adds at every stretch that may hold a better answer.
@@ -179,15 +188,15 @@ class Curve:
         A stretch below the best answer so far is left out only if it is certified that nothing in it serves better. So
         what answers one goal is also seen where a larger budget, or more overhead, asks.
         """
-        entries = self.entries
+        found = self.entries
         if problem.whole or not len(self.search.reduced.candidates):
-            return entries
-        for k in range(CELLS - 1, -1, -1):
+            return found
+        for k in range(len(self.cells) - 2, -1, -1):
             if problem.time_left <= 0:
                 break
-            if self._may_help(problem, choose(problem, entries)[0], k):
-                entries = pareto(entries + self._look(problem, k))
-        return entries
+            if self._may_help(problem, choose(problem, found)[0], k):
+                found = pareto(found + self._look(problem, k))
+        return found
 
     def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:
         if problem.limit is not None:
@@ -202,6 +211,10 @@ class Curve:
             low, high = float(self.cells[k]), float(self.cells[k + 1])
             search, polish = self.search.copy(problem), self.polish.copy(problem)
             with problem.interruptible():
+                for room in np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]:
+                    goal = replace(problem, limit=problem.graph.resident_bytes + int(room), max_overhead=None)
+                    for curve in self.blocks if problem.time_left > 0 else ():
+                        polish.enter([search.reduced.reduced_runs(e.runs) for e in entries(goal, curve)])
                 search.look(low, high)
                 polish.enter([e.runs for e in search.entries()])
                 polish.look(low, high)
@@ -212,10 +225,27 @@ class Curve:
         return self.looked_at[k]
 
 
-def _seeds(problem: Problem, reduced: Reduced) -> Iterator[np.ndarray]:
+def large(problem: Problem) -> bool:
+    """Whether even fast solvers take their time: then only those that matter most are asked."""
+    return len(problem.graph.ops) > LARGE
+
+
+def _blocks(problem: Problem) -> Iterator[Levels]:
+    """The graph as chains of blocks of different size."""
+    forward = forward_dag(problem.graph)
+    if forward is not None:
+        known = Known(problem.graph, problem.weights)
+        for size in SIZES[1:] if large(problem) else SIZES:
+            if problem.time_left > 0:
+                yield Levels(problem.graph, problem.weights, forward, size, known)
+
+
+def _seeds(problem: Problem, reduced: Reduced, blocks: list[Levels]) -> Iterator[np.ndarray]:
     """What the fast solvers propose, as runs of the reduced problem."""
     any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
-    for name in SEEDS:
+    for curve in blocks:
+        yield from (reduced.reduced_runs(e.runs) for e in entries(any_goal, curve))
+    for name in ("feng",) if large(problem) else SEEDS:
         if problem.time_left <= 0:
             return
         for schedule in registry.get(name).solve(any_goal):

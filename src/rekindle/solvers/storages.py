@@ -41,9 +41,9 @@ from .choice import choose, exact, in_threads, search_weights
 from .registry import register
 
 # How much a search may do, counted in elementary steps and not in seconds, so that the same seed gives the same plan.
-WORK = 1e9
+WORK = 5e8
 ANCHORS = 12  # peaks at which chains aim
-CLOSER = 4  # the same, for a closer look at a part of the curve
+CLOSER = 6  # the same, for a closer look at a part of the curve
 BINS = 256  # peaks told apart in the archive
 # Of each round: the share of the work, the first temperature in units of the plain step's cost.
 ROUNDS = ((0.35, 0.012), (0.4, 0.005), (0.25, 0.0015))
@@ -260,7 +260,7 @@ class Search:
     def _anchors(self) -> list[float]:
         """Peaks to aim at, from the least found to near the plain step's."""
         found = self.archive[2][np.isfinite(self.archive[1])]
-        least = float(found.min())
+        least = max(1.0, float(found.min()))
         return np.geomspace(least, max(least, 0.97 * self.plain_peak), ANCHORS).tolist()
 
     def _goal(self, limit: float | None) -> Goal:
