@@ -208,3 +208,11 @@ def test_frontiers_fall() -> None:
         assert a.peak_bytes > b.peak_bytes
         assert a.overhead < b.overhead
     assert all(p.bound_bytes <= p.peak_bytes for p in plans)
+
+
+def test_progress_tells_incumbent_and_bound() -> None:
+    said: list[str] = []
+    found = plan(chain(60), budget=30, progress=said.append)
+    told = [line for line in said if "certified" in line]
+    assert told
+    assert f"+{found.overhead:.2%}" in told[-1]

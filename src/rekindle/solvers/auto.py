@@ -25,13 +25,14 @@ Complexity: O(k n) for k proposals on n ops; k is chosen so that seconds pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .. import bounds
+from ..budget import format_bytes
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..structure.archive import Entry, pareto
@@ -191,11 +192,14 @@ class Curve:
         found = self.entries
         if problem.whole or not len(self.search.reduced.candidates):
             return found
+        tell = _teller(problem)
+        tell(found)
         for k in range(len(self.cells) - 2, -1, -1):
             if problem.time_left <= 0:
                 break
             if self._may_help(problem, choose(problem, found)[0], k):
                 found = pareto(found + self._look(problem, k))
+                tell(found)
         return found
 
     def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:
@@ -223,6 +227,29 @@ class Curve:
                 return found
             self.looked_at[k] = found
         return self.looked_at[k]
+
+
+def _teller(problem: Problem) -> Callable[[list[Entry]], None]:
+    """Says what the incumbent is, and how far from the certified bound."""
+    g, w = problem.graph, problem.weights
+    least_extra, least_peak = 0.0, bounds.single_op(g).bytes
+    if problem.limit is not None:
+        least_extra = bounds.extras_at(g, w, [problem.limit])[0]
+    elif problem.max_overhead is not None:
+        least_peak = bounds.at_overhead(g, w, problem.max_overhead).bytes
+
+    def tell(found: list[Entry]) -> None:
+        best = choose(problem, found)[0]
+        peak, once = best.peak + g.resident_bytes, problem.base_cost or 1.0
+        what = f"auto: {format_bytes(peak)} at +{best.extra / once:.2%}; "
+        if problem.limit is not None and peak <= problem.limit:
+            problem.progress(what + f"certified: no plan within the budget below +{least_extra / once:.2%}")
+        else:
+            problem.progress(
+                what + f"certified: none below {format_bytes(least_peak)}, gap {1 - least_peak / peak:.1%}"
+            )
+
+    return tell
 
 
 def large(problem: Problem) -> bool:
