@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle import Graph, InfeasibleBudget, Schedule, bounds, frontier, plan, simulate
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate
 from rekindle.budget import Goal
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
@@ -131,8 +131,6 @@ def test_tiny_values_left_out_of_the_search_do_not_break_a_budget() -> None:
     """Each op also makes a value too small for the search; together they weigh."""
     base = chain(60)
     n = len(base.values)
-    from rekindle import Op, Value
-
     values = tuple(Value(v.bytes * 10**6) for v in base.values) + tuple(Value(50) for _ in base.ops)
     ops = []
     for i, o in enumerate(base.ops):
@@ -216,3 +214,10 @@ def test_progress_tells_incumbent_and_bound() -> None:
     told = [line for line in said if "certified" in line]
     assert told
     assert f"+{found.overhead:.2%}" in told[-1]
+
+
+@pytest.mark.parametrize("solver", ["auto", "anneal", "storages", "hierarchical", "beam", "dtr"])
+def test_a_graph_whose_values_hold_nothing_is_planned(solver: str) -> None:
+    ops = (Op("f", (), (0,)), Op("boundary", (0,), (1,), recompute=False), Op("b", (1,), (2,), backward=True))
+    graph = Graph((Value(0),) * 3, ops, (2,))
+    assert plan(graph, minimize="memory", solver=solver).peak_bytes == 0

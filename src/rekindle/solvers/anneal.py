@@ -110,7 +110,7 @@ class Polish:
 
     def _round(self, anchors: list[float], share: float, heat: float, number: int) -> None:
         assert self.archive is not None
-        if not len(self.reduced.ops):
+        if not len(self.reduced.ops) or not len(self.reduced.values):
             return
         archive, stop = self.archive, self.problem
         goals = [limit_goal(a, self.plain_peak, self.base_cost) for a in anchors]

@@ -253,7 +253,7 @@ class Search:
 
     def _proposals(self) -> float:
         """How many proposals all chains make together."""
-        larger = min(2.5, max(1.0, self.reduced.work / 4000))
+        larger = min(1.5, max(1.0, self.reduced.work / 4000))
         steps = WORK * larger * self.problem.effort
         return min(1e4 * len(self.reduced.candidates), steps / self.reduced.work)
 
