@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rekindle import Graph, Op, Schedule, Value, bounds, simulate
-from rekindle.solvers import registry
+from rekindle.solvers import exact, registry
 from rekindle.solvers.base import Problem
 from strategies import graphs, schedules
 
@@ -108,3 +108,69 @@ def test_no_solver_goes_below(data: st.DataObject, graph: Graph) -> None:
     for schedule in solver.solve(Problem(graph, weights, effort=0.01)):
         judged = simulate(graph, schedule)
         assert bounds.best(graph, weights, judged.overhead, 0.02, judged.peak_bytes).bytes <= judged.peak_bytes
+
+
+@given(data=st.data(), graph=graphs(), depth=st.integers(0, 6), ops=st.integers(0, 8))
+def test_looking_ahead_lies_between_one_op_and_every_schedule(
+    data: st.DataObject, graph: Graph, depth: int, ops: int
+) -> None:
+    found = bounds.look_ahead(graph, depth, ops).bytes
+    assert bounds.single_op(graph).bytes <= found <= simulate(graph, data.draw(schedules(graph))).peak_bytes
+
+
+@settings(max_examples=100)
+@given(graph=graphs(), depth=st.integers(1, 6))
+def test_looking_ahead_is_not_above_the_least_peak(graph: Graph, depth: int) -> None:
+    least = exact.solve(graph, graph.weights())
+    assert least.schedule is not None
+    assert least.proven
+    deepest = bounds.look_ahead(graph, 1000, len(graph.ops)).bytes
+    assert bounds.look_ahead(graph, depth, len(graph.ops)).bytes <= deepest
+    assert deepest <= simulate(graph, least.schedule).peak_bytes
+
+
+def two_branches() -> Graph:
+    """Two small results, each made from a large value, are read by one op: whichever is made last, the other waits."""
+    sizes = (10, 3, 10, 3, 1)
+    ops = [
+        Op("a", (), (0,), 1.0), Op("small a", (0,), (1,), 1.0), Op("b", (), (2,), 1.0),
+        Op("small b", (2,), (3,), 1.0), Op("end", (1, 3), (4,), 1.0, workspace=5),
+    ]  # fmt: skip
+    return Graph(tuple(Value(b) for b in sizes), tuple(ops), (4,))
+
+
+def test_looking_ahead_sees_what_waits_beside_a_working_set() -> None:
+    graph = two_branches()
+    assert bounds.single_op(graph).bytes == 13
+    assert [bounds.look_ahead(graph, depth).bytes for depth in (1, 4)] == [16, 16]
+    assert simulate(graph, Schedule.baseline(graph)).peak_bytes == 16
+    assert bounds.best(graph, graph.weights(), 10.0, 0.01).bytes == 16
+
+
+def test_looking_ahead_knows_what_must_wait_because_it_is_made_once() -> None:
+    """Where the stem runs only once, its result waits while one of the branches goes through its largest op."""
+    for recompute, least in ((True, 22), (False, 27)):
+        ops = [
+            Op("stem", (), (0,), recompute=recompute),
+            Op("a", (0,), (1,)), Op("small a", (1,), (2,), workspace=5),
+            Op("b", (0,), (3,)), Op("small b", (3,), (4,), workspace=5),
+            Op("end", (2, 4), (5,)),
+        ]  # fmt: skip
+        graph = Graph(tuple(Value(b) for b in (10, 10, 2, 10, 2, 1)), tuple(ops), (5,))
+        assert bounds.single_op(graph).bytes == 20
+        assert bounds.look_ahead(graph).bytes == least
+        assert exact.solve(graph, graph.weights()).peak_bound == least
+
+
+@given(
+    data=st.data(), graph=graphs(), cost=st.sampled_from(["seconds", "flops", "unit"]), stages=st.integers(1, 6),
+    iterations=st.integers(1, 12),
+)  # fmt: skip
+def test_lagrangian_bounds_hold_for_every_schedule(
+    data: st.DataObject, graph: Graph, cost: str, stages: int, iterations: int
+) -> None:
+    judged = simulate(graph, data.draw(schedules(graph)), cost)
+    through = data.draw(st.sampled_from([None, *range(len(graph.ops))]))
+    weights = graph.weights(cost)
+    found = bounds.lagrangian(graph, weights, judged.overhead, stages, iterations, through)
+    assert bounds.at_overhead(graph, weights, judged.overhead).bytes <= found.bytes <= judged.peak_bytes

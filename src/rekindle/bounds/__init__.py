@@ -1,8 +1,21 @@
 """Certified lower bounds: what no schedule can go below, whatever the order of its ops."""
 
+from .ahead import look_ahead
 from .base import Bound, single_op
 from .best import best, time_at
+from .lagrange import lagrangian
 from .staged import staged
 from .waiting import at_overhead, at_overheads, extras_at
 
-__all__ = ["Bound", "at_overhead", "at_overheads", "best", "extras_at", "single_op", "staged", "time_at"]
+__all__ = [
+    "Bound",
+    "at_overhead",
+    "at_overheads",
+    "best",
+    "extras_at",
+    "lagrangian",
+    "look_ahead",
+    "single_op",
+    "staged",
+    "time_at",
+]

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..graph import Graph
 from ..solvers import exact
+from .ahead import look_ahead
 from .base import Bound, single_op
 from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting
@@ -24,11 +25,16 @@ def best(graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.
     upper : the peak of a schedule within that cost, where one is known: nothing is done beyond proving it best.
     """
     found = at_overhead(graph, weights, overhead)
-    for attempt in (_at_one_run, _at_several_runs, _by_search):
+    for attempt in (_looking_ahead, _at_one_run, _at_several_runs, _by_search):
         if upper is not None and found.bytes >= upper or seconds <= 0:
             break
         found = max(found, attempt(graph, weights, overhead, seconds, upper), key=lambda b: b.bytes)
     return found
+
+
+def _looking_ahead(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
+    """What holds at any cost."""
+    return look_ahead(graph)
 
 
 def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:

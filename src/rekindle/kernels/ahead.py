@@ -1,0 +1,20 @@
+"""What depends on an op."""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+
+@nb.njit(cache=True)
+def depends(q, producer, in_ptr, in_ids):
+    """bool [ops]: op q, and every op that reads what it makes or what is made from that. O(edges after q)."""
+    after = np.zeros(len(in_ptr) - 1, np.bool_)
+    after[q] = True
+    for i in range(q + 1, len(after)):
+        for j in range(in_ptr[i], in_ptr[i + 1]):
+            p = producer[in_ids[j]]
+            if p >= 0 and after[p]:
+                after[i] = True
+                break
+    return after
