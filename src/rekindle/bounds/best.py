@@ -8,6 +8,7 @@ from ..graph import Graph
 from ..solvers import exact
 from .ahead import look_ahead
 from .base import Bound, single_op
+from .lagrange import lagrangian
 from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting
 
@@ -15,6 +16,7 @@ SEARCHED = 100_000  # sets of values that the search looks at, per second allowe
 CUTS = 10_000  # ops at whose first run a linear program is solved, times ops of the graph, per second allowed
 LEAST_CUTS = 2
 STAGES = (6, 12)
+RELAXED = 4  # ops looked at on larger graphs
 STAGED = 500  # graphs of at most so many ops get programs of several stages
 
 
@@ -39,8 +41,14 @@ def _looking_ahead(graph: Graph, weights: np.ndarray, overhead: float, seconds: 
 
 def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
     """One stage: relaxed at the ops where most waits, then in whole numbers at the one that says most."""
-    ops = most_waiting(graph, weights, _cuts(graph, seconds))
-    relaxed = [staged(graph, weights, overhead, 1, through=v) for v in ops]
+    large = int(graph.needed.sum()) > STAGED
+    ops = most_waiting(graph, weights, RELAXED if large else _cuts(graph, seconds))
+    relaxed = []
+    if large:
+        by_op = {v: lagrangian(graph, weights, overhead, 1, through=v) for v in ops}
+        relaxed = list(by_op.values())
+        ops = sorted(ops, key=lambda v: -by_op[v].bytes)[: int(CUTS * seconds / len(graph.ops))]
+    relaxed += [staged(graph, weights, overhead, 1, through=v) for v in ops]
     found = max(relaxed, key=lambda b: b.bytes, default=single_op(graph))
     whole = staged(graph, weights, overhead, 1, True, seconds / 4, found.op)
     return max(found, whole, key=lambda b: b.bytes)

@@ -55,38 +55,92 @@ def needs(path, needed, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_pt
 
 
 @nb.njit(cache=True)
-def cheapest(price, run_price, size, cost, since, read, memory):
+def run_prices(price, run_price, weights, made, share, since, read, size, producer, in_ptr, in_ids, out_ptr, out_ids,
+               inp_ptr, inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
+    """float64 [ops, K + 2]: the price of a run again of each op in each stage, with that of having its inputs there.
+
+    An input is live when the stage begins, or made again in it. Where a value does not wait for its own sake, `share`
+    of what that costs is charged to each op that reads it.
+    """
+    n, last = since.shape[1] - 2, since.shape[1] - 1
+    prices = np.full((len(workspace), n + 1), np.inf)
+    for i in range(len(workspace)):
+        if not recompute[i]:
+            continue
+        prices[i] = run_price * weights[i]
+        for j in range(in_ptr[i], in_ptr[i + 1]):
+            u = in_ids[j]
+            p = producer[u]
+            if p < 0 or size[u] == 0:
+                continue
+            for t in range(2, n + 1):
+                if not (0 < since[u, t] < since[u, last]) and not read[u, t - 1]:
+                    prices[i, t] += share[u] * min(price[t - 1] * size[u], prices[p, t] * size[u] / made[p])
+    return prices
+
+
+@nb.njit(cache=True)
+def cheapest(price, run_price, prices, weights, made, share, since, read, memory, size, producer, in_ptr, in_ids,
+             out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
     """(least sum of prices, cost of runs again), and adds to memory[k] what is live then, beside what op k reads.
 
-    price[k]: of a byte live just before the first run of op k of the path. run_price: of a unit of cost.
+    price[k]: of a byte live just before the first run of op k of the path. run_price: of a unit of cost. prices: see
+    `run_prices`; the outputs of one op share the price of its run by their sizes.
 
     Let F(e) be the least price of all up to stage e of a value that is present there and has met its needs before e. It
-    was live a stage before; or it is made again, and was present before that just when last needed, at since[e] (F
-    does not fall with e, so no later than that); or it was never needed before e, and is made for the first time.
+    was live a stage before; or it is made again, and was present before that at since[e] or later; or it was never
+    needed before e, and is made for the first time.
     """
     stages = since.shape[1] - 2
     total, spent = 0.0, 0.0
     least = np.zeros(stages + 1)
-    kept = np.zeros(stages + 1, np.bool_)
+    back = np.zeros(stages + 1, np.int64)
+    again = np.zeros((len(workspace), stages + 1))
     for v in range(len(size)):
         end = since[v, stages + 1]
-        again = run_price * cost[v] if cost[v] < np.inf else np.inf
-        for e in range(1, end + 1):
-            if since[v, e] == 0:
-                least[e] = 0.0
-                continue
-            stay = least[e - 1] + (0.0 if read[v, e - 1] else price[e - 1] * size[v])
-            anew = least[since[v, e]] + again
-            kept[e] = stay <= anew
-            least[e] = min(stay, anew)
-        total += least[end]
-        e = end
-        while since[v, e] > 0:
-            if kept[e]:
-                e -= 1
-                if not read[v, e]:
-                    memory[e] += size[v]
+        if size[v] == 0 or end == 0 or since[v, end] == 0:
+            continue
+        p = producer[v]
+        part = size[v] / made[p]
+        at = end
+        for e in range(1, stages + 1):
+            first = since[v, e]
+            if first == end:
+                break
+            back[e] = 0
+            least[e] = 0.0
+            if first:
+                stay = least[e - 1] + (0.0 if read[v, e - 1] else price[e - 1] * size[v])
+                best = first
+                for j in range(first + 1, e):
+                    if least[j] < least[best]:
+                        best = j
+                anew = least[best] + prices[p, e] * part
+                back[e] = -1 if stay <= anew else best
+                least[e] = min(stay, anew)
+            if e > end and least[e] < least[at]:
+                at = e
+        total += least[at]
+        while back[at]:
+            if back[at] > 0:
+                again[p, at] += part
+                at = back[at]
             else:
-                spent += cost[v]
-                e = since[v, e]
+                at -= 1
+                if not read[v, at]:
+                    memory[at] += size[v]
+    for i in range(len(workspace) - 1, -1, -1):
+        for t in range(2, stages + 1):
+            if again[i, t] == 0:
+                continue
+            spent += again[i, t] * weights[i]
+            for j in range(in_ptr[i], in_ptr[i + 1]):
+                u = in_ids[j]
+                p = producer[u]
+                if p < 0 or size[u] == 0 or 0 < since[u, t] < since[u, stages + 1] or read[u, t - 1]:
+                    continue
+                if price[t - 1] * size[u] <= prices[p, t] * size[u] / made[p]:
+                    memory[t - 1] += share[u] * again[i, t] * size[u]
+                else:
+                    again[p, t] += share[u] * again[i, t] * size[u] / made[p]
     return total, spent
