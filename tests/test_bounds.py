@@ -97,6 +97,7 @@ def test_what_is_made_again_must_find_its_inputs() -> None:
     once = float(weights.sum())
     assert bounds.at_overhead(graph, weights, 1 / once).bytes == 10
     assert bounds.staged(graph, weights, 1 / once, 1, True).bytes == 11
+    assert bounds.lagrangian(graph, weights, 1 / once, 1).bytes == 11
     assert bounds.best(graph, weights, 1 / once).bytes == 11
 
 
