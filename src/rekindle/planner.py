@@ -84,7 +84,14 @@ def plan_graph(
 
 def _certifying(start: float, time_limit: float | None) -> float:
     """Seconds for the certificate: what is left of the limit, and little in any case."""
-    return CERTIFY if time_limit is None else min(CERTIFY, max(0.0, start + time_limit - time.monotonic()))
+    if time_limit is None:
+        return CERTIFY
+    return min(CERTIFY, max(_kept_back(time_limit), start + time_limit - time.monotonic()))
+
+
+def _kept_back(time_limit: float) -> float:
+    """Seconds of a time limit that the search leaves for the certificate."""
+    return min(CERTIFY, 0.1 * time_limit)
 
 
 def _optimal(
@@ -183,7 +190,7 @@ def _problem(
     weights = graph.weights(cost)
     if not weights.any():  # a graph without costs in this unit: count op runs, so that fewer is still better
         weights = graph.weights("unit")
-    deadline = None if time_limit is None else time.monotonic() + time_limit
+    deadline = None if time_limit is None else time.monotonic() + time_limit - _kept_back(time_limit)
     effort = max(1.0, (time_limit or 0.0) / USUAL)
     return Problem(graph, weights, limit, max_overhead, seed, deadline, progress or (lambda _: None), effort)
 
