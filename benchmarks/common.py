@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import rekindle
+from rekindle.torch.cost_cache import cpu_model
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -21,7 +22,7 @@ def provenance() -> dict[str, Any]:
     """Date, hardware, command and versions; to be called when the run begins."""
     return {
         "date": datetime.date.today().isoformat(),
-        "hardware": f"{_cpu()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "hardware": f"{cpu_model()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "command": " ".join(["python", *sys.argv]),
         "versions": {
             "rekindle": _source(), "torch": torch.__version__, "python": platform.python_version(),
@@ -44,11 +45,3 @@ def _source() -> str:
     except (OSError, subprocess.CalledProcessError):
         return rekindle.__version__
     return f"{rekindle.__version__} ({found.stdout.strip()}{'+' if changed else ''})"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -40,7 +40,7 @@ def packed(graph: Graph) -> kernel.Ops:
         *rows([made(o.outputs) for o in graph.ops]), *rows([made(o.inplace) for o in graph.ops]),
         a.workspace, a.recompute, a.keep[ids], a.boundary,
     )  # fmt: skip
-    return kernel.pack(arrays, graph.weights(), Dropping(graph).shared[ids], *rows(before))
+    return kernel.pack(arrays, graph.weights(), graph.shared[ids], *rows(before))
 
 
 def told(graph: Graph, s: kernel.Sequence) -> tuple[int, float]:

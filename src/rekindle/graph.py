@@ -153,6 +153,15 @@ class Graph:
                 rows[v].append(i)
         return tuple(tuple(r) for r in rows)
 
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """bool [values]: what the boundary reads or makes. The caller may hold it, so nothing is written over it."""
+        found = np.zeros(len(self.values), np.bool_)
+        if self.boundary is not None:
+            op = self.ops[self.boundary]
+            found[[*op.inputs, *op.outputs]] = True
+        return found
+
     def weights(self, cost: str = "seconds") -> np.ndarray:
         """float64 [ops]: what one run of each op costs. cost is "seconds", "flops" or "unit"
         (one per op that produces at least a byte)."""

@@ -144,44 +144,39 @@ def whole(runs, ops, starts, boundary, waits, after_ptr, after_ids, out):
     ran = np.zeros(n_ops, np.bool_)
     released = False
     m = 0
-    done = 0  # out[done:m] are ops whose followers have not been told
     for o in range(n_ops):
         if waits[o] == 0:
             out[m] = o
             m += 1
-    for i in range(len(runs) + 1):
-        while done < m:
-            o = out[done]
-            done += 1
-            if ran[o]:
-                continue
-            ran[o] = True
-            for j in range(after_ptr[o], after_ptr[o + 1]):
-                q = after_ids[j]
-                waits[q] -= 1
-                if waits[q] == 0:
-                    out[m] = q
-                    m += 1
-        if i == len(runs):
-            break
+    m = _follow(out, 0, m, ran, waits, after_ptr, after_ids)
+    for i in range(len(runs)):
         if not released and (runs[i] >= starts or (i > 0 and runs[i - 1] == boundary)):
             released = True
-            for j in range(after_ptr[n_ops], after_ptr[n_ops + 1]):
-                q = after_ids[j]
-                waits[q] -= 1
-                if waits[q] == 0:
-                    out[m] = q
-                    m += 1
-            while done < m:
-                o = out[done]
-                done += 1
-                ran[o] = True
-                for j in range(after_ptr[o], after_ptr[o + 1]):
-                    q = after_ids[j]
-                    waits[q] -= 1
-                    if waits[q] == 0:
-                        out[m] = q
-                        m += 1
+            m = _follow(out, m, _free(n_ops, out, m, waits, after_ptr, after_ids), ran, waits, after_ptr, after_ids)
         out[m] = ops[runs[i]]
-        m += 1
+        m = _follow(out, m, m + 1, ran, waits, after_ptr, after_ids)
+    return m
+
+
+@nb.njit(cache=True)
+def _free(o, out, m, waits, after_ptr, after_ids):
+    """Append to out[:m] what waited for o alone; the new m."""
+    for j in range(after_ptr[o], after_ptr[o + 1]):
+        q = after_ids[j]
+        waits[q] -= 1
+        if waits[q] == 0:
+            out[m] = q
+            m += 1
+    return m
+
+
+@nb.njit(cache=True)
+def _follow(out, done, m, ran, waits, after_ptr, after_ids):
+    """Append what out[done:m] sets free by running for the first time, and what that sets free; the new m."""
+    while done < m:
+        o = out[done]
+        done += 1
+        if not ran[o]:
+            ran[o] = True
+            m = _free(o, out, m, waits, after_ptr, after_ids)
     return m

@@ -16,15 +16,13 @@ Complexity: O(k d log n) for k changes, d the edges of an op.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from ..kernels import moves, sequence
-from ..kernels.modes import peak as peak_of
 from ..schedule import Schedule
-from ..structure.archive import Archive, Entry, Goal, pareto
+from ..structure.archive import Archive, Entry, Goal, limit_goal, pareto, peak_of
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from .base import Problem
@@ -71,19 +69,11 @@ class Polish:
     def enter(self, sequences: Sequence[np.ndarray]) -> None:
         """Put sequences (of the reduced problem) into the archive. The first one ever is the plain step."""
         for runs in sequences:
-            peak, cost = self._judge(runs)
+            peak, cost = float(peak_of(self.reduced.arrays, self.reduced.shared, runs)), self.ops.weights[runs].sum()
             if self.archive is None:
                 self.plain_peak = max(1.0, peak)
-                self.archive = Archive(least_working_set(self.reduced), 1.02 * peak, 4 * len(self.reduced.ops) + 64)
-            self.archive.add(Entry(peak, cost - self.base_cost, runs))
-
-    def _judge(self, runs: np.ndarray) -> tuple[float, float]:
-        a, n = self.reduced.arrays, len(self.reduced.values)
-        top, _ = peak_of(
-            runs, len(runs), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(runs), np.int64), *a,
-            self.reduced.shared,
-        )  # fmt: skip
-        return float(top), float(self.ops.weights[runs].sum())
+                self.archive = Archive(self.reduced.largest_input, 1.02 * peak, 4 * len(self.reduced.ops) + 64)
+            self.archive.add(Entry(peak, float(cost) - self.base_cost, runs))
 
     def copy(self, problem: Problem) -> Polish:
         """Another one that starts with the same archive, within the time of `problem`."""
@@ -136,16 +126,3 @@ class Polish:
     def entries(self) -> list[Entry]:
         """What was found, over the whole graph."""
         return exact(self.problem, self.reduced, pareto(list(self.archive or ())))
-
-
-def limit_goal(limit: float, peak_scale: float, cost_scale: float) -> Goal:
-    """Least cost within a peak."""
-    return (limit, math.inf, peak_scale, cost_scale, 1e-4, 1.0)
-
-
-def least_working_set(reduced: Reduced) -> float:
-    """Bytes that the op with the most input needs; a scale, no bound."""
-    a = reduced.arrays
-    return float(
-        max((a.bytes[a.in_ids[a.in_ptr[o] : a.in_ptr[o + 1]]].sum() for o in range(len(reduced.ops))), default=1)
-    )

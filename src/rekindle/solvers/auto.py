@@ -7,10 +7,12 @@ Problem: the goal itself: least cost within a peak, or least peak within a cost,
 How, in this order:
 
 1. Graphs of up to a few dozen ops are solved exactly (see `exact`), if that takes few steps.
-2. The fast published solvers (`SEEDS`) propose schedules.
+2. Blocks with options are joined (see `hierarchical`), and the fast published solvers (`SEEDS`) propose schedules.
 3. `storages` sweeps the whole curve with modes per storage and the order of ops.
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
-5. `storages` and `anneal` look closer at the stretch of the curve where the goal lies.
+5. The three look closer at the stretch of the curve where the goal lies.
+
+On large graphs (more than `LARGE` ops) of step 2 only what matters most is done.
 
 A larger budget never gives a slower plan, and more overhead never a larger one: steps 2 to 4 do not know the goal, and
 step 5 looks at every stretch of which it is not certified that it cannot serve the goal better. Both cores
@@ -121,9 +123,10 @@ _curves: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
 
 def _curve(problem: Problem) -> Curve:
-    """The curve of a graph, from memory if it was found before with no less effort."""
-    effort = problem.effort
-    key = (problem.graph.hash, problem.weights.tobytes(), problem.seed, effort, _structure(problem))
+    """The curve of a graph, from memory if it was found before with the same weights, seed and effort."""
+    g = problem.graph
+    costs = [a.tobytes() for a in (problem.weights, g.weights("seconds"), g.arrays.workspace)]
+    key = (g.hash, *costs, problem.seed, problem.effort)
     if key in _curves:
         _curves.move_to_end(key)
         return _curves[key]
@@ -133,12 +136,6 @@ def _curve(problem: Problem) -> Curve:
         while len(_curves) > REMEMBERED:
             _curves.popitem(last=False)
     return curve
-
-
-def _structure(problem: Problem) -> bytes:
-    """What a graph's hash leaves out and a search depends on."""
-    g = problem.graph
-    return g.arrays.workspace.tobytes() + g.weights("seconds").tobytes()
 
 
 @dataclass

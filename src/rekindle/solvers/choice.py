@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..kernels.modes import peak
-from ..structure.archive import Entry, pareto
+from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
 from .base import Problem
 
@@ -45,20 +44,7 @@ def exact(problem: Problem, reduced: Reduced, entries: list[Entry]) -> list[Entr
     plain step put in."""
     plain = np.flatnonzero(problem.graph.needed)
     whole = [plain, *(reduced.whole_runs(e.runs) for e in entries)]
-    return pareto([Entry(*_judge(problem, runs), runs) for runs in whole])
-
-
-def _judge(problem: Problem, runs: np.ndarray) -> tuple[int, float]:
-    """(peak without resident bytes, extra cost), as the judge has it."""
-    g = problem.graph
-    n = len(g.values)
-    shared = np.zeros(n, np.bool_)
-    if g.boundary is not None:
-        shared[[*g.ops[g.boundary].inputs, *g.ops[g.boundary].outputs]] = True
-    top, _ = peak(
-        runs, len(runs), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(runs), np.int64), *g.arrays, shared
-    )
-    return int(top), max(0.0, float(problem.weights[runs].sum()) - problem.base_cost)
+    return pareto([entry(problem.graph, problem.weights, runs) for runs in whole])
 
 
 def choose(problem: Problem, entries: list[Entry]) -> list[Entry]:

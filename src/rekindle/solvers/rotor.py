@@ -21,15 +21,13 @@ one core 50 stages in 500 slots take about 0.01 s, 200 in 1,000 about 0.5 s.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from ..graph import Graph
 from ..kernels import rotor as kernel
-from ..kernels.modes import peak
 from ..schedule import Schedule
-from ..structure.archive import Entry, pareto
+from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import Chain, chain_of
 from .base import Problem
 from .choice import choose
@@ -113,18 +111,6 @@ class Curve:
     def entries(self, slots: int) -> list[Entry]:
         """The same, with their peak and cost."""
         return [entry(self.chain.graph, self.weights, runs) for runs in self.runs(slots)]
-
-
-def entry(graph: Graph, weights: np.ndarray, runs: Sequence[int]) -> Entry:
-    """A sequence of runs with its peak and cost, as the judge has it."""
-    shared = np.zeros(len(graph.values), np.bool_)
-    if graph.boundary is not None:
-        shared[[*graph.ops[graph.boundary].inputs, *graph.ops[graph.boundary].outputs]] = True
-    ids, n = np.asarray(runs, np.int64), len(shared)
-    top, _ = peak(
-        ids, len(ids), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(ids), np.int64), *graph.arrays, shared
-    )
-    return Entry(int(top), max(0.0, float(weights[ids].sum()) - float(weights[graph.needed].sum())), ids)
 
 
 def _unit(top: int, slots: int, sizes: np.ndarray) -> int:

@@ -33,7 +33,7 @@ from ..kernels import search as kernel
 from ..kernels.modes import HOLD, KEEP, TRANSIENT
 from ..kernels.order import hoist
 from ..schedule import Schedule
-from ..structure.archive import Entry, Goal, pareto
+from ..structure.archive import Entry, Goal, limit_goal, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from .base import Problem
@@ -90,11 +90,7 @@ class Search:
     def _new_archive(self) -> tuple[np.ndarray, ...]:
         r = self.reduced
         a = r.arrays
-        runs = range(len(r.ops))
-        floor = max(
-            (int(a.bytes[a.in_ids[a.in_ptr[o] : a.in_ptr[o + 1]]].sum()) for o in runs), default=1
-        )  # a peak that nothing is below, for the scale alone
-        low, high = max(1.0, 0.9 * floor), max(2.0, 1.02 * self.plain_peak)
+        low, high = max(1.0, 0.9 * r.largest_input), max(2.0, 1.02 * self.plain_peak)
         edges = np.append(np.geomspace(min(low, high / 2), high, BINS - 1), np.inf)
         return (
             edges, np.full(BINS, np.inf), np.full(BINS, np.inf), np.empty((BINS, len(a.bytes)), np.int8),
@@ -266,9 +262,7 @@ class Search:
     def _goal(self, limit: float | None) -> Goal:
         """Least cost within a peak; or, for None, least peak."""
         p0, c0 = max(1.0, self.plain_peak), self.base_cost
-        if limit is None:
-            return (math.inf, math.inf, p0, c0, 1.0, 1e-3)
-        return (limit, math.inf, p0, c0, 1e-4, 1.0)
+        return (math.inf, math.inf, p0, c0, 1.0, 1e-3) if limit is None else limit_goal(limit, p0, c0)
 
     def _start(self, goal: Goal) -> Point:
         """The archive's best for a goal."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ..graph import Arrays, Graph
+from ..kernels.modes import peak
 from ..kernels.search import score
 
 BINS = 256  # peaks told apart
@@ -20,6 +22,26 @@ class Entry(NamedTuple):
     peak: float
     extra: float
     runs: np.ndarray
+
+
+def entry(graph: Graph, weights: np.ndarray, runs: Sequence[int] | np.ndarray) -> Entry:
+    """A sequence of runs of a graph with its peak and extra cost, as the judge has them."""
+    ids = np.asarray(runs, np.int64)
+    once = float(weights[graph.needed].sum())
+    return Entry(peak_of(graph.arrays, graph.shared, ids), max(0.0, float(weights[ids].sum()) - once), ids)
+
+
+def peak_of(arrays: Arrays, shared: np.ndarray, runs: np.ndarray) -> int:
+    """Peak bytes, without the resident ones, of runs lowered by `Schedule.from_runs`. shared : as `Graph.shared`."""
+    n = len(arrays.bytes)
+    top, _ = peak(runs, len(runs), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(runs), np.int64), *arrays,
+                  shared)  # fmt: skip
+    return int(top)
+
+
+def limit_goal(limit: float, peak_scale: float, cost_scale: float) -> Goal:
+    """Least cost within a peak."""
+    return (limit, math.inf, peak_scale, cost_scale, 1e-4, 1.0)
 
 
 class Archive:

@@ -25,7 +25,7 @@ class Reduced:
     ops, values : int64; the graph's id of each op and value.
     candidates : int64; values whose mode may change, in order of production.
     drop_ptr, drop_ids : as `Dropping.drops`.
-    shared : bool [values]; as `Dropping.shared`.
+    shared : bool [values]; as `Graph.shared`.
     before_ptr, before_ids : per op the ops that must run before it for the first time, also by way of ops left out.
     regions : (end of the first, start of the second) position range within which ops may change places; both are 0
         where the order is fixed.
@@ -58,7 +58,7 @@ class Reduced:
             a.workspace[self.ops], a.recompute[self.ops], a.keep[self.values],
             int(new_op[a.boundary]) if a.boundary >= 0 else -1,
         )  # fmt: skip
-        self.shared = dropping.shared[self.values]
+        self.shared = graph.shared[self.values]
         self.candidates = self._in_order(new_value[dropping.candidates])
         # A drop happens before the first op that is left, at or after its place.
         left = np.flatnonzero(np.isin(dropping.order, self.ops))
@@ -134,6 +134,13 @@ class Reduced:
     def _in_order(self, values: np.ndarray) -> np.ndarray:
         values = values[values >= 0]
         return values[np.argsort(self.arrays.producer[values], kind="stable")].astype(np.int64)
+
+    @property
+    def largest_input(self) -> int:
+        """Bytes that the op with the most input reads."""
+        a = self.arrays
+        read = (a.bytes[a.in_ids[a.in_ptr[o] : a.in_ptr[o + 1]]].sum() for o in range(len(self.ops)))
+        return int(max(read, default=0))
 
     @property
     def work(self) -> int:

@@ -64,15 +64,6 @@ class Dropping:
         ptr = np.searchsorted(self.drop_at[ids], np.arange(len(self.order) + 1)).astype(np.int64)
         return ptr, ids
 
-    @cached_property
-    def shared(self) -> np.ndarray:
-        """bool [values]: what the boundary reads or makes."""
-        out = np.zeros(len(self.graph.values), np.bool_)
-        if self.graph.boundary is not None:
-            b = self.graph.ops[self.graph.boundary]
-            out[list(b.inputs + b.outputs)] = True
-        return out
-
     def all(self, mode: int) -> np.ndarray:
         """int8 [values]: every value in one mode."""
         return np.full(len(self.graph.values), mode, np.int8)

@@ -185,7 +185,7 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
         try:
             with _as_if_compiling():
                 return _export(stack, flat, tensors)
-        except Exception:
+        except Exception:  # the first one tells what eager would have met
             raise _trace_error(first) from first
 
 

@@ -98,13 +98,14 @@ def environment(device: torch.device) -> str:
         parts += [f"benchmark {torch.backends.cudnn.benchmark}", f"exact {torch.backends.cudnn.deterministic}"]
         parts += [f"float32 products {torch.get_float32_matmul_precision()}"]
     else:
-        parts += [device.type, _cpu_model(), torch.backends.cpu.get_cpu_capability()]
+        parts += [device.type, cpu_model(), torch.backends.cpu.get_cpu_capability()]
         parts += [f"{torch.get_num_threads()} threads"]
     parts += [f"deterministic {torch.are_deterministic_algorithms_enabled()}"]
     return "; ".join(parts)
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
