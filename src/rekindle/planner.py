@@ -75,7 +75,7 @@ def plan_graph(
         found += [_score(graph, s, cost, finish) for s in chosen.solve(replace(problem, limit=None))]
         best = _pick(found, limit, goal.max_overhead)
     if best is None:
-        raise _infeasible(graph, chosen, goal, limit, found, floor)
+        raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
     weights = graph.weights(cost)
     bound = bounds.best(graph, weights, best.judged.overhead, _certifying(start, time_limit), best.judged.peak_bytes)
     optimal = _optimal(graph, weights, best, bound, goal, limit)
@@ -136,7 +136,7 @@ def frontier_graph(
     found += [_score(graph, s, cost, finish) for s in chosen.solve(everything)]
     fractions: Sequence[float] = np.linspace(1, 0, points + 1)[1:].tolist() if top > bottom else [0.0]
     seen: set[tuple[int, ...]] = set()
-    for f in fractions:
+    for f in () if chosen.curve else fractions:
         limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
         schedules = list(chosen.solve(_problem(graph, cost, limit, None, seed, share, progress)))
         key = tuple(hash(s) for s in schedules)

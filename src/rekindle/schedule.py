@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -31,23 +30,50 @@ class Free(NamedTuple):
 Step = Run | Free
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """A sequence of steps for the graph whose hash is `graph_hash`; `solver` names its maker."""
+    """A sequence of steps for the graph whose hash is `graph_hash`; `solver` names its maker. Not to be changed.
 
-    steps: tuple[Step, ...]
-    graph_hash: str
-    solver: str = ""
+    steps : tuple of `Run` and `Free`.
+    array : int64 [steps, 3], the same as rows: kind (0 run, 1 free), id, into (-1: none).
+    """
+
+    def __init__(self, steps: Iterable[Step], graph_hash: str, solver: str = ""):
+        self.steps = tuple(steps)
+        self.graph_hash, self.solver = graph_hash, solver
+
+    @classmethod
+    def _from_array(cls, rows: np.ndarray, graph_hash: str, solver: str) -> Schedule:
+        """Of rows as in `array`. Solvers make many schedules of which few are looked at step by step."""
+        out = cls.__new__(cls)
+        out.array, out.graph_hash, out.solver = rows, graph_hash, solver
+        return out
 
     def __repr__(self) -> str:
-        runs = sum(isinstance(s, Run) for s in self.steps)
-        return f"Schedule({self.solver!r}, {runs} runs, {len(self.steps) - runs} frees)"
+        runs = int((self.array[:, 0] == RUN).sum())
+        return f"Schedule({self.solver!r}, {runs} runs, {len(self.array) - runs} frees)"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        same = (self.graph_hash, self.solver) == (other.graph_hash, other.solver)
+        return same and np.array_equal(self.array, other.array)
+
+    def __hash__(self) -> int:
+        return hash((self.array.tobytes(), self.graph_hash, self.solver))
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of `array`."""
+        rows = self.array.tolist()
+        return tuple(Run(i, None if into < 0 else into) if kind == RUN else Free(i) for kind, i, into in rows)
 
     @cached_property
     def array(self) -> np.ndarray:
-        """int64 [steps, 3]: kind (0 run, 1 free), id, into (-1: none)."""
+        """The rows of `steps`. What nobody may write into is told apart from nothing: it is -2."""
         rows = [
-            (RUN, s.op, -1 if s.into is None else s.into) if isinstance(s, Run) else (FREE, s.value, -1)
+            (RUN, s.op, -1 if s.into is None else s.into if s.into >= 0 else -2)
+            if isinstance(s, Run)
+            else (FREE, s.value, -1)
             for s in self.steps
         ]
         return np.array(rows, np.int64).reshape(-1, 3)
@@ -55,7 +81,8 @@ class Schedule:
     @property
     def runs(self) -> list[int]:
         """The ops in the order in which they run."""
-        return [s.op for s in self.steps if isinstance(s, Run)]
+        rows: list[int] = self.array[self.array[:, 0] == RUN, 1].tolist()
+        return rows
 
     @classmethod
     def from_runs(
@@ -66,13 +93,9 @@ class Schedule:
         safely (never over what the caller holds, nor, in backward, over what forward saved: a second
         backward over the same step must find it whole)."""
         rows = liveness.lower(np.asarray(runs, np.int64), inplace, *graph.arrays)
-        return cls(_steps(rows.tolist()), graph.hash, solver)
+        return cls._from_array(rows, graph.hash, solver)
 
     @classmethod
     def baseline(cls, graph: Graph, solver: str = "none") -> Schedule:
         """Every op once, in baseline order, unneeded ops left out: nothing is recomputed."""
         return cls.from_runs(graph, np.flatnonzero(graph.needed).tolist(), solver)
-
-
-def _steps(rows: Iterable[Sequence[int]]) -> tuple[Step, ...]:
-    return tuple(Run(i, None if into < 0 else into) if kind == RUN else Free(i) for kind, i, into in rows)

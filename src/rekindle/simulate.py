@@ -60,9 +60,8 @@ def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulat
         ids = steps[steps[:, 0] == kind, 1]
         if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
             raise FormatError(f"the schedule names {'an op' if kind == 0 else 'a value'} that the graph does not have")
-    for step in schedule.steps:
-        if isinstance(step, Run) and step.into is not None and not 0 <= step.into < len(graph.values):
-            raise FormatError("the schedule writes into a value that the graph does not have")
+    if len(steps) and not (steps[:, 2].min() >= -1 and steps[:, 2].max() < len(graph.values)):
+        raise FormatError("the schedule writes into a value that the graph does not have")
     status, step, detail, memory, runs = _judge.judge(steps, *a)
     if status != _judge.OK:
         raise FormatError(_explain(graph, status, int(step), int(detail)))

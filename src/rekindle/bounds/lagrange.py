@@ -18,8 +18,8 @@ import numpy as np
 
 from ..graph import Graph
 from ..kernels import lagrange as kernel
-from .base import Bound, working_set
-from .staged import _heaviest_path, _spread
+from .base import Bound, single_op, working_set
+from .staged import path_through
 from .waiting import at_overhead
 
 HALVINGS = 12  # of the interval in which the best price of cost lies
@@ -35,14 +35,14 @@ def lagrangian(
 
     through : an op to be among v_1, ..., v_K; else the one that says most by itself.
     """
-    floor = at_overhead(graph, weights, overhead)
+    floor = at_overhead(graph, weights, overhead) if through is None else single_op(graph)
     op = floor.op if through is None else through
     if op is None or not graph.needed[op]:
         return floor
     extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + 1e-9)
     best = Relaxed(graph, weights, [op], extra).best(np.ones(1))[0]
     if stages > 1:
-        best = max(best, _climb(graph, weights, _spread(_heaviest_path(graph, op), stages, op), op, extra, iterations))
+        best = max(best, _climb(graph, weights, path_through(graph, op, stages), op, extra, iterations))
     found = graph.resident_bytes + int(np.ceil(best * (1 - 1e-9) - 1e-6))
     return Bound(found, op) if found > floor.bytes else floor
 

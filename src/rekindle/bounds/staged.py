@@ -17,7 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
 from ..graph import Graph
-from .base import Bound, working_set
+from .base import Bound, single_op, working_set
 from .waiting import at_overhead
 
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
@@ -35,9 +35,9 @@ def staged(
     through : an op to be among v_1, ..., v_K; else the one that says most by itself. With one stage this is the
     knapsack of `at_overhead` in which what is made again must find its inputs, live or made again too.
     """
-    floor = at_overhead(graph, weights, overhead)
+    floor = at_overhead(graph, weights, overhead) if through is None else single_op(graph)
     op = floor.op if through is None else through
-    model = Staged(graph, weights, _spread(_heaviest_path(graph, op), stages, op))
+    model = Staged(graph, weights, path_through(graph, op, stages))
     if not model.path or not model.values:
         return floor
     extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + 1e-9)
@@ -176,11 +176,18 @@ class _Rows:
         return LinearConstraint(matrix, -np.inf, np.array(self.right))
 
 
+def path_through(graph: Graph, op: int | None, count: int) -> list[int]:
+    """At most `count` ops of the heaviest path through `op`, which is one of them."""
+    if count == 1 and op is not None:
+        return [op] if graph.needed[op] else []
+    return _spread(_heaviest_path(graph, op), count, op)
+
+
 def _heaviest_path(graph: Graph, through: int | None) -> list[int]:
     """A row of needed ops each of which reads from the one before, `through` among them; the most bytes in all."""
     needed = np.flatnonzero(graph.needed).tolist()
     made = {i: sum(int(graph.arrays.bytes[v]) for v in graph.ops[i].outputs) + 1 for i in needed}
-    before = {i: {int(graph.arrays.producer[v]) for v in graph.ops[i].inputs} & set(made) for i in needed}
+    before = {i: {int(graph.arrays.producer[v]) for v in graph.ops[i].inputs} & made.keys() for i in needed}
     upstream = set(needed) if through is None else {through}
     for i in reversed(needed):
         if i in upstream:

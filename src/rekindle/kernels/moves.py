@@ -212,10 +212,10 @@ def record(s, archive, extra, finest):
     edges, cheapest, peaks, kept, lengths = archive
     top = s.tree[1, MOST]
     b = np.searchsorted(edges, top)
-    if b < len(edges) and (extra < cheapest[b] - finest or (extra <= cheapest[b] and top < peaks[b])):
+    if b < len(edges) and (extra < cheapest[b] - finest or (extra <= cheapest[b] + finest and top < peaks[b])):
         m = runs_of(s, kept[b])
         if m != NONE:
-            cheapest[b], peaks[b], lengths[b] = extra, top, m
+            cheapest[b], peaks[b], lengths[b] = min(extra, cheapest[b]), top, m
 
 
 @nb.njit(cache=True, nogil=True)

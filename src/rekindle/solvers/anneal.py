@@ -16,6 +16,7 @@ Complexity: O(k d log n) for k changes, d the edges of an op.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -34,6 +35,10 @@ ROUNDS = ((0.5, 0.004), (0.5, 0.0012))  # share of the work, first temperature i
 CHANGES = 1e5  # of all chains together
 ANCHORS = 12  # peaks at which chains aim
 CLOSER = 6  # the same, for a closer look at a part of the curve
+PRESS = 5e4  # changes of all chains that press the peak at a fixed cost together
+PRESS_HEAT = 1e-4
+FINE, FINE_BINS = 0.02, 64  # how far below a start such a chain tells peaks apart, and how many
+TRACE = 1e-3  # what the cost may rise by, in units of the plain step's: less than any op that costs counts for
 
 
 @register(
@@ -43,6 +48,7 @@ CLOSER = 6  # the same, for a closer look at a part of the curve
     optimal="",
     complexity="O(k d log n) for k changes of ops with d edges in a sequence of n",
     citation="Imanishi, Xu, Suzuki, Sakamoto, A Fast Simulated Annealing for Rematerialization, NeurIPS 2023",
+    curve=True,
 )
 def anneal(problem: Problem) -> Iterator[Schedule]:
     """Runs are added to a sequence, taken out and moved; the peak is known after each change in O(log n)."""
@@ -63,16 +69,13 @@ class Polish:
         r = reduced
         self.ops = sequence.pack(r.arrays, search_weights(problem, r), r.shared, r.before_ptr, r.before_ids)
         self.base_cost = float(self.ops.weights.sum()) or 1.0
-        self.plain_peak = 1.0
-        self.archive: Archive | None = None
+        self.plain_peak = max(1.0, float(peak_of(r.arrays, r.shared, np.arange(len(r.ops)))))
+        self.archive = Archive(r.largest_input, 1.02 * self.plain_peak, 4 * len(r.ops) + 64)
 
     def enter(self, sequences: Sequence[np.ndarray]) -> None:
-        """Put sequences (of the reduced problem) into the archive. The first one ever is the plain step."""
+        """Put sequences (of the reduced problem) into the archive."""
         for runs in sequences:
             peak, cost = float(peak_of(self.reduced.arrays, self.reduced.shared, runs)), self.ops.weights[runs].sum()
-            if self.archive is None:
-                self.plain_peak = max(1.0, peak)
-                self.archive = Archive(self.reduced.largest_input, 1.02 * peak, 4 * len(self.reduced.ops) + 64)
             self.archive.add(Entry(peak, float(cost) - self.base_cost, runs))
 
     def copy(self, problem: Problem) -> Polish:
@@ -80,14 +83,12 @@ class Polish:
         other = Polish.__new__(Polish)
         other.__dict__.update(self.__dict__)
         other.problem = problem
-        if self.archive is not None:
-            other.archive = self.archive.like()
-            other.archive.merge(self.archive)
+        other.archive = self.archive.like()
+        other.archive.merge(self.archive)
         return other
 
     def run(self) -> None:
         """Chains aimed at peaks between the least found and the plain one, from the archive's best for each."""
-        assert self.archive is not None
         for number, (share, heat) in enumerate(ROUNDS):
             least = max(1.0, self.archive.least)
             anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), ANCHORS)
@@ -98,8 +99,24 @@ class Polish:
         for number, (share, heat) in enumerate(ROUNDS):
             self._round(np.geomspace(low, high, CLOSER).tolist(), share, heat, number + 11)
 
+    def press(self, starts: list[Entry]) -> list[Entry]:
+        """What is found over the whole graph with the least peak at the cost of each of `starts` (of the whole graph)."""
+        stop = self.problem
+        changes = int(PRESS * stop.effort / max(1, len(starts)))
+
+        def one(i: int, start: Entry) -> Archive:
+            runs = self.reduced.reduced_runs(start.runs)
+            found = Archive((1 - FINE) * start.peak, start.peak, 4 * len(self.reduced.ops) + 64, FINE_BINS)
+            state = sequence.build(runs, self.ops)
+            most = self.ops.weights[runs].sum() - self.base_cost + TRACE * self.base_cost
+            goal = (math.inf, float(most), self.plain_peak, self.base_cost, 1.0, 1e-3)
+            self._chain(state, goal, found, changes, PRESS_HEAT, 23 + i)
+            return found
+
+        found = [e for archive in in_threads(stop, one, list(enumerate(starts))) for e in archive]
+        return exact(self.problem, self.reduced, found)
+
     def _round(self, anchors: list[float], share: float, heat: float, number: int) -> None:
-        assert self.archive is not None
         if not len(self.reduced.ops) or not len(self.reduced.values):
             return
         archive, stop = self.archive, self.problem
@@ -108,21 +125,25 @@ class Polish:
 
         def one(i: int, goal: Goal, start: Entry) -> Archive:
             mine = archive.like()
-            state = sequence.build(start.runs, self.ops)
-            for k in range(SLICES):
-                if stop.time_left <= 0:
-                    break
-                seed = self.problem.seed * 100_003 + number * 1009 + i * 17 + k + 7
-                moves.anneal(
-                    state, self.ops, goal, mine.arrays, self.base_cost, max(64, changes // SLICES),
-                    heat * (1 - k / SLICES) ** 2, seed,
-                )  # fmt: skip
+            self._chain(sequence.build(start.runs, self.ops), goal, mine, changes, heat, number * 1009 + i * 17 + 7)
             return mine
 
         starts = [archive.best(g) for g in goals]
         for found in in_threads(stop, one, list(zip(range(len(goals)), goals, starts, strict=True))):
             archive.merge(found)
 
+    def _chain(
+        self, state: sequence.Sequence, goal: Goal, found: Archive, changes: int, heat: float, number: int
+    ) -> None:
+        """One chain of changes from a state, while time is left; number : tells its random numbers from others'."""
+        for k in range(SLICES):
+            if self.problem.time_left <= 0:
+                break
+            moves.anneal(
+                state, self.ops, goal, found.arrays, self.base_cost, max(64, changes // SLICES),
+                heat * (1 - k / SLICES) ** 2, self.problem.seed * 100_003 + number + k,
+            )  # fmt: skip
+
     def entries(self) -> list[Entry]:
         """What was found, over the whole graph."""
-        return exact(self.problem, self.reduced, pareto(list(self.archive or ())))
+        return exact(self.problem, self.reduced, pareto(list(self.archive)))

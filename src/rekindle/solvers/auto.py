@@ -47,7 +47,7 @@ from .base import Problem
 from .choice import choose
 from .hierarchical import SIZES, Known, Levels
 from .registry import register
-from .rotor import entries
+from .rotor import entries, thin
 from .storages import Search
 
 SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
@@ -66,6 +66,7 @@ REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answe
     optimal="where it proves it: small graphs, or a bound that is met",
     complexity="O(k n) for k proposals on n ops; k is chosen so that a few seconds pass",
     citation="this project; see the solvers it joins",
+    curve=True,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
     """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""
@@ -74,7 +75,7 @@ def auto(problem: Problem) -> Iterator[Schedule]:
         yield from proven
         return
     curve = _curve(problem)
-    chosen = choose(problem, curve.look_closer(problem))
+    chosen = thin(choose(problem, curve.look_closer(problem)))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)
 
 
@@ -220,10 +221,21 @@ class Curve:
                 polish.enter([e.runs for e in search.entries()])
                 polish.look(low, high)
             found = polish.entries()
+            if not large(problem):
+                elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
+                found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
             if problem.time_left <= 0:
                 return found
             self.looked_at[k] = found
         return self.looked_at[k]
+
+
+def _pressed(problem: Problem, found: list[Entry]) -> list[Entry]:
+    """What was found, with the least values looked at too, which the search leaves out."""
+    fine = Polish(problem, Reduced(problem.graph, Dropping(problem.graph), negligible=0.0))
+    with problem.interruptible():
+        found = pareto(found + fine.press(found))
+    return found
 
 
 def _teller(problem: Problem) -> Callable[[list[Entry]], None]:

@@ -79,6 +79,7 @@ class Solver:
     graphs : "chain" (other graphs are taken as the series of blocks between splitting vertices) or "any".
     objective : what it minimises, in one line.
     optimal : what its optimality claim is; "" for none. A claim is about its own stated objective.
+    curve : asked for the whole frontier, it yields all it knows of it, and asking for single budgets adds nothing.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Solver:
     optimal: str
     complexity: str
     citation: str
+    curve: bool = False
 
     @property
     def doc(self) -> str:

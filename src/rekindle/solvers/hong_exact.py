@@ -42,6 +42,7 @@ SPREAD = 16  # plans where the whole frontier is wanted
     complexity="O(n^2 f log n) for f undominated plans",
     citation="after Hong, Tsai, Wang, Liu, Wu, GPU Memory Usage Optimization for Backward Propagation in Deep Network "
     "Training, JPDC 2025, arXiv:2502.12499",
+    curve=True,
 )
 def hong_exact(problem: Problem) -> Iterator[Schedule]:
     """Single-level checkpointing of a chain by exact peak and time; takes a budget or an overhead."""

@@ -13,12 +13,12 @@ _SOLVERS: dict[str, Solver] = {}
 
 
 def register(
-    name: str, *, graphs: str, objective: str, optimal: str = "", complexity: str, citation: str
+    name: str, *, graphs: str, objective: str, optimal: str = "", complexity: str, citation: str, curve: bool = False
 ) -> Callable[[Solve], Solve]:
     """Decorator that enters a function `Problem -> iterable of Schedule` under `name`."""
 
     def enter(solve: Solve) -> Solve:
-        _SOLVERS[name] = Solver(name, solve, graphs, objective, optimal, complexity, citation)
+        _SOLVERS[name] = Solver(name, solve, graphs, objective, optimal, complexity, citation, curve)
         return solve
 
     return enter

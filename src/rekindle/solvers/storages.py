@@ -59,6 +59,7 @@ Point = tuple[np.ndarray, np.ndarray]  # modes, order
     optimal="",
     complexity="O(k n) for k proposals on n ops and edges",
     citation="this project; seeds of Hong et al. (JPDC 2025, arXiv:2502.12499), annealing after FastSA (NeurIPS 2023)",
+    curve=True,
 )
 def storages(problem: Problem) -> Iterator[Schedule]:
     """Annealing over keep / hold / transient per storage and over the order of ops, in one sweep of the whole curve."""

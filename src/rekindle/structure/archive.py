@@ -50,21 +50,21 @@ class Archive:
     arrays : (edges, extra, peak, runs, lengths) as the kernels take it; see `kernels.moves`.
     """
 
-    def __init__(self, least: float, most: float, cap: int):
+    def __init__(self, least: float, most: float, cap: int, bins: int = BINS):
         """least, most : the peaks to tell apart, roughly; cap : most runs of a sequence."""
         most = max(2.0, most)
-        edges = np.append(np.geomspace(min(max(1.0, least), most / 2), most, BINS - 1), math.inf)
+        edges = np.append(np.geomspace(min(max(1.0, least), 0.99 * most), most, bins - 1), math.inf)
         self.arrays = (
-            edges, np.full(BINS, math.inf), np.full(BINS, math.inf), np.empty((BINS, cap), np.int32),
-            np.zeros(BINS, np.int64),
+            edges, np.full(bins, math.inf), np.full(bins, math.inf), np.empty((bins, cap), np.int32),
+            np.zeros(bins, np.int64),
         )  # fmt: skip
 
     def like(self) -> Archive:
         """An empty one for the same peaks."""
         out = Archive.__new__(Archive)
-        edges, _, _, runs, _ = self.arrays
+        edges, _, _, runs, lengths = self.arrays
         out.arrays = (
-            edges, np.full(BINS, math.inf), np.full(BINS, math.inf), np.empty_like(runs), np.zeros(BINS, np.int64),
+            edges, np.full(len(runs), math.inf), np.full(len(runs), math.inf), np.empty_like(runs), np.zeros_like(lengths),
         )  # fmt: skip
         return out
 
@@ -73,7 +73,7 @@ class Archive:
         edges, extra, peaks, runs, lengths = self.arrays
         b = int(np.searchsorted(edges, e.peak))
         better = e.extra < extra[b] or (e.extra == extra[b] and e.peak < peaks[b])
-        if b < BINS and better and len(e.runs) <= runs.shape[1]:
+        if b < len(edges) and better and len(e.runs) <= runs.shape[1]:
             extra[b], peaks[b], lengths[b] = e.extra, e.peak, len(e.runs)
             runs[b, : len(e.runs)] = e.runs
 

@@ -15,7 +15,7 @@ from ..graph import Arrays, Graph
 from ..kernels import order as kernel
 from .saved import Dropping
 
-NEGLIGIBLE = 0.001  # the least values that together hold at most this part of all that is made are left out
+NEGLIGIBLE = 0.001
 
 
 class Reduced:
@@ -31,12 +31,13 @@ class Reduced:
         where the order is fixed.
     """
 
-    def __init__(self, graph: Graph, dropping: Dropping):
+    def __init__(self, graph: Graph, dropping: Dropping, negligible: float = NEGLIGIBLE):
+        """negligible : the least values that together hold at most this part of all that is made are left out."""
         a = graph.arrays
         needed = np.zeros(len(graph.ops), np.bool_)
         needed[dropping.order] = True
         made = (a.producer >= 0) & needed[a.producer]
-        weighs = made & ~_negligible(a.bytes, made)
+        weighs = made & ~_negligible(a.bytes, made, negligible)
         new_value = np.full(len(graph.values), -1, np.int64)
         self.values = np.flatnonzero(weighs)
         new_value[self.values] = np.arange(len(self.values))
@@ -148,13 +149,13 @@ class Reduced:
         return len(self.ops) + len(self.values) + 2 * (len(self.arrays.in_ids) + len(self.arrays.out_ids))
 
 
-def _negligible(size: np.ndarray, made: np.ndarray) -> np.ndarray:
-    """bool [values]: the least values, as long as they hold next to nothing together."""
+def _negligible(size: np.ndarray, made: np.ndarray, part: float) -> np.ndarray:
+    """bool [values]: the least values, as long as they together hold at most this part of all."""
     out = np.zeros(len(size), np.bool_)
     ids = np.flatnonzero(made)
     ids = ids[np.argsort(size[ids], kind="stable")]
     total = np.cumsum(size[ids])
-    out[ids[total <= NEGLIGIBLE * (total[-1] if len(total) else 0)]] = True
+    out[ids[total <= part * (total[-1] if len(total) else 0)]] = True
     return out
 
 
