@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,17 @@ def test_ids_out_of_range_are_refused(step: Run | Free) -> None:
     graph = small()
     with pytest.raises(FormatError):
         simulate(graph, Schedule((Run(0), step, Run(1)), graph.hash))
+
+
+@given(graph=graphs())
+def test_rows_and_steps_are_the_same_schedule(graph: Graph) -> None:
+    lowered = Schedule.baseline(graph)
+    written = Schedule(lowered.steps, lowered.graph_hash, lowered.solver)
+    assert written == lowered
+    assert hash(written) == hash(lowered)
+    assert np.array_equal(written.array, lowered.array)
+    assert written.runs == lowered.runs
+    assert written != Schedule(lowered.steps, lowered.graph_hash, "another")
 
 
 def test_an_op_that_may_not_run_twice() -> None:

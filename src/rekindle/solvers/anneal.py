@@ -101,6 +101,8 @@ class Polish:
 
     def press(self, starts: list[Entry]) -> list[Entry]:
         """What is found over the whole graph with the least peak at the cost of each of `starts` (of the whole graph)."""
+        if not len(self.reduced.ops) or not len(self.reduced.values):
+            return []
         stop = self.problem
         changes = int(PRESS * stop.effort / max(1, len(starts)))
 
