@@ -25,6 +25,8 @@ _FILES = {
     "gpt": ("gpt", "gpt2", "gpt_blocks"),
     "unet": ("unet",),
     "recurrent": ("lstm_unrolled", "lstm"),
+    "deep": ("resnet1000",),
+    "lstm_steps": ("lstm_deep",),
 }  # fmt: skip
 
 
