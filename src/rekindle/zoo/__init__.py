@@ -1,4 +1,4 @@
-"""Models and samples by name, for benchmarks, the demo and tests.
+"""Models and samples by name, for benchmarks, the demo and tests. `SUITES` says which a benchmark takes.
 
 Asking for the names imports no torch; each family of models lives in a file of its own.
 """
@@ -11,6 +11,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .suites import SUITES, small
+
+__all__ = ["SUITES", "load", "names", "small"]
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,10 +26,15 @@ _FILES = {
     ),
     "cells": ("nasnet_cifar10", "amoebanet_cifar10", "darts_cifar10"),
     "gpt": ("gpt", "gpt2", "gpt_blocks"),
-    "unet": ("unet",),
+    "unet": ("unet", "unet3d"),
     "recurrent": ("lstm_unrolled", "lstm"),
     "deep": ("resnet1000",),
     "lstm_steps": ("lstm_deep",),
+    "language": ("gpt2_small", "gpt2_medium", "llama_1b", "llama_7b", "bert_large", "t5_base"),
+    "images": ("vit_b16", "swin_b", "convnext_b", "efficientnet_b4", "mobilenet_v3", "deeplabv3"),
+    "moe": ("moe",),
+    "mamba": ("mamba",),
+    "dit": ("dit",),
 }  # fmt: skip
 
 

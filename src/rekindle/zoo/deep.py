@@ -30,7 +30,9 @@ def _resnet(
     input_grad: bool = False,
 ) -> tuple[nn.Module, Tensor]:  # fmt: skip
     if layers < 1 + 3 * STAGES:
-        raise UsageError(f"layers={layers} must be at least {1 + 3 * STAGES}: the stem and a unit of three in each stage")
+        raise UsageError(
+            f"layers={layers} must be at least {1 + 3 * STAGES}: the stem and a unit of three in each stage"
+        )
     timm = import_library("timm.models.resnetv2")
     channels = tuple(int(c * width) for c in (256, 512, 1024, 2048))
     model = build(

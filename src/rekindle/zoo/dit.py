@@ -1,0 +1,100 @@
+"""A diffusion transformer, DiT-B/2, with its loss: the squared error of the noise that it predicts.
+
+Peebles, Xie, Scalable Diffusion Models with Transformers, ICCV 2023, arXiv:2212.09748. The projections that say scales,
+shifts and gates start at random here, not at zero: from zero gates no gradient reaches the blocks in the first step, and
+a check of it would show nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import UsageError
+
+
+def _waves(position: Tensor, size: int) -> Tensor:
+    """Sines and cosines of a position at `size` / 2 frequencies each: [...] -> [..., size]."""
+    frequency = torch.exp(-math.log(10000.0) / (size // 2) * torch.arange(size // 2, device=position.device))
+    angle = position.unsqueeze(-1) * frequency
+    return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+class Block(nn.Module):
+    """Tokens [batch, tokens, d] and condition [batch, d] -> tokens: attention and MLP between adaptive layer norms."""
+
+    def __init__(self, d: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.p = heads, dropout
+        self.attention_norm, self.mlp_norm = (nn.LayerNorm(d, elementwise_affine=False) for _ in range(2))
+        self.condition = nn.Linear(d, 6 * d)
+        self.query_key_value, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU("tanh"), nn.Linear(4 * d, d), nn.Dropout(dropout))
+
+    def attention(self, x: Tensor) -> Tensor:
+        q, k, v = self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.condition(F.silu(condition)).chunk(6, -1)
+        x = x + gate.unsqueeze(1) * self.attention(_modulated(self.attention_norm(x), shift, scale))
+        return x + mlp_gate.unsqueeze(1) * self.mlp(_modulated(self.mlp_norm(x), mlp_shift, mlp_scale))
+
+
+class DiffusionTransformer(nn.Module):
+    """Noisy latents [batch, channels, image, image], time [batch] in [0, 1000), class [batch], and the noise in them
+    -> {"loss": [], "noise": what it takes for the noise}."""
+
+    places: Tensor  # [tokens, d]: where in the image a token lies, as waves of its row and column
+
+    def __init__(self, layers: int, d: int, heads: int, image: int, patch: int, channels: int, classes: int, p: float):
+        super().__init__()
+        self.side, self.patch = image // patch, patch
+        self.patches = nn.Conv2d(channels, d, patch, stride=patch)
+        at = torch.arange(self.side)
+        row, column = (t.flatten() for t in torch.meshgrid(at, at, indexing="ij"))
+        self.register_buffer("places", torch.cat([_waves(row, d // 2), _waves(column, d // 2)], -1), persistent=False)
+        self.time = nn.Sequential(nn.Linear(256, d), nn.SiLU(), nn.Linear(d, d))
+        self.label = nn.Embedding(classes, d)
+        self.blocks = nn.ModuleList(Block(d, heads, p) for _ in range(layers))
+        self.norm, self.condition = nn.LayerNorm(d, elementwise_affine=False), nn.Linear(d, 2 * d)
+        self.head = nn.Linear(d, patch * patch * channels)
+
+    def forward(self, latents: Tensor, time: Tensor, label: Tensor, noise: Tensor) -> dict[str, Tensor]:
+        condition = self.time(_waves(time, 256)) + self.label(label)
+        x = self.patches(latents).flatten(2).transpose(1, 2) + self.places
+        for block in self.blocks:
+            x = block(x, condition)
+        shift, scale = self.condition(F.silu(condition)).chunk(2, -1)
+        x = self.head(_modulated(self.norm(x), shift, scale))
+        x = x.unflatten(-1, (self.patch, self.patch, -1)).unflatten(1, (self.side, self.side))
+        x = x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+        return {"loss": F.mse_loss(x, noise), "noise": x}
+
+
+def _load(
+    batch: int = 64, *, layers: int = 12, d: int = 768, heads: int = 12, image: int = 32, patch: int = 2,
+    channels: int = 4, classes: int = 1000, dropout: float = 0.0,
+) -> tuple[nn.Module, dict[str, Tensor]]:  # fmt: skip
+    """image : side of the latents; 32 are those of an image of 256²."""
+    if image % patch or d % 4:
+        raise UsageError(f"image={image} must be a multiple of patch={patch}, and d={d} one of 4")
+    model = DiffusionTransformer(layers, d, heads, image, patch, channels, classes, dropout)
+    size = (batch, channels, image, image)
+    return model, {
+        "latents": torch.randn(size),
+        "time": torch.rand(batch) * 1000,
+        "label": torch.randint(classes, (batch,)),
+        "noise": torch.randn(size),
+    }
+
+
+MODELS = {"dit": _load}

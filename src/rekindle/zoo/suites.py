@@ -1,0 +1,57 @@
+"""Which models a benchmark takes, and options that make each of the large ones small enough for a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import UsageError
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "seeds": (
+        "alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+        "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3", "nasnet_cifar10",
+        "amoebanet_cifar10", "darts_cifar10",
+    ),
+    "deep": ("resnet1000", "lstm_deep"),
+    "modern": (
+        "gpt2_small", "gpt2_medium", "llama_1b", "llama_7b", "bert_large", "t5_base", "vit_b16", "swin_b", "convnext_b",
+        "efficientnet_b4", "mobilenet_v3", "unet", "unet3d", "deeplabv3", "moe", "mamba", "dit",
+    ),
+}  # fmt: skip
+
+_TOKENS = {"batch": 2, "layers": 2, "d": 32, "heads": 4, "length": 32, "vocab": 61}
+_LLAMA = _TOKENS | {"mlp": 80, "kv_heads": 2}
+_SMALL: dict[str, dict[str, Any]] = {
+    "resnet1000": {"batch": 2, "layers": 25, "width": 0.125, "image": 32, "classes": 5},
+    "lstm_deep": {"batch": 4, "length": 12, "features": 6, "hidden": 16, "layers": 3},
+    "gpt2_small": _TOKENS,
+    "gpt2_medium": _TOKENS | {"layers": 3},
+    "llama_1b": _LLAMA,
+    "llama_7b": _LLAMA | {"layers": 3, "kv_heads": 4},
+    "bert_large": _TOKENS,
+    "t5_base": _TOKENS | {"target_length": 16},
+    "vit_b16": {"batch": 2, "image": 64, "layers": 2, "d": 32, "heads": 4, "classes": 5},
+    "swin_b": {"batch": 2, "image": 64, "layers": (2, 2), "d": 16, "heads": (2, 4), "window": 4, "classes": 5},
+    "convnext_b": {"batch": 2, "image": 64, "layers": (1, 1, 2, 1), "d": 8, "classes": 5},
+    "efficientnet_b4": {"batch": 2, "image": 64, "width": 0.25, "layers": 0.5, "classes": 5},
+    "mobilenet_v3": {"batch": 2, "image": 64, "width": 0.25, "classes": 5},
+    "unet": {"batch": 2, "image": 32, "width": 8, "depth": 2},
+    "unet3d": {"batch": 2, "image": 16, "width": 4, "depth": 2},
+    "deeplabv3": {"batch": 2, "image": 32, "layers": (1, 1, 1, 1), "classes": 5},
+    "moe": _TOKENS | {"mlp": 64, "experts": 4},
+    "mamba": {"batch": 2, "layers": 2, "d": 32, "state": 8, "head": 16, "chunk": 8, "length": 32, "vocab": 61},
+    "dit": {"batch": 2, "layers": 2, "d": 32, "heads": 4, "image": 8, "classes": 5},
+}
+
+
+def small(name: str) -> dict[str, Any]:
+    """Options of `load`, batch included, for a copy of a deep or modern model whose step takes well under a second on a
+    CPU: every kind of layer is there, fewer and narrower.
+
+    Raises
+    ------
+    UsageError : there is no such copy of this model.
+    """
+    if name not in _SMALL:
+        raise UsageError(f"zoo model {name!r} has no small copy; these have: {', '.join(_SMALL)}")
+    return dict(_SMALL[name])
