@@ -1,0 +1,34 @@
+"""docs/benchmarks.md and its pictures, from rows of `rekindle bench`.
+
+python benchmarks/report.py --rows out/bench-*.jsonl [--out docs/benchmarks.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rekindle.errors import RekindleError
+from rekindle.report.benchmarks import write
+from rekindle.report.rows import read
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--rows", type=Path, nargs="+", required=True, help="JSONL files, or JSON with a list under rows")
+    p.add_argument("--out", type=Path, default=PAGE)
+    given = p.parse_args()
+    try:
+        files = write(read(given.rows), given.out)
+    except RekindleError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    print(f"wrote {files[0]} and {len(files) - 1} pictures")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Modern models at half and a quarter of the plain activations, every operator at the same cost, beside FastSA.
+
+A. Imanishi, Z. Xu, M. Takagi, S. Wang, E. Castillo, A Fast Heuristic to Optimize Time-Space Tradeoff for Large Models,
+NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import markdown as md
+from .rows import Row, by_model, extra, known, plain_mb
+
+FASTSA = {0.5: 0.07, 0.25: 0.18}  # share of the plain peak -> mean extra cost as published
+
+
+def unit_part(rows: Sequence[Row]) -> str:
+    """The page's part on the suite modern in unit costs; empty where no row was planned in them."""
+    groups = {m: g for (s, m), g in by_model(rows).items() if s == "modern" and any(r.get("cost") == "unit" for r in g)}
+    if not groups:
+        return ""
+    lines = [["model", "ops", *(f"auto={s:g}" for s in FASTSA), "certified"]]
+    reached: dict[float, list[float]] = {s: [] for s in FASTSA}
+    never, missed = dict.fromkeys(FASTSA, 0), dict.fromkeys(FASTSA, 0)
+    for model, mine in groups.items():
+        line, said = [model, md.whole(known(mine, "ops"))], []
+        for share in FASTSA:
+            row = next((r for r in mine if r["method"] == f"auto={share:g}" and r.get("cost") == "unit"), None)
+            cost = None if row is None or row["status"] != "ok" else extra(row, "unit")
+            proof = None if cost is not None else impossible(mine, share)
+            if cost is not None and row is not None:
+                reached[share].append(cost)
+                line.append(f"{cost:+.1%} at {md.share(row['peak_mb'], plain_mb(mine))}")
+            elif proof is not None:
+                never[share] += 1
+                line.append("impossible")
+                said.append(proof)
+            else:
+                missed[share] += 1
+                line.append("not run" if row is None else "not reached")
+        lines.append([*line, "; ".join(dict.fromkeys(said)) or "-"])
+    means = [md.plus(md.mean(reached[s])) for s in FASTSA]
+    lines.append(["mean", "", *means, ""])
+    lines.append(["FastSA, published mean", "", *(md.plus(x) for x in FASTSA.values()), ""])
+    counts = "; ".join(
+        f"{s:.0%}: {len(reached[s])} reached, {never[s]} certified impossible, {missed[s]} neither" for s in FASTSA
+    )
+    return "\n".join([
+        "## Modern models at half and a quarter of the memory", "",
+        "Extra cost with every operator at the same cost, as in the FastSA paper, within half and a quarter of the plain "
+        "step's activation peak. FastSA's means are over the 23 models of that paper, which are not all the same as these; "
+        "our means are over the models where that much memory is reached.", "", md.table(lines), "", f"{counts}.",
+    ])  # fmt: skip
+
+
+def impossible(rows: Sequence[Row], share: float) -> str | None:
+    """What certifies that no plan of the model fits that share of the plain peak; None: nothing does.
+
+    A bound on a failed row holds at any overhead; one on a row that ran, up to that row's overhead.
+    """
+    plain = plain_mb(rows)
+    over = [r for r in rows if plain and r.get("bound_mb") and r["bound_mb"] > share * plain]
+    if not over or plain is None:
+        return None
+    whole = [r for r in over if r["status"] == "failed"]
+    if whole:
+        return f"none below {max(r['bound_mb'] for r in whole) / plain:.1%}"
+    best = max(over, key=lambda r: (r.get("overhead") or 0.0, r["bound_mb"]))
+    cost = {"flops": "FLOPs", "seconds": "time", "unit": "op runs"}.get(best.get("cost") or "flops", "cost")
+    return f"none below {best['bound_mb'] / plain:.1%} within {best.get('overhead') or 0.0:+.1%} {cost}"
