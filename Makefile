@@ -8,7 +8,7 @@ STAMP := $(VENV)/.stamp
 OUT := out
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench solver-table gpu clean
+.PHONY: help setup demo test lint types docs bench bench-report solver-table gpu clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,11 @@ $(VENV)/.docs: $(STAMP)
 bench: $(STAMP) ## the published table, ours beside it; rows go to out/bench-seeds.jsonl
 	@mkdir -p $(OUT)
 	$(VENV)/bin/rekindle bench --suite seeds --out $(OUT)/bench-seeds.jsonl
+
+ROWS = $(wildcard $(OUT)/bench-*.jsonl)
+bench-report: $(STAMP) ## docs/benchmarks.md from the rows in out/ (others: ROWS="a.jsonl b.jsonl")
+	@test -n "$(ROWS)" || { echo "no rows in $(OUT)/bench-*.jsonl; run: make bench"; exit 1; }
+	$(PY) benchmarks/report.py --rows $(ROWS)
 
 solver-table: $(STAMP) ## all solvers on five graphs, as docs/solver_table.md
 	$(PY) benchmarks/solvers.py

@@ -57,7 +57,6 @@ def page(rows: Sequence[Row], folder: str) -> tuple[str, dict[str, str]]:
 
 # -- what was measured how ---------------------------------------------------------------------------------------------
 def _measured(rows: Sequence[Row]) -> str:
-    suites = list(dict.fromkeys(r["suite"] for r in rows))
     ran = [r for r in rows if r["status"] == "ok"]
     lines = [
         f"Every figure on this page comes from {len(rows):,} rows of `rekindle bench` (one per model, method and cost; "
@@ -69,8 +68,7 @@ def _measured(rows: Sequence[Row]) -> str:
         "2^20 bytes. In the suite seeds the published protocol is followed: the input and its gradient count. An "
         "allocator's rounding and fragmentation come on top.",
         "- **Extra FLOPs** are measured: those of the operators that the step ran, over the plain step's.",
-        "- **Extra time** is modelled, not measured: the roofline of an RTX 2080 Ti, the published table's card. It knows "
-        "no kernel launches and no overlap.",
+        *_modelled(rows),
         "- **Certified**: below that peak no schedule exists within that extra cost, whatever its order.",
         "- **auto@8%** is the least memory within 8 % extra cost, **auto=0.5** the least cost within half of the plain "
         "activation peak, **auto=ogc** the least cost within the memory of the published solver; a bare name aims for "
@@ -91,9 +89,25 @@ def _measured(rows: Sequence[Row]) -> str:
         lines.append(f"| {name} | {md.listed(str((r.get('versions') or {}).get(name, '')) for r in rows)} |")
     if any(r.get("commit") for r in rows):
         lines.append(f"| commit | {md.listed(r.get('commit') for r in rows)} |")
-    how = "<br>".join(f"`rekindle bench --suite {s} --out out/bench-{s}.jsonl`" for s in suites)
-    lines.append(f"| to reproduce | {how}<br>`make bench-report` |")
+    lines += ["", "To reproduce:", "", "```sh", *_commands(rows), "```"]
     return "\n".join(lines)
+
+
+def _modelled(rows: Sequence[Row]) -> list[str]:
+    timed = [r for r in rows if r.get("seconds_overhead") is not None]
+    names = dict.fromkeys(r.get("target") or "rtx2080ti" for r in timed)
+    told = " or ".join("an RTX 2080 Ti, the published table's card" if n == "rtx2080ti" else n for n in names)
+    text = f"- **Extra time** is modelled, not measured: the roofline of {told}. It knows no kernel launches and no overlap."
+    return [text] if timed else []
+
+
+def _commands(rows: Sequence[Row]) -> list[str]:
+    """What was run, where rows say so; else what runs the same models under the same methods."""
+    told = list(dict.fromkeys(r["command"] for r in rows if r.get("command")))
+    for suite in dict.fromkeys(r["suite"] for r in rows if not r.get("command")):
+        methods = dict.fromkeys(r["method"] for r in rows if r["suite"] == suite)
+        told.append(f"rekindle bench --suite {suite} --methods {','.join(methods)} --out out/bench-{suite}.jsonl")
+    return [*told, "make bench-report"]
 
 
 # -- curves and failures ------------------------------------------------------------------------------------------------

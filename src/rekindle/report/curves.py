@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from .markdown import mb
+from .marks import SIZE, Box, apart, label
 from .rows import Row, extra, pick, plain_mb, solver_of
 from .svg import Canvas, n, number, ticks
 
@@ -19,7 +20,6 @@ WIDTH, LEFT, GAP, RIGHT, TOP, PANEL, BELOW = (
     300,
     78,
 )  # PANEL: its height; BELOW: from it to the key
-Box = tuple[float, float, float, float]  # left, top, right, bottom
 LINE = 17  # pixels from one line of the key to the next
 FARTHEST = 0.6  # extra cost beyond which a mark stands at the edge; the key has its figures
 TITLES = {"flops": "extra FLOPs (measured)", "seconds": "extra time (modelled)"}
@@ -204,10 +204,7 @@ def _floor(
         c.text(left + 6, y(0) - 8, "certified: no plan here", "soft small")
 
 
-# -- marks and their numbers -------------------------------------------------------------------------------------------
-SIZE = 4.2  # half a mark, in pixels
-
-
+# -- marks and the key ----------------------------------------------------------------------------------------------
 def _marks(
     c: Canvas, points: Sequence[Point], places: Sequence[tuple[float, float]], frame: Box, drawn: Sequence[Box]
 ) -> None:
@@ -219,7 +216,7 @@ def _marks(
         _mark(c, points[i], *places[i])
     spots: list[list[int]] = []
     for i in reversed(order):
-        near = next((s for s in spots if _apart(places[s[0]], places[i]) < 1.6 * SIZE), None)
+        near = next((s for s in spots if apart(places[s[0]], places[i]) < 1.6 * SIZE), None)
         if near is None:
             spots.append([i])
         else:
@@ -227,7 +224,7 @@ def _marks(
     taken = [*drawn, *((px - SIZE, py - SIZE, px + SIZE, py + SIZE) for px, py in places)]
     for spot in spots:
         keys = sorted(points[i].key for i in spot)
-        taken.append(_label(c, " ".join(map(str, keys)), places[spot[0]], taken, frame))
+        taken.append(label(c, " ".join(map(str, keys)), places[spot[0]], taken, frame))
 
 
 def _mark(c: Canvas, p: Point, px: float, py: float) -> None:
@@ -239,42 +236,6 @@ def _mark(c: Canvas, p: Point, px: float, py: float) -> None:
         c.path(f"M{n(px)} {n(py - 6)}l6 6l-6 6l-6 -6Z", "plain")
     else:
         c.dot(px, py, shape, tip, SIZE)
-
-
-def _label(c: Canvas, text: str, at: tuple[float, float], taken: Sequence[Box], frame: Box) -> Box:
-    """Write a label on the nearest free spot around a mark, with a line to it where that is far; returns its box."""
-    wide, high = 6.1 * len(text) + 1, 10.0
-    best: tuple[float, Box] | None = None
-    for far in (0, 6, 13, 21, 30, 42, 56):
-        for dx, dy in ((1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1), (0, 1), (1, 1)):
-            gap = SIZE + 2.5 + far
-            middle_x = at[0] + dx * (gap + wide / 2)
-            middle_y = at[1] + dy * (gap + high / 2)
-            box = (middle_x - wide / 2, middle_y - high / 2, middle_x + wide / 2, middle_y + high / 2)
-            cost = sum(_overlap(box, other) for other in taken) + 40 * _outside(box, frame) + far
-            if best is None or cost < best[0]:
-                best = (cost, box)
-        if best is not None and best[0] <= far:
-            break
-    assert best is not None
-    box = best[1]
-    middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-    if _apart(at, (min(max(at[0], box[0]), box[2]), min(max(at[1], box[1]), box[3]))) > 11:
-        c.line(*at, *middle, "lead")
-    c.text(middle[0], box[3] - 1, text, "num", "middle", halo=True)
-    return box
-
-
-def _apart(a: tuple[float, float], b: tuple[float, float]) -> float:
-    return max(abs(a[0] - b[0]), abs(a[1] - b[1]))
-
-
-def _overlap(a: Box, b: Box) -> float:
-    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
-
-
-def _outside(box: Box, frame: Box) -> float:
-    return sum(max(0.0, d) for d in (frame[0] - box[0], frame[1] - box[1], box[2] - frame[2] - 16, box[3] - frame[3]))
 
 
 def _key(c: Canvas, part: Mapping[int, Row], panels: Mapping[str, Sequence[Point]], left: float, top: float) -> None:
@@ -290,13 +251,5 @@ def _key(c: Canvas, part: Mapping[int, Row], panels: Mapping[str, Sequence[Point
         c.text(left + 28, y, row["method"], "mark small" if kind(row) == "auto" else "small")
         for m, at in columns.items():
             p = next((p for p in panels[m] if p.key == key), None)
-            c.text(
-                at - 56, y, "-" if p is None else f"{p.share:.0%}" if p.share >= 1 else f"{p.share:.1%}", "small", "end"
-            )
-            c.text(
-                at,
-                y,
-                "-" if p is None else f"{p.overhead:+.0%}" if p.overhead >= 1 else f"{p.overhead:+.1%}",
-                "small",
-                "end",
-            )
+            c.text(at - 56, y, "-" if p is None else f"{p.share:.1%}", "small", "end")
+            c.text(at, y, "-" if p is None else f"{p.overhead:+.1%}", "small", "end")

@@ -44,6 +44,8 @@ def standings(rows: Iterable[Row], tolerance: float = TOLERANCE) -> list[Standin
     for mine in by_model(rows).values():
         auto = [r for r in mine if solver_of(r) == "auto"]
         for measure in MEASURES:
+            if all(r["method"] == "plain" or extra(r, measure) is None for r in mine):
+                continue
             for other in mine:
                 overhead = extra(other, measure)
                 if solver_of(other) != "auto" and other["status"] == "ok" and overhead is not None:
@@ -63,11 +65,11 @@ def dominated(rows: Iterable[Row], tolerance: float = TOLERANCE) -> list[Standin
 def _standing(other: Row, overhead: float, auto: Sequence[Row], measure: str, tolerance: float) -> Standing:
     ran = [(r, e) for r in auto if r["status"] == "ok" and (e := extra(r, measure)) is not None]
 
-    def loss(r: Row, e: float) -> float:
-        return max(r["peak_mb"] / other["peak_mb"], (1 + e) / (1 + overhead)) - 1
+    def ratio(r: Row, e: float) -> float:
+        return max(r["peak_mb"] / other["peak_mb"], (1 + e) / (1 + overhead))
 
-    near, cost = min(ran, key=lambda x: loss(*x), default=(None, None))
-    least = float("inf") if near is None or cost is None else loss(near, cost)
+    near, cost = min(ran, key=lambda x: ratio(*x), default=(None, None))
+    least = float("inf") if near is None or cost is None else round(ratio(near, cost) - 1, 12)
     asked = least > tolerance and any(
         _beats(other, overhead, r, measure, tolerance) for r in auto if (r.get("cost") or "flops") == measure
     )

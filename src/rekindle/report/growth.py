@@ -8,9 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .loglog import exponent, loglog_chart
-from .rows import Row, by_model, extra, pick
+from .markdown import plus, slug, table
+from .rows import Row, by_model, extra, peak, pick, plain_mb, solver_of
 
-METHODS = ("plain", "chen-sqrt", "chen-recursive", "auto@33%", "auto@100%", "auto")
+METHODS = ("plain", "chen-sqrt", "chen-recursive")  # and every goal of auto
+CHEN = (
+    48.0,
+    7.0,
+    0.30,
+)  # GB plain, GB planned, extra time: ResNet-1000 at batch 32; Chen et al. 2016, arXiv:1604.06174
+GB = 1e9 / 2**20  # in MB of rows
 SPAN = 8  # growth is told over the last factor of eight in n, as far as rows reach
 
 
@@ -47,14 +54,10 @@ class Growth:
 
 def growths(rows: Sequence[Row]) -> list[Growth]:
     """Of every family with at least two sizes: "lstm-512" is the family "lstm" at n = 512."""
-    families: dict[str, dict[int, list[Row]]] = {}
-    for (suite, model), mine in by_model(rows).items():
-        found = re.fullmatch(r"(.*?)[-_@ ]?(\d+)", model)
-        if suite == "deep" and found and found[1] and int(found[2]) > 0:
-            families.setdefault(found[1], {})[int(found[2])] = mine
     out = []
-    for family, sizes in families.items():
-        for method in METHODS:
+    for family, sizes in _families(rows).items():
+        auto = {r["method"]: None for mine in sizes.values() for r in mine if solver_of(r) == "auto"}
+        for method in (*METHODS, *sorted(auto, reverse=True)):
             picked = [(n, pick(mine, method, "flops")) for n, mine in sorted(sizes.items())]
             ran = [(n, r) for n, r in picked if r is not None and r["status"] == "ok"]
             if len(ran) >= 2:
@@ -63,11 +66,22 @@ def growths(rows: Sequence[Row]) -> list[Growth]:
     return out
 
 
+def _families(rows: Sequence[Row]) -> dict[str, dict[int, list[Row]]]:
+    """Family -> n -> the rows of that model, of the suite deep."""
+    found: dict[str, dict[int, list[Row]]] = {}
+    for (suite, model), mine in by_model(rows).items():
+        named = re.fullmatch(r"(.*?)[-_@ ]?(\d+)", model)
+        if suite == "deep" and named and named[1] and int(named[2]) > 0:
+            found.setdefault(named[1], {})[int(named[2])] = mine
+    return found
+
+
 def growth_part(rows: Sequence[Row], folder: str, pictures: dict[str, str]) -> str:
     """The page's part on the suite deep; adds its pictures. Empty where no family has two sizes."""
     found = growths(rows)
+    chen = _chen(rows)
     if not found:
-        return ""
+        return f"## A thousand layers\n\n{chen}" if chen else ""
     text = [
         "## Growth with depth and length",
         "",
@@ -76,7 +90,7 @@ def growth_part(rows: Sequence[Row], folder: str, pictures: dict[str, str]) -> s
     ]
     for family in dict.fromkeys(g.family for g in found):
         mine = [g for g in found if g.family == family]
-        name = f"growth-{re.sub(r'[^A-Za-z0-9._]+', '-', family)}.svg"
+        name = f"growth-{slug(family)}.svg"
         pictures[name] = _chart(family, mine)
         text += ["", f"### {family}", "", f"![Peak against n: {family}]({folder}/{name})", ""]
         text += [
@@ -87,13 +101,36 @@ def growth_part(rows: Sequence[Row], folder: str, pictures: dict[str, str]) -> s
             (a, low), (b, high) = g.ends
             grown, root, log = g.factors
             cost = g.extra[-1][1]
-            most = "log n" if grown <= log else "√n" if grown <= root else "n" if grown <= b / a else "more than n"
+            laws = {"log n": log, "√n": root, "n": b / a}
+            most = next((law for law, by in laws.items() if grown <= by * (1 + 1e-9)), "more than n")
             text.append(
                 f"| {g.method} | {a:,.0f} to {b:,.0f} | {low:,.1f} to {high:,.1f} | "
                 f"{'-' if cost is None else f'{cost:+.1%}'} | {grown:.2f} | {root:.2f} | {log:.2f} | {g.exponent:.2f} "
                 f"| {most} |"
             )
-    return "\n".join(text)
+    return "\n".join([*text, *(["", "### A thousand layers", "", chen] if chen else [])])
+
+
+def _chen(rows: Sequence[Row]) -> str:
+    """ResNet-1000 within the extra time of the paper, beside what the paper has."""
+    mine = _families(rows).get("resnet", {}).get(1000)
+    plain = None if mine is None else plain_mb(mine)
+    if mine is None or plain is None:
+        return ""
+    sizes = [
+        (size, cost, r)
+        for r in mine
+        if solver_of(r) == "auto" and (cost := extra(r, "seconds")) is not None and (size := peak(r)) is not None
+        if cost <= CHEN[2]
+    ]
+    lines = [["", "plain, GB", "planned, GB", "extra time"]]
+    lines.append(["Chen et al., measured", f"{CHEN[0]:g}", f"{CHEN[1]:g}", f"{CHEN[2]:+.0%}"])
+    size, cost, row = min(sizes, key=lambda s: s[:2], default=(None, None, None))
+    name = "auto" if row is None else row["method"]
+    planned = "no row within that time" if size is None else f"{size / GB:.2f}"
+    lines.append([f"ours, {name}, modelled", f"{plain / GB:.1f}", planned, plus(cost)])
+    text = "The 1000-layer ResNet of Chen et al. (2016) at batch 32; GB is 10^9 bytes."
+    return f"{text}\n\n{table(lines)}"
 
 
 def _chart(family: str, found: Sequence[Growth]) -> str:

@@ -21,7 +21,7 @@ NUMBERS = (
     "gap", "ops", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb", "measured_regular_mb",
     "measured_ogc_nonreentrant_mb",
 )  # fmt: skip
-TEXTS = ("solver", "cost", "note", "plan_status", "commit", "hardware", "date", "command")
+TEXTS = ("solver", "cost", "target", "note", "plan_status", "commit", "hardware", "date", "command")
 SHARED = ("date", "hardware", "command", "commit")  # what a file with one head for all rows says there
 
 
@@ -147,7 +147,7 @@ def extra(row: Row, measure: str) -> float | None:
 def pick(rows: Sequence[Row], method: str, cost: str) -> Row | None:
     """The method's row planned in that cost; else one that ran planned in another; else one that failed."""
     found = [r for r in rows if r["method"] == method]
-    order = {cost: 0, None: 1, "flops": 2, "seconds": 3}
+    order = {None: 1, "flops": 2, "seconds": 3} | {cost: 0}
     return min(found, key=lambda r: (r["status"] != "ok", order.get(r.get("cost"), 4)), default=None)
 
 

@@ -1,0 +1,434 @@
+"""The benchmark report: every figure on the page is a row's, nothing is made up where a row is silent, losses are told."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rekindle.bench import run_suite
+from rekindle.errors import FormatError, UsageError
+from rekindle.report import curves, growth, loglog, unit_costs
+from rekindle.report.benchmarks import page, write
+from rekindle.report.domination import dominated, standings
+from rekindle.report.published import published_part
+from rekindle.report.rows import Row, newest, pick, read
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "report.py"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def row(method: str, peak: float | None, flops: float | None = 0.0, **more: Any) -> Row:
+    """A row of the model "m", whose plain step holds 1000 MB; no peak: a failed one."""
+    name = re.split(r"[@=]", method)[0]
+    tool = method == "plain" or name.startswith(("checkpoint-", "selective-", "compile-"))
+    return {
+        "suite": "seeds", "model": "m", "method": method, "solver": None if tool else name, "cost": "flops",
+        "status": "failed" if peak is None else "ok", "peak_mb": peak, "plain_mb": 1000.0,
+        "flops_overhead": None if peak is None else flops, "note": "",
+    } | more  # fmt: skip
+
+
+PLAIN = row("plain", 1000.0)
+
+
+def cells(text: str, first: str, column: str) -> list[str]:
+    """What stands in that column of the lines of Markdown tables whose first cell is that."""
+    found, head = [], []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            head = []
+            continue
+        parts = [c.strip() for c in line.strip("|").split("|")]
+        if not head:
+            head = parts
+        elif parts[0] == first and column in head:
+            found.append(parts[head.index(column)])
+    return found
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+def test_the_newest_row_of_a_key_is_kept(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    first = [row("auto", 500.0, date="2026-11-20"), row("feng", 700.0), PLAIN]
+    second = [row("auto", 900.0, date="2026-11-19"), row("feng", 600.0), row("feng", 650.0, cost="seconds")]
+    for path, rows in ((old, first), (new, second)):
+        path.write_text("\n".join(json.dumps(r) for r in rows) + "\n\n")
+    found = read([old, new])
+    assert [(r["method"], r["cost"], r["peak_mb"]) for r in found] == [
+        ("auto", "flops", 500.0), ("feng", "flops", 600.0), ("plain", "flops", 1000.0), ("feng", "seconds", 650.0),
+    ]  # fmt: skip
+    assert newest(found) == found
+
+
+def test_a_document_with_a_head_lends_it_to_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"date": "2026-11-21", "hardware": "a machine", "command": "run it", "rows": [PLAIN]}))
+    (found,) = read([path])
+    assert (found["date"], found["hardware"], found["command"]) == ("2026-11-21", "a machine", "run it")
+    assert found["peak_mb"] == 1000.0
+    text, _ = page([found], "x")
+    assert "a machine" in text
+    assert "run it" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.jsonl", json.dumps(PLAIN) + '\n{"suite": "se', "line 2 is damaged"),
+        ("a.jsonl", "[1]", "line 1 is no row"),
+        ("a.jsonl", json.dumps(PLAIN | {"model": None}), "line 1: 'model' is None"),
+        ("a.jsonl", json.dumps(PLAIN | {"peak_mb": "big"}), "'peak_mb' is 'big'"),
+        ("a.jsonl", json.dumps(PLAIN | {"peak_mb": None}), "above 0"),
+        ("a.jsonl", json.dumps(PLAIN | {"flops_overhead": math.nan}), "'flops_overhead' is nan"),
+        ("a.jsonl", json.dumps(PLAIN | {"status": "fine"}), "'status' is 'fine'"),
+        ("a.jsonl", json.dumps(PLAIN | {"date": 3}), "'date' is 3"),
+        ("a.json", "{}", 'no list "rows"'),
+        ("a.json", "{", "damaged"),
+    ],
+)
+def test_a_damaged_file_is_a_clear_error(tmp_path: Path, name: str, text: str, says: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(FormatError, match=re.escape(says)) as e:
+        read([path])
+    assert str(path) in str(e.value)
+
+
+def test_a_missing_or_binary_file_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="cannot read"):
+        read([tmp_path / "none.jsonl"])
+    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(FormatError, match="UTF-8"):
+        read([tmp_path / "b.jsonl"])
+
+
+# -- is auto dominated? ------------------------------------------------------------------------------------------------
+def test_a_row_that_auto_matches_within_the_tolerance_is_no_loss() -> None:
+    rows = [PLAIN, row("auto@8%", 505.0, 0.105), row("auto=1", 1000.0, 0.0), row("feng", 500.0, 0.10)]
+    assert dominated(rows) == []
+    found = {s.method: s for s in standings(rows) if s.measure == "flops"}
+    assert set(found) == {"plain", "feng"}
+    assert found["plain"].loss == 0
+    assert (found["feng"].nearest, found["feng"].loss) == ("auto@8%", pytest.approx(0.01))
+    (lost,) = dominated(rows, tolerance=0.005)
+    assert lost.method == "feng"
+
+
+def test_better_in_memory_and_in_cost_is_below_zero() -> None:
+    (found,) = standings([row("auto", 400.0, 0.1), row("feng", 500.0, 0.2)])
+    assert found.loss == pytest.approx(1.1 / 1.2 - 1)
+
+
+@pytest.mark.parametrize(
+    ("auto", "asked"),
+    [
+        (row("auto@8%", 700.0, 0.08), True),  # feng keeps 8 % and is smaller
+        (row("auto@8%", None), True),  # a failure where feng has an answer
+        (row("auto@2%", 700.0, 0.02), False),  # feng is dearer than was allowed
+        (row("auto=0.7", 690.0, 0.2), True),  # feng fits 700 MB and is cheaper
+        (row("auto=0.5", 500.0, 0.2), False),  # feng does not fit 500 MB
+        (row("auto=0.5", None), False),
+        (row("auto=0.7", None), True),
+        (row("auto", 700.0, 0.0), True),  # least memory, and feng's is less
+        (row("auto", 500.0, 0.9), False),
+        (row("auto=ogc", 690.0, 0.2, measured_ogc_nonreentrant_mb=695.0), True),
+        (row("auto=ogc", 500.0, 0.2, published_ogc_mb=510), False),
+        (row("auto@8%", 700.0, 0.08, cost="unit"), False),  # 8 % of something else
+    ],
+)
+def test_a_loss_is_told_from_a_question_never_asked(auto: Row, asked: bool) -> None:
+    (lost,) = dominated([auto, row("feng", 600.0, 0.05)])
+    assert (lost.method, lost.asked) == ("feng", asked)
+    assert lost.loss > 0.01
+    assert (lost.nearest is None) == (auto["status"] == "failed")
+
+
+def test_each_measure_is_judged_by_itself_and_unknown_costs_not_at_all() -> None:
+    rows = [
+        row("auto@8%", 500.0, 0.08, seconds_overhead=0.30), row("feng", 500.0, 0.10, seconds_overhead=0.10),
+        row("every", 500.0, 0.10), row("none", None), row("auto", 490.0, 0.4, model="other"),
+    ]  # fmt: skip
+    assert [(s.method, s.measure) for s in standings(rows)] == [
+        ("feng", "flops"), ("every", "flops"), ("feng", "seconds"),
+    ]  # fmt: skip
+    (lost,) = dominated(rows)
+    assert (lost.measure, lost.nearest_overhead) == ("seconds", 0.30)
+    assert lost.loss == pytest.approx(1.3 / 1.1 - 1)
+    text, _ = page(rows, "x")
+    assert cells(text, "FLOPs", "matched") == ["2"]
+    assert cells(text, "modelled time", "rows compared") == ["1"]
+    assert cells(text, "m", "not asked") == ["-", "feng (FLOPs) +18.2%"]
+
+
+def test_losses_are_listed_the_greatest_first() -> None:
+    rows = [PLAIN, row("auto@8%", 700.0, 0.08), row("feng", 600.0, 0.05), row("every", 500.0, 0.05)]
+    text, _ = page(rows, "x")
+    part = text[text.index("## Where we lose") : text.index("## The published")]
+    losses = [line for line in part.splitlines() if line.startswith("| m ")]
+    assert [line.split(" | ")[1] for line in losses] == ["every", "feng"]
+    assert cells(part, "m", "worse by") == ["+40.0%", "+16.7%"]
+    assert cells(part, "m", "its peak MB") == ["700", "700"]
+    assert cells(part, "FLOPs", "losses") == ["2"]
+    assert cells(text, "m", "loses to") == ["every +40.0%, feng +16.7%"]
+
+
+# -- the published table and unit costs --------------------------------------------------------------------------------
+def test_the_published_table_is_the_rows() -> None:
+    known = {"batch": 64, "published_regular_mb": 1005, "published_ogc_mb": 400, "measured_ogc_nonreentrant_mb": 390.0}
+    rows = [
+        PLAIN | known, row("auto@33%", 195.0, 0.31, **known), row("auto=ogc", 380.0, 0.01, **known),
+        row("auto=ogc", 385.0, 0.5, **known, cost="seconds", seconds_overhead=0.02),
+    ]  # fmt: skip
+    text = published_part(rows)
+    assert cells(text, "m, 64", "OGC of regular") == ["39.8%"]
+    assert cells(text, "m, 64", "at OGC's overhead") == ["195 (+31.0%)"]
+    assert cells(text, "m, 64", "to OGC") == ["0.50"]
+    assert cells(text, "m, 64", "at OGC's memory") == ["380"]
+    assert cells(text, "m, 64", "extra FLOPs") == ["+1.0%"]
+    assert cells(text, "m, 64", "extra time") == ["+2.0%"]
+    second = [r | {"model": "n"} for r in rows if r["method"] != "auto@33%"]
+    second.append(row("auto@33%", 780.0, 0.3, **known, model="n"))
+    both = published_part(rows + second)
+    assert cells(both, "geometric mean", "to OGC") == ["1.00"]
+    assert cells(both, "geometric mean", "of plain") == [f"{math.sqrt(0.195 * 0.78):.1%}"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "mark", "ratio"),
+    [
+        ({"published_regular_mb": 1005, "published_ogc_mb": 400}, "*", "0.50"),
+        ({"published_regular_mb": 1300, "published_ogc_mb": 400}, "‡", "-"),
+        ({"published_regular_mb": 1300, "published_ogc_mb": 400, "measured_ogc_nonreentrant_mb": 400.0}, "", "0.50"),
+        ({"published_regular_mb": None, "published_ogc_mb": None}, "†", "-"),
+    ],
+)
+def test_what_cannot_be_compared_is_not(figures: dict[str, Any], mark: str, ratio: str) -> None:
+    text = published_part([PLAIN | figures, row("auto@33%", 200.0, 0.3, **figures)])
+    assert cells(text, f"m, -{mark}", "to OGC") == [ratio]
+    assert (f"- {mark} " in text) == bool(mark)
+
+
+def test_means_in_unit_costs_are_over_what_is_reached() -> None:
+    def unit(model: str, method: str, peak: float | None, overhead: float | None, **more: Any) -> Row:
+        return row(method, peak, 0.5, suite="modern", model=model, cost="unit", overhead=overhead, **more)
+
+    rows = [
+        unit("a", "auto=0.5", 500.0, 0.02), unit("a", "auto=0.25", 249.0, 0.10),
+        unit("b", "auto=0.5", 480.0, 0.06), unit("b", "auto=0.25", None, None, bound_mb=301.0),
+        unit("c", "auto=0.25", None, None), unit("d", "auto=0.25", None, None),
+        unit("d", "auto@14%", 400.0, 0.14, bound_mb=390.0),
+    ]  # fmt: skip
+    text = unit_costs.unit_part(rows)
+    assert cells(text, "mean", "auto=0.5") == ["+4.0%"]
+    assert cells(text, "mean", "auto=0.25") == ["+10.0%"]
+    assert cells(text, "FastSA, published mean", "auto=0.25") == ["+18.0%"]
+    assert cells(text, "b", "auto=0.25") == ["impossible"]
+    assert cells(text, "b", "certified") == ["none below 30.1%"]
+    assert cells(text, "c", "auto=0.25") == ["not reached"]
+    assert cells(text, "c", "auto=0.5") == ["not run"]
+    assert cells(text, "d", "certified") == ["none below 39.0% within +14.0% op runs"]
+    assert "25%: 1 reached, 2 certified impossible, 1 neither" in text
+
+
+# -- growth and log axes -----------------------------------------------------------------------------------------------
+def deep() -> list[Row]:
+    rows = []
+    for n in (64, 256, 512, 4096):
+        for method, peak in (("plain", 3.0 * n), ("chen-sqrt", 5 * math.sqrt(n)), ("auto@100%", 7 * math.log(n))):
+            rows.append(row(method, peak, 0.3, suite="deep", model=f"lstm-{n}", cost="seconds"))
+    return rows
+
+
+def test_growth_is_measured_against_the_laws() -> None:
+    found = {g.method: g for g in growth.growths(deep())}
+    assert set(found) == {"plain", "chen-sqrt", "auto@100%"}
+    assert found["plain"].exponent == pytest.approx(1)
+    assert found["chen-sqrt"].exponent == pytest.approx(0.5)
+    assert found["plain"].factors == pytest.approx((8, math.sqrt(8), math.log(4096) / math.log(512)))
+    pictures: dict[str, str] = {}
+    text = growth.growth_part(deep(), "x", pictures)
+    assert list(pictures) == ["growth-lstm.svg"]
+    assert cells(text, "plain", "at most as") == ["n"]
+    assert cells(text, "chen-sqrt", "at most as") == ["√n"]
+    assert cells(text, "auto@100%", "at most as") == ["log n"]
+    assert cells(text, "chen-sqrt", "peak MB") == [f"{5 * math.sqrt(512):.1f} to {5 * 64:.1f}"]
+    assert growth.growths([r for r in deep() if r["model"] == "lstm-64"]) == []
+
+
+def test_a_thousand_layers_beside_the_paper() -> None:
+    more = {"suite": "deep", "model": "resnet-1000", "cost": "seconds"}
+    rows = [
+        row("plain", 48000.0, **more), row("auto@30%", 3000.0, 0.4, seconds_overhead=0.29, **more),
+        row("auto", 1000.0, 0.9, seconds_overhead=0.8, **more),
+    ]  # fmt: skip
+    text = growth.growth_part(rows, "x", {})
+    assert cells(text, "ours, auto@30%, modelled", "planned, GB") == [f"{3000 * 2**20 / 1e9:.2f}"]
+    assert cells(text, "Chen et al., measured", "planned, GB") == ["7"]
+    assert growth.growth_part(rows[2:], "x", {}).count("no row within that time") == 1
+
+
+def test_log_axes_refuse_what_has_no_logarithm() -> None:
+    with pytest.raises(UsageError):
+        loglog.exponent([(1, 2), (1, 3)])
+    with pytest.raises(UsageError):
+        loglog.loglog_chart("t", "s", "x", "y", {"a": [(1, 0)]})
+    assert loglog.log_ticks(1, 1e6) == [10.0**e for e in range(7)]
+    for low, high in ((210, 420), (50, 5000), (0.02, 3)):
+        ticks = loglog.log_ticks(low, high)
+        assert len(ticks) >= 2
+        assert all(low <= t <= high for t in ticks)
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+def many() -> list[Row]:
+    """A model under every kind of method, three of them on the same spot and one far beyond the edge."""
+    rows = [
+        PLAIN, row("checkpoint-blocks", 600.0, 0.3), row("compile-0.5", 610.0, 0.05), row("feng", 600.0, 0.3),
+        row("hong", 600.0, 0.3), row("dtr", 300.0, 2.5), row("kusumoto", None, note="why | not"),
+        row("auto@8%", 450.0, 0.08, overhead=0.08, bound_mb=400.0), row("auto@33%", 300.0, 0.3, overhead=0.3, bound_mb=250.0),
+        row("auto=0.5", 500.0, 0.09),
+    ]  # fmt: skip
+    return [r | {"seconds_overhead": None if r["peak_mb"] is None else r["flops_overhead"] / 2} for r in rows]
+
+
+def test_a_curve_shows_every_method_and_runs_nothing() -> None:
+    svg = curves.frontier_chart(many())
+    root = ET.fromstring(svg)
+    words = ["".join(t.itertext()) for t in root.iter(f"{SVG}text")]
+    for method in (
+        "plain",
+        "checkpoint-blocks",
+        "compile-0.5",
+        "feng",
+        "hong",
+        "dtr",
+        "auto@8%",
+        "auto@33%",
+        "auto=0.5",
+    ):
+        assert words.count(method) == 1
+    assert "kusumoto" not in words
+    assert "+250.0%" in words
+    drawn = [e for e in root.iter() if e.get("class") in ("tool", "solver", "plain", "auto")]
+    assert len(drawn) == 2 * 9
+    assert "extra time (modelled)" in words
+    for banned in ("<script", "href", "http://", "onload", "@import"):
+        assert banned not in svg.replace("http://www.w3.org/2000/svg", "")
+    assert "prefers-color-scheme:dark" in svg
+    width, height = int(root.get("width", 0)), int(root.get("height", 0))
+    for t in root.iter(f"{SVG}text"):
+        assert 0 <= float(t.get("x", -1)) <= width
+        assert 0 <= float(t.get("y", -1)) <= height
+
+
+def test_the_staircase_and_the_floor() -> None:
+    rows = many()
+    points = curves.panel_points(rows, "flops")
+    auto = [p for p in points if curves.kind(p.row) == "auto"]
+    assert [(p.row["method"], p.share) for p in curves.staircase(auto)] == [("auto@8%", 0.45), ("auto@33%", 0.3)]
+    assert curves.floors(rows, "flops") == [(0.08, 0.4), (0.3, 0.25)]
+    assert curves.floors(rows, "seconds") == []  # bounds hold in the cost they were planned in
+    weak = [row("auto@1%", 900.0, 0.01, overhead=0.01, bound_mb=200.0)]  # what holds at 8 % holds at 1 % too
+    assert curves.floors(rows + weak, "flops") == [(0.08, 0.4), (0.3, 0.25)]
+    assert 'class="floor"' in curves.frontier_chart(rows)
+
+
+def test_rows_without_modelled_time_give_one_panel() -> None:
+    svg = curves.frontier_chart([{k: v for k, v in r.items() if k != "seconds_overhead"} for r in many()])
+    assert "extra FLOPs" in svg
+    assert "extra time" not in svg
+    with pytest.raises(UsageError):
+        curves.frontier_chart([row("auto", None)])
+
+
+def test_a_row_planned_in_the_measure_goes_before_another() -> None:
+    rows = [row("auto", 400.0, cost="unit"), row("auto", 500.0, cost="seconds"), row("auto", None, cost="flops")]
+    assert pick(rows, "auto", "seconds") == rows[1]
+    assert pick([row("auto", 300.0), *rows], "auto", "seconds") == rows[1]
+    assert pick(rows, "auto", "unit") == rows[0]
+    assert pick(rows, "auto", "flops") == rows[1]
+    assert pick(rows, "feng", "flops") is None
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+def test_every_picture_is_shown_and_every_shown_picture_is_there(tmp_path: Path) -> None:
+    rows = (
+        many() + deep() + [row("auto", 300.0, 0.1, model="odd / name", ops=300, solve_seconds=2.0, trace_seconds=1.0)]
+    )
+    out = tmp_path / "page.md"
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "stale.svg").write_text("<svg/>")
+    files = write(rows, out)
+    text = out.read_text(encoding="utf-8")
+    shown = re.findall(r"\]\((page/[^)]+)\)", text)
+    assert sorted(shown) == sorted(str(f.relative_to(tmp_path)) for f in files[1:])
+    assert {f.name for f in (tmp_path / "page").iterdir()} == {f.name for f in files[1:]}
+    for f in files[1:]:
+        ET.parse(f)
+    assert "why \\| not" in text
+    assert "page/seeds-odd-name.svg" in shown
+    assert "page/times.svg" in shown
+    with pytest.raises(UsageError, match="at least one row"):
+        write([], out)
+
+
+def test_old_rows_without_the_newer_fields_are_reported() -> None:
+    found = read([SCRIPT.parent / "results" / "2026-11-21-seeds.json"])
+    text, pictures = page(found, "x")
+    assert len(found) == 72
+    assert len(pictures) == 18
+    by = {(r["model"], r["method"]): r for r in found}
+    one = by["resnet50", "auto@33%"]
+    assert cells(text, "resnet50, 64", "at OGC's overhead") == [f"{one['peak_mb']:,.0f} ({one['flops_overhead']:+.1%})"]
+    assert cells(text, "resnet50, 64", "to OGC") == [f"{one['peak_mb'] / one['measured_ogc_nonreentrant_mb']:.2f}"]
+    assert "No row says its modelled time" in text
+    assert f"{max(abs(r['peak_mb'] / r['predicted_mb'] - 1) for r in found if r['predicted_mb']):.2%}" in text
+
+
+def test_a_measured_suite_becomes_a_page(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "b.md"
+    measured = list(run_suite("smoke", ["cnn"], ["plain", "checkpoint-sequential", "chen-sqrt", "auto@33%"]))
+    path.write_text("".join(json.dumps(r) + "\n" for r in measured))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--rows", str(path), "--out", str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    text = out.read_text(encoding="utf-8")
+    ran = [r for r in measured if r["status"] == "ok"]
+    assert {"plain", "chen-sqrt", "auto@33%"} <= {r["method"] for r in ran}
+    svg = (tmp_path / "b" / "smoke-cnn.svg").read_text(encoding="utf-8")
+    words = ["".join(t.itertext()) for t in ET.fromstring(svg).iter(f"{SVG}text")]
+    plain = next(r["peak_mb"] for r in ran if r["method"] == "plain")
+    for r in ran:
+        assert r["method"] in words
+        assert f"{r['peak_mb'] / plain:.1%}" in words
+        assert f"{r['flops_overhead']:+.1%}" in words
+    slowest = max(r["solve_seconds"] for r in ran if r["method"].startswith("auto"))
+    assert cells(text, "cnn", "auto, longest s") == [f"{slowest:.2f}"]
+    compared = sum(r["method"] in ("plain", "checkpoint-sequential", "chen-sqrt") for r in ran)
+    assert cells(text, "FLOPs", "rows compared") == [str(compared)]
+    for r in measured:
+        if r["status"] != "ok":
+            assert r["method"] in cells(text, "cnn", "method")
+
+
+def test_the_script_says_what_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"suite": ')
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--rows", str(path), "--out", str(tmp_path / "b.md")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "line 1 is damaged" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "b.md").exists()
