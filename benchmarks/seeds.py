@@ -13,7 +13,7 @@ from typing import Any
 
 from common import path_of, provenance
 
-from rekindle.report.bench import compare, run_suite
+from rekindle.bench import compare, run_suite
 
 ABOUT = """Peak MB (2^20 bytes) of one training step by the published protocol, executed on fake tensors; behind it the
 extra FLOPs of the executed step over the plain one. `published` is the published table (RTX 2080 Ti), `measured` its

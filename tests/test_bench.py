@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rekindle.errors import RekindleError, UsageError
-from rekindle.report import bench
+from rekindle import bench
 from rekindle.zoo import seeds, torchvision_shim
 
 KEYS = {

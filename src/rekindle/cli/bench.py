@@ -1,19 +1,41 @@
-"""`bench`: a suite of models under several methods, one row each."""
+"""`bench`: a suite of models under several methods, one row each; or two files of rows compared."""
 
 from __future__ import annotations
 
-import json as jsonlib
-from dataclasses import asdict, is_dataclass
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..errors import UsageError
 from ..report import text
-from .answer import Answer, progress
+from .answer import Answer, err_console
 from .options import Json, Out, check_writable
 
-Suite = Annotated[str, typer.Option(help="Name of the suite; seeds is the published table.")]
+if TYPE_CHECKING:
+    from ..bench.row import Row
+
+Suite = Annotated[str, typer.Option(help="seeds (the published table), modern, deep or smoke.")]
 Names = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(help="Only these, separated by commas: plain, comparators, a solver's name (least memory), auto@8% (least "
+                      "memory within 8 % extra cost), auto=0.5 (least cost within half of the plain activations), auto=ogc "
+                      "(within the published solver's memory)."),
+]  # fmt: skip
+Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what --out holds already.")]
+Jobs = Annotated[int, typer.Option(help="Processes; each model is measured in one.")]
+Target = Annotated[str, typer.Option(help="Device whose roofline gives the modelled seconds.")]
+Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(
+        metavar="OLD NEW", help="Run nothing: say what changed between two files; exit code 1 where it is worse."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -22,22 +44,102 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    suite: Suite = "seeds", models: Names = None, methods: Names = None, out: Out = None, json: Json = False
-) -> Answer:
-    """Measure a suite; --out appends each row to a JSON-lines file as soon as it is there."""
+    suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Out = None, fresh: Fresh = False,
+    jobs: Jobs = 1, target: Target = "rtx2080ti", compare: Compare = None, json: Json = False,
+) -> Answer:  # fmt: skip
+    """Measure a suite; --out appends each row to a JSON-lines file as soon as it is there, and goes on where it ended."""
+    if compare is not None:
+        return _compare(*compare)
     check_writable(out)
-    from ..report.bench import run_suite
+    if fresh and out is None:
+        raise UsageError("--fresh needs --out: it measures again what that file holds")
+    from ..bench import run_suite, tasks
+    from ..bench.files import RowFile
+    from ..bench.row import key
 
-    rows = []
-    with progress() as tell:
-        for row in run_suite(suite, models=_names(models), methods=_names(methods), progress=tell):
-            rows.append(asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row))
-            if out is not None:
-                with out.open("a", encoding="utf-8") as f:
-                    f.write(jsonlib.dumps(rows[-1]) + "\n")
+    file = None if out is None else RowFile(out, _notice)
+    only, by = _names(models), _names(methods)
+    everything = tasks(suite, only, by, target=target)
+    held = {key(r): r for r in file.rows} if file is not None and not fresh else {}
+    left = tasks(suite, only, by, held, target)
+    total = sum(len(t.methods) for t in everything)
+    count = sum(len(t.methods) for t in left)
+    if count < total:
+        wanted = [(t.suite, t.model, m) for t in everything for m in t.methods]
+        rows = [r for r in held.values() if (r["suite"], r["model"], r["method"]) in wanted]
+        _notice(f"{total - count} of {total} rows are in {out} already; --fresh measures them again")
+    else:
+        rows = []
+    with _progress(count) as (tell, done):
+        for row in run_suite(suite, only, by, tell, done=held, target=target, jobs=jobs):
+            rows.append(row)
+            if file is not None:
+                file.append(row)
+            done(row)
+    if fresh and file is not None:
+        file.tidy()
     document: dict[str, Any] = {"suite": suite, "rows": rows}
     return Answer(document, lambda: [text.bench_table(rows, f"suite {suite}")])
 
 
+def _compare(old: Path, new: Path) -> Answer:
+    from ..bench.files import read_rows
+    from ..bench.regress import regressions
+    from ..bench.row import key
+
+    rows = [read_rows(path, _notice) for path in (old, new)]
+    keys = [{key(r) for r in side} for side in rows]
+    changes = regressions(*rows)
+    worse = sum(c.worse for c in changes)
+    document: dict[str, Any] = {
+        "compared": len(keys[0] & keys[1]), "only_old": len(keys[0] - keys[1]), "only_new": len(keys[1] - keys[0]),
+        "regressions": worse, "changes": [c.to_json() for c in changes],
+    }  # fmt: skip
+    sentence = (
+        f"{document['compared']} rows compared ({document['only_old']} only in {old}, {document['only_new']} only in {new}): "
+        f"{len(changes)} changes, {worse} of them regressions"
+    )
+    table = [text.changes_table(document["changes"])] if changes else []
+    return Answer(document, lambda: [*table, sentence], 1 if worse else 0)
+
+
 def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _notice(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
+    """What is being done, and a bar of rows done and left; a line per row where stderr is no terminal."""
+    console = err_console()
+    if not console.is_terminal:
+        rows = 0
+
+        def line(row: Row) -> None:
+            nonlocal rows
+            rows += 1
+            _notice(f"{rows}/{total} {row['model']} {row['method']}: {_said(row)}")
+
+        yield lambda _: None, line
+        return
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(row: Row) -> None:
+            bar.advance(task)
+
+        yield lambda line: bar.update(task, description=line), advance
+
+
+def _said(row: Row) -> str:
+    if row["status"] != "ok":
+        return f"failed, {row['note']}"
+    extra = "" if row.get("flops_overhead") is None else f", {text.percent(row['flops_overhead'])} FLOPs"
+    return f"{row['peak_mb']:,.0f} MB{extra}"

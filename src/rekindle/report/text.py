@@ -63,7 +63,7 @@ def solvers_table(solvers: Iterable[Solver]) -> Table:
 
 
 BENCH_COLUMNS = (
-    "model", "batch", "method", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "published_regular_mb",
+    "model", "batch", "method", "peak_mb", "plain_mb", "flops_overhead", "seconds_overhead", "overhead", "gap",
     "published_ogc_mb", "measured_ogc_nonreentrant_mb", "solve_seconds", "status", "note",
 )  # fmt: skip
 
@@ -80,6 +80,18 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Tabl
             table.add_section()
         last = row.get("model")
         table.add_row(*(figure(c, row.get(c)) for c in columns))
+    return table
+
+
+def changes_table(changes: Sequence[Mapping[str, Any]]) -> Table:
+    """What changed between two sets of rows; each entry as `bench.regress.Change.to_json` gives it."""
+    table = _table("changes", "model", "method", "cost", "field", "old", "new", "regression")
+    for c in changes:
+        values = (figure(c["field"], c[k]) for k in ("old", "new"))
+        table.add_row(
+            f"{c['suite']}: {c['model']}", c["method"], c["cost"] or "", c["field"], *values,
+            Text("REGRESSION", "bold red") if c["regression"] else "",
+        )  # fmt: skip
     return table
 
 

@@ -1,0 +1,65 @@
+"""A model with its step and the instruments that measure it; the same for plain, comparators and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..torch.flops import FlopCount
+from ..torch.modelled import ModelledTime
+
+TARGET = "rtx2080ti"  # the device of the published table
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one step. peak : bytes above what is held before it and stays. flops, seconds : of every operator that ran;
+    seconds are the roofline's."""
+
+    peak: int
+    flops: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how one step of it is measured.
+
+    mode : what its steps run under.
+    step : one training step, forward and backward, by the model's present forward.
+    peak_of : instrument: peak bytes of a step.
+    extra_bytes : what the instrument counts on top of a plan's activation peak.
+    parity : whether the model's step gives the plain step's bits; None where it cannot be told.
+    fake : steps run on tensors without data.
+    """
+
+    model: nn.Module
+    sample: Any
+    batch: int
+    mode: AbstractContextManager[Any]
+    step: Callable[[], None]
+    peak_of: Callable[[Callable[[], None]], int]
+    extra_bytes: int
+    parity: Callable[[], bool | None]
+    fake: bool
+
+    def once(self) -> None:
+        """One step, not measured."""
+        with self.mode:
+            self.step()
+
+    def measure(self, target: str = TARGET) -> Measured:
+        """Measure one step; on real tensors the peak on one step and the rest on another, since counting gets between
+        the model and its kernels."""
+        with self.mode:
+            peak = None if self.fake else self.peak_of(self.step)
+            with FlopCount() as flops, ModelledTime(target) as time:
+                if peak is None:
+                    peak = self.peak_of(self.step)
+                else:
+                    self.step()
+        return Measured(peak, flops.total, time.total)

@@ -1,0 +1,185 @@
+"""What torch.compile does with `activation_memory_budget`, without Inductor: the partitioner's two graphs, really run.
+
+The captured joint graph goes through torch's `min_cut_rematerialization_partition` under that budget: a share of what it
+would save by itself, 0 saves only the graph's inputs. What comes back, a forward and a backward graph, is interpreted
+inside one autograd Function; every value is released after its last use. So peak and recomputed operators are the
+partitioner's own. Inductor would fuse and reorder on top of that, for which nobody can promise a peak.
+
+Where it can be told otherwise it is told in favour of torch.compile: gradients go to `.grad` as soon as they are made
+(there they all wait for the end of backward), and an op that draws random numbers may run again (there the compiler has
+replaced it by one with a seed).
+
+Source: torch._functorch.partitioners; H. He, S. Yu, "Transforming Autograd programs", the blog post on min-cut
+recomputation; `torch._functorch.config.activation_memory_budget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch import fx, nn
+from torch._functorch import config
+
+from ..plan import Plan
+from ..torch import tree
+from ..torch.capture import Captured, disable_autocast
+from ..torch.planned import Bound
+from ..torch.trace import Trace
+
+Graphs = tuple[fx.GraphModule, fx.GraphModule]
+
+
+@contextmanager
+def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Iterator[None]:
+    """Meanwhile the model's training step runs by the partitioner's graphs.
+
+    plain : a plan of the trace that runs every op once; says how results are put together.
+    budget : `activation_memory_budget`, in [0, 1].
+    """
+    bound = Bound(model, traced, plain)
+    bound.runner = _Partitioned(model, traced.lowered.captured, budget)  # type: ignore[assignment]
+    own = model.__dict__.get("forward")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return bound(tree.flatten((args, kwargs))[0])
+
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if own is not None:
+            model.__dict__["forward"] = own
+
+
+class _Partitioned:
+    """Runs the two graphs: one tensor per placeholder of the captured graph -> the module's results."""
+
+    def __init__(self, model: nn.Module, c: Captured, budget: float) -> None:
+        self.given = [p for p in c.placeholders if p.op == "placeholder"]
+        self.constants = list(c.constants.values())
+        self.mutated = [self.given.index(p) for p in c.mutations]
+        self.results = len(c.outputs)
+        self.tangents = list(c.tangents.values())
+        self.tangent_like = [t.meta["val"] for t in c.tangents]
+        self.forward_graph, self.backward_graph = partition(c, budget)
+        # gradients by position among the inputs: a parameter's is handed over as it is made, an input's is returned
+        takers = {i: model.get_parameter(c.params[p]) for i, p in enumerate(self.given) if p in c.params}
+        order = [self.given.index(p) for p in c.gradients]
+        self.returned = _hand_over(self.backward_graph, [takers.get(i) for i in order], order)
+
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(_Function.apply(self, *inputs))
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: _Partitioned, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with disable_autocast():
+            out = list(_run(run.forward_graph, [*inputs, *run.constants]))
+        for i in run.mutated:
+            inputs[i].copy_(out.pop(0))
+        results, saved = out[: run.results], out[run.results :]
+        known = {id(t) for t in inputs}
+        for i, t in enumerate(results):
+            if id(t) in known:  # autograd takes a result that is an input for the same tensor
+                results[i] = t.detach()
+            known.add(id(t))
+        ctx.run, ctx.count = run, len(inputs)
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[t for i, t in enumerate(results) if i not in run.tangents])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        run: _Partitioned = ctx.run
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()
+        tangents = [
+            torch.zeros(like.shape, dtype=like.dtype, device=like.device) if grads[i] is None else grads[i]
+            for i, like in zip(run.tangents, run.tangent_like, strict=True)
+        ]
+        del grads
+        given = [*saved, *tangents]
+        del saved, tangents
+        with disable_autocast():
+            out = _run(run.backward_graph, given)
+        found: list[Any] = [None] * ctx.count
+        for i, g in zip(run.returned, out, strict=True):
+            found[i] = g
+        return (None, *found)
+
+
+def _run(graph: fx.GraphModule, given: list[Any]) -> Any:
+    """Interpret a graph; `given` is emptied, and each value is released after its last use."""
+    return fx.Interpreter(graph).boxed_run(given)
+
+
+def partition(c: Captured, budget: float) -> Graphs:
+    """The partitioner's forward graph, (inputs, constants) -> (new values of what is mutated, results, saved), and its
+    backward graph, (saved, tangents) -> gradients in the order of `c.gradients`."""
+    joint = _joint(c)
+    with config.patch(activation_memory_budget=budget):
+        made = min_cut_rematerialization_partition(
+            joint, None, num_fwd_outputs=len(c.mutations) + len(c.outputs),
+            static_lifetime_input_indices=list(range(len(c.params) + len(c.buffers))),
+        )  # fmt: skip
+    return made[0], made[1]
+
+
+def _joint(c: Captured) -> fx.GraphModule:
+    """The captured graph as the partitioner wants it: placeholders called primals and tangents, one output."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for kind, nodes in (("primals", c.placeholders), ("tangents", list(c.tangents))):
+        for i, n in enumerate(sorted(nodes, key=lambda n: n in c.constants), 1):
+            copies[n] = graph.placeholder(f"{kind}_{i}")
+            copies[n].meta = {"val": n.meta["val"]}
+    for n in c.nodes:
+        copies[n] = graph.node_copy(n, copies.__getitem__)
+    wanted = [*c.mutations.values(), *c.outputs, *c.gradients.values()]
+    output = graph.output([copies[n] for n in wanted])
+    output.meta["desc"] = [None] * len(wanted)
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], order: list[int]) -> list[int]:
+    """Let the backward graph add parameters' gradients to `.grad` where they are made; what it still returns, as
+    positions among the inputs."""
+    graph = backward.graph
+    output = graph.output_node()
+    gradients: Any = output.args[0]
+    kept, places = [], []
+    for g, p, i in zip(gradients, takers, order, strict=True):
+        if p is None or not isinstance(g, fx.Node):
+            kept.append(g)
+            places.append(i)
+            continue
+        at = g
+        if g.op == "placeholder":
+            at = [n for n in graph.nodes if n.op == "placeholder"][-1]
+        with graph.inserting_after(at):
+            graph.call_function(_Taker(p), (g,))
+    output.args = (tuple(kept),)
+    backward.recompile()
+    return places
+
+
+class _Taker:
+    """Adds a gradient to a parameter's, as autograd does."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.__name__ = self.__qualname__ = "add_to_grad"
+        self.__module__ = __name__
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        if self.parameter.grad is None:
+            self.parameter.grad = gradient.clone()
+        else:
+            self.parameter.grad.add_(gradient)

@@ -1,0 +1,127 @@
+"""All methods on one model: the plain step, the trace, and then a row for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RekindleError
+from .methods import COMPARATORS, COSTS, Asked, parse
+from .row import MB, About, Row, make_row
+from .suites import SUITES
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..torch.trace import Trace
+    from .cases import Case
+
+Tell = Callable[[str], None]
+
+
+def measure(suite: str, model: str, methods: Sequence[str], target: str, tell: Tell) -> Iterator[Row]:
+    """The rows of one model, each as soon as it is measured. What fails gives a row that says why."""
+    entry = SUITES[suite]()[model]
+    about = About(suite, model, COSTS[suite], target, dict(entry.known))
+    tell(f"{model}: plain step")
+    try:
+        case = entry.make()
+        about.known["batch"], about.extra_bytes = case.batch, case.extra_bytes
+        about.plain = case.measure(target)
+    except Exception as e:  # one model must not end the suite
+        yield from (make_row(about, method, note=_why(e)) for method in methods)
+        return
+    tell(f"{model}: tracing")
+    traced = _traced(case, about)
+    for method in methods:
+        tell(f"{model}: {method}")
+        if method == "plain":
+            yield make_row(about, method, about.plain)
+        elif method in COMPARATORS:
+            yield _compared(case, about, method, traced)
+        else:
+            asked = parse(method)
+            assert asked is not None
+            yield _planned(case, about, method, asked, traced)
+
+
+class _Traced:
+    """The captured step, with a plan that runs each op once."""
+
+    def __init__(self, trace: Trace) -> None:
+        from .. import api
+
+        self.trace = trace
+        self.once: Plan = api.plan(trace, minimize="memory", solver="none", cost="flops", time_limit=0.01)
+
+
+def _traced(case: Case, about: About) -> _Traced | Exception:
+    """On real tensors seconds and workspaces are measured; on fake ones they are the target's."""
+    from ..torch.trace import trace
+
+    start = time.perf_counter()
+    try:
+        found = trace(case.model, case.sample, target=about.target if case.fake else None)
+        about.ops, about.trace_seconds = len(found.graph.ops), time.perf_counter() - start
+        return _Traced(found)
+    except Exception as e:
+        return e
+
+
+def _compared(case: Case, about: About, method: str, traced: _Traced | Exception) -> Row:
+    from .checkpointing import NotApplicable
+    from .comparators import comparator, needs_trace
+
+    if isinstance(traced, Exception) and needs_trace(method):
+        return make_row(about, method, note=_why(traced))
+    trace, once = (None, None) if isinstance(traced, Exception) else (traced.trace, traced.once)
+    try:
+        with comparator(method, case, trace, once):
+            return make_row(about, method, case.measure(about.target))
+    except NotApplicable as e:
+        return make_row(about, method, note=f"does not apply: {e}")
+    except Exception as e:
+        return make_row(about, method, note=_why(e))
+
+
+def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Traced | Exception) -> Row:
+    from .. import api
+
+    if isinstance(traced, Exception):
+        return make_row(about, method, note=_why(traced))
+    plan: Plan | None = None
+    try:
+        goal = _goal(asked, about, traced.once)
+        plan = api.plan(traced.trace, solver=asked.solver, cost=about.cost, **goal)
+        api.apply(case.model, plan, on_new_shape="error")
+        try:
+            return make_row(about, method, case.measure(about.target), plan, case.parity())
+        finally:
+            api.restore(case.model)
+    except Exception as e:
+        return make_row(about, method, plan=plan, note=_why(e))
+
+
+def _goal(asked: Asked, about: About, once: Plan) -> dict[str, Any]:
+    """The goal as `api.plan` takes it: memory as a share of what the captured step holds without a plan."""
+    if asked.max_overhead is not None:
+        return {"max_overhead": asked.max_overhead}
+    if asked.share is None and not asked.ogc:
+        return {"minimize": "memory"}
+    assert about.plain is not None
+    if asked.share is not None:
+        # of the smaller one, where eager and the captured graph do not hold the same
+        limit = asked.share * min(about.plain.peak, once.baseline_activation_bytes + about.extra_bytes)
+    else:
+        figure = about.known.get("measured_ogc_nonreentrant_mb")
+        if figure is None:
+            raise RekindleError("nobody has measured the published solver's memory on this model")
+        limit = figure * MB
+    share = (limit - about.extra_bytes) / once.baseline_activation_bytes
+    if share <= 0:
+        raise RekindleError("what is measured beside the activations is more than that by itself")
+    return {"budget": min(1.0, share)}
+
+
+def _why(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}"

@@ -1,0 +1,85 @@
+"""The names of methods, what they mean, and which a suite runs where none are named.
+
+plain                    the eager step
+checkpoint-blocks        torch.utils.checkpoint per repeated block
+checkpoint-sequential    √n segments of consecutive blocks
+selective-matmul         per block, with what matrix products, convolutions and attention give saved
+compile-0.75 … compile-0 torch.compile's activation_memory_budget
+SOLVER                   a registered solver: least memory
+SOLVER@8%                least memory within 8 % extra cost
+SOLVER=0.5               least cost within half of the plain step's activation peak
+SOLVER=ogc               least cost within the published solver's own measured memory, where there is one
+comparators, solvers     short for all of them
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..solvers import registry
+
+COMPARATORS = (
+    "checkpoint-blocks", "checkpoint-sequential", "selective-matmul", "compile-0.75", "compile-0.5", "compile-0.25",
+    "compile-0",
+)  # fmt: skip
+DEFAULTS = {
+    "seeds": ("plain", *COMPARATORS, "none", "chen-sqrt", "feng", "auto@8%", "auto@33%", "auto=ogc"),
+    "modern": ("plain", *COMPARATORS, "auto@5%", "auto@14%", "auto=0.5", "auto=0.3", "auto=0.25"),
+    "deep": ("plain", *COMPARATORS, "chen-sqrt", "chen-recursive", "auto@30%"),
+    "smoke": ("plain", *COMPARATORS, "none", "every", "chen-sqrt", "feng", "auto@8%", "auto@33%"),
+}
+COSTS = {"seeds": "flops", "modern": "unit", "deep": "seconds", "smoke": "flops"}
+GOALS = re.compile(r"(?P<solver>[^@=]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<ogc>ogc))?")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a method asks of a solver: one of
+
+    max_overhead : least memory within this extra cost.
+    share : least cost within this share of the plain step's activation peak.
+    ogc : least cost within the published solver's measured memory.
+    None of them: least memory.
+    """
+
+    solver: str
+    max_overhead: float | None = None
+    share: float | None = None
+    ogc: bool = False
+
+
+def parse(method: str) -> Asked | None:
+    """What a solver's method asks: "auto@8%" -> Asked("auto", max_overhead=0.08). None: plain, a comparator, no method."""
+    found = GOALS.fullmatch(method)
+    if found is None or method == "plain" or method in COMPARATORS:
+        return None
+    extra, share = found["extra"], found["share"]
+    if share is not None and not 0 < float(share) <= 1:
+        return None
+    return Asked(
+        found["solver"], None if extra is None else float(extra) / 100, None if share is None else float(share),
+        found["ogc"] is not None,
+    )  # fmt: skip
+
+
+def choose(suite: str, asked: Sequence[str] | None) -> list[str]:
+    """The methods to run, each once; None: the suite's own.
+
+    Raises
+    ------
+    UsageError : one is unknown; the message lists the valid ones.
+    """
+    solvers = [s.name for s in registry.all_solvers()]
+    short = {"comparators": COMPARATORS, "solvers": tuple(solvers)}
+    names = DEFAULTS[suite] if asked is None else [m for a in asked for m in short.get(a, (a,))]
+    for name in names:
+        goal = parse(name)
+        if name != "plain" and name not in COMPARATORS and (goal is None or goal.solver not in solvers):
+            raise UsageError(
+                f"method {name!r} is unknown; choose plain, comparators, one of {', '.join(COMPARATORS)}, solvers, or one "
+                f"of {', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, auto=ogc"
+            )
+    return list(dict.fromkeys(names))

@@ -1,0 +1,58 @@
+"""What rows say of where they were measured."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..version import __version__
+
+
+def provenance() -> dict[str, Any]:
+    """versions, commit, hardware, date."""
+    return {
+        "versions": _versions(), "commit": _commit(), "hardware": _hardware(),
+        "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+
+
+@cache
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    found = {"rekindle": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    for library in ("torchvision", "timm", "transformers"):
+        with suppress(PackageNotFoundError):
+            found[library] = version(library)
+    return found
+
+
+@cache
+def _commit() -> str | None:
+    """Of the checkout that this runs from, with a + if its source was changed since; None where it is none."""
+    source = str(Path(__file__).parent.parent)
+    git = ["git", "-C", source]
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", source], capture_output=True).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{found.stdout.strip()}{'+' if changed else ''}"
+
+
+@cache
+def _hardware() -> str:
+    import torch
+
+    from ..torch.cost_cache import cpu_model
+
+    gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
+    return f"{gpu}{cpu_model()}, {os.cpu_count()} cores"

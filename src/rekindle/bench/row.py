@@ -1,0 +1,86 @@
+"""One row: what one method did on one model. docs/formats.md says what each field means. MB is 2^20 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .methods import COMPARATORS, parse
+from .provenance import provenance
+from .suites import PUBLISHED
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from .cases import Measured
+
+MB = 2**20
+Row = dict[str, Any]
+Key = tuple[Any, ...]
+
+
+def key(row: Row) -> Key:
+    """What a row is a row of: (suite, model, method, cost, target)."""
+    return tuple(row.get(k) for k in ("suite", "model", "method", "cost", "target"))
+
+
+@dataclass
+class About:
+    """What all rows of a model have in common, as far as it is known.
+
+    known : batch, image, published figures. cost : the suite's unit. target : device of the modelled seconds.
+    plain : the plain step. ops : of the captured graph. trace_seconds : to capture it. extra_bytes : see `Case`.
+    """
+
+    suite: str
+    model: str
+    cost: str
+    target: str
+    known: dict[str, Any] = field(default_factory=dict)
+    plain: Measured | None = None
+    ops: int | None = None
+    trace_seconds: float | None = None
+    extra_bytes: int = 0
+
+
+def make_row(
+    about: About, method: str, measured: Measured | None = None, plan: Plan | None = None, parity: bool | None = None,
+    note: str = "",
+) -> Row:  # fmt: skip
+    """measured : None where the method failed; `note` then says why."""
+    asked, plain = parse(method), about.plain
+    failed = measured is None or parity is False
+    flops = _ratio(measured, plain, "flops")
+    eager = method == "plain" or method in COMPARATORS
+    return {
+        "suite": about.suite, "model": about.model, "method": method, "cost": about.cost, "target": about.target,
+        "batch": about.known.get("batch"), "image": about.known.get("image"), "ops": about.ops,
+        "solver": None if asked is None else asked.solver,
+        "peak_mb": None if measured is None else measured.peak / MB,
+        "predicted_mb": None if plan is None else (plan.activation_peak_bytes + about.extra_bytes) / MB,
+        "plain_mb": None if plain is None else plain.peak / MB,
+        "flops_overhead": flops,
+        "seconds_overhead": _ratio(measured, plain, "seconds"),
+        "overhead": plan.overhead if plan is not None else flops if eager and about.cost == "flops" else None,
+        "bound_mb": None if plan is None else _bound(plan, about.extra_bytes) / MB,
+        "gap": None if plan is None else plan.gap,
+        "plan_status": None if plan is None else plan.status,
+        "parity": parity,
+        "trace_seconds": about.trace_seconds,
+        "solve_seconds": None if plan is None else plan.solve_seconds,
+        **{k: about.known.get(k) for k in PUBLISHED},
+        **provenance(),
+        "status": "failed" if failed else "ok",
+        "note": note or ("the planned step does not give the plain step's bits" if failed else ""),
+    }  # fmt: skip
+
+
+def _ratio(measured: Measured | None, plain: Measured | None, what: str) -> float | None:
+    """Extra over plain, as a fraction."""
+    if measured is None or plain is None or not getattr(plain, what):
+        return None
+    return getattr(measured, what) / getattr(plain, what) - 1
+
+
+def _bound(plan: Plan, extra_bytes: int) -> int:
+    """The certified bound, on what the instrument measures."""
+    return max(0, plan.bound_bytes - plan.graph.resident_bytes) + extra_bytes

@@ -1,0 +1,99 @@
+"""Suites as rows: what is to be done, and the doing of it, in this process or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .methods import COSTS, choose
+from .row import Key, Row
+from .suites import SUITES
+
+TARGET = "rtx2080ti"  # the device of the published table
+
+
+@dataclass(frozen=True)
+class Task:
+    """The methods to measure on one model, in order."""
+
+    suite: str
+    model: str
+    methods: tuple[str, ...]
+    target: str
+
+
+def tasks(
+    suite: str,
+    models: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    done: Collection[Key] = (),
+    target: str = TARGET,
+) -> list[Task]:
+    """What a run has to do; arguments as in `run_suite`.
+
+    Raises
+    ------
+    UsageError : unknown suite, model, method or target; the message lists the valid ones.
+    """
+    from ..torch.devices import get
+
+    if suite not in SUITES:
+        raise UsageError(f"suite {suite!r} is unknown; choose one of: {', '.join(SUITES)}")
+    known = SUITES[suite]()
+    for name in models or ():
+        if name not in known:
+            raise UsageError(f"suite {suite!r} has no model {name!r}; it has: {', '.join(known)}")
+    target = get(target).name
+    chosen = choose(suite, methods)
+    found = []
+    for model in dict.fromkeys(models or known):
+        left = tuple(m for m in chosen if (suite, model, m, COSTS[suite], target) not in done)
+        if left:
+            found.append(Task(suite, model, left, target))
+    return found
+
+
+def run_suite(
+    suite: str,
+    models: Sequence[str] | None = None,
+    methods: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+    *,
+    done: Collection[Key] = (),
+    target: str = TARGET,
+    jobs: int = 1,
+) -> Iterator[Row]:
+    """The rows of a suite, each as soon as it is measured.
+
+    suite : "seeds": the published table at its batch sizes, by its protocol, on fake tensors: needs no GPU, and the
+        peaks are the same on every run. "modern", "deep": the zoo's models at full size, on fake tensors. "smoke": three
+        tiny models on real tensors, allocator peaks, bitwise parity.
+    models : only these; None: all.
+    methods : names as `methods` explains them; None: the suite's own.
+    done : keys of rows that are not to be measured again; see `row.key`.
+    target : the device whose roofline gives modelled seconds.
+    jobs : processes; with several, each model is measured in one of them and rows come as they finish.
+
+    A method that fails on a model gives a row with status "failed" that says why in `note`.
+
+    Raises
+    ------
+    UsageError : an argument is unknown; the message lists the valid ones.
+    """
+    if jobs < 1:
+        raise UsageError(f"jobs={jobs} must be at least 1")
+    work = tasks(suite, models, methods, done, target)
+    tell = progress or (lambda _: None)
+    if jobs > 1 and len(work) > 1:
+        from .pool import run_in_processes
+
+        return run_in_processes(work, min(jobs, len(work)), tell)
+    return _rows(work, tell)
+
+
+def _rows(work: Sequence[Task], tell: Callable[[str], None]) -> Iterator[Row]:
+    from .measure import measure
+
+    for task in work:
+        yield from measure(task.suite, task.model, task.methods, task.target, tell)

@@ -1,0 +1,194 @@
+"""Which models a suite has, and how the case of each is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from .cases import Case
+
+PUBLISHED = ("published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb")
+# What there is of these suites where the zoo does not name them.
+MODERN = ("gpt2", "unet")
+DEEP = ("resnet1000", "lstm_deep")
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)  # steps of the LSTM
+DEPTHS = (125, 250, 500, 1000)  # convolutions of the ResNet
+
+
+@dataclass(frozen=True)
+class Model:
+    """make : builds the case. known : fields of its rows that are known beforehand (batch, image, published figures)."""
+
+    make: Callable[[], Case]
+    known: dict[str, Any] = field(default_factory=dict)
+
+
+Suite = dict[str, Model]
+
+
+def _seeds() -> Suite:
+    """The published table at its batch sizes, by its protocol, on fake tensors."""
+    from ..zoo import seeds
+
+    found = {}
+    for r in seeds.ROWS:
+        figures = (r.regular_mb, r.ogc_mb, r.measured_regular_mb, r.measured_ogc_nonreentrant_mb)
+        known = {"batch": r.batch, "image": r.image, **dict(zip(PUBLISHED, figures, strict=True))}
+        found[r.model] = Model(partial(_seeds_case, r.model, r.batch, r.image), known)
+    return found
+
+
+def _seeds_case(name: str, batch: int, image: int) -> Case:
+    """The published protocol; see `zoo.seeds.PROTOCOL`."""
+    import torch
+
+    from .. import zoo
+    from .cases import Case
+
+    model, sample = zoo.load(name, batch=batch, fake=True, image=image, input_grad=True)
+
+    def step() -> None:
+        x = torch.rand(batch, 3, image, image, requires_grad=True)
+        model(x).sum().backward()
+
+    # A plan counts x among what is held and its gradient among what the step makes; the protocol counts both.
+    held_apart = sample.untyped_storage().nbytes()
+    return Case(
+        model, sample, batch, sample.fake_mode, step, _storage_peak(model, step, sample.fake_mode), held_apart,
+        lambda: None, True,
+    )  # fmt: skip
+
+
+def _storage_peak(
+    model: nn.Module, step: Callable[[], None], mode: AbstractContextManager[Any]
+) -> Callable[[Callable[[], None]], int]:
+    """The instrument for fake tensors: parameters, their gradients (which this makes) and buffers do not count."""
+    from ..torch.measure import storage_peak
+
+    with mode:
+        step()
+    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return lambda step: storage_peak(step, held).peak_bytes
+
+
+def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
+    """name -> (name in the zoo, options): at full size, fake, with the model's own loss where it has one."""
+    return {name: Model(partial(_zoo_case, known, options)) for name, (known, options) in names.items()}
+
+
+def _zoo_case(name: str, options: dict[str, Any]) -> Case:
+    from .. import zoo
+    from ..torch import tree
+    from ..torch.trace import call_arguments
+    from ..torch.verify import default_loss
+    from .cases import Case
+
+    model, sample = zoo.load(name, fake=True, **options)
+    args, kwargs = call_arguments(sample)
+    tensors = tree.flatten((args, kwargs))[0]
+    mode = _Fake(tensors[0].fake_mode)  # type: ignore[attr-defined]
+
+    def step() -> None:
+        default_loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
+
+    peak_of = _storage_peak(model, step, mode)
+    return Case(model, sample, len(tensors[0]), mode, step, peak_of, 0, lambda: None, True)
+
+
+class _Fake:
+    """What a step on fake tensors runs under, as often as it is entered: the mode, and dropout as on a GPU."""
+
+    def __init__(self, mode: AbstractContextManager[Any]) -> None:
+        self.mode = mode
+        self.entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        from .fused_dropout import fused_dropout
+
+        stack = ExitStack()
+        stack.enter_context(fused_dropout())
+        stack.enter_context(self.mode)
+        self.entered.append(stack)
+
+    def __exit__(self, *error: Any) -> None:
+        self.entered.pop().close()
+
+
+def _named(suite: str, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that the zoo gives a suite, or these."""
+    from .. import zoo
+
+    return tuple(getattr(zoo, "SUITES", {}).get(suite, otherwise))
+
+
+def _modern() -> Suite:
+    return _of_zoo({name: (name, {}) for name in _named("modern", MODERN)})
+
+
+def _deep() -> Suite:
+    """The zoo's, and two of them at several sizes: the size stands behind the name."""
+    names: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name in _named("deep", DEEP):
+        if name == "lstm_deep":
+            names |= {f"lstm-{n}": (name, {"length": n}) for n in LENGTHS}
+        elif name == "resnet1000":
+            names |= {f"resnet-{n}": (name, {"layers": n}) for n in DEPTHS}
+        else:
+            names[name] = (name, {})
+    return _of_zoo(names)
+
+
+def _smoke() -> Suite:
+    """Three tiny models on real tensors: allocator peaks, bitwise parity."""
+    from .. import zoo
+
+    small_gpt: dict[str, Any] = {"n_layer": 2, "d": 64, "length": 32, "vocab": 100, "dropout": 0.1}
+    makes: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+        "gpt": lambda: zoo.load("gpt", batch=2, **small_gpt),
+        "unet": lambda: zoo.load("unet", batch=2, image=32, width=8, depth=2),
+        "cnn": lambda: _cnn(batch=4, image=16),
+    }
+    return {name: Model(partial(_smoke_case, make)) for name, make in makes.items()}
+
+
+def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
+    """Convolutions with batch norm, in-place ReLU and dropout."""
+    import torch
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for c_in, c_out in ((3, 16), (16, 16), (16, 32), (32, 32)):
+        layers += [nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True)]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = nn.Sequential(*layers, nn.Dropout2d(0.1), nn.AvgPool2d(image), nn.Flatten(), nn.Linear(32, 10))
+        return model, torch.rand(batch, 3, image, image)
+
+
+def _smoke_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
+    from ..torch.measure import allocator_peak
+    from ..torch.trace import call_arguments
+    from ..torch.verify import default_loss, verify
+    from .cases import Case
+
+    model, sample = make()
+    args, kwargs = call_arguments(sample)
+
+    def step() -> None:
+        default_loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
+
+    step()
+    batch = len(args[0] if args else next(iter(kwargs.values())))
+    return Case(
+        model, sample, batch, nullcontext(), step, lambda step: allocator_peak(step).peak_bytes, 0,
+        lambda: verify(model, sample).ok, False,
+    )  # fmt: skip
+
+
+SUITES: dict[str, Callable[[], Suite]] = {"seeds": _seeds, "modern": _modern, "deep": _deep, "smoke": _smoke}

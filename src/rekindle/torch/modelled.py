@@ -1,0 +1,61 @@
+"""Instrument: how long a step would take on a named device, by the roofline of every operator that really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import devices
+from .costs import _bytes, _flops, _is_view, _tensors
+
+
+def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:
+    """Roofline seconds of one call of an operator overload; its tensors may be real or fake.
+
+    What `costs.node_costs` says of a graph's node with the same arguments: 0 for views and for what computes nothing (a
+    question such as a fake tensor's device).
+    """
+    if not isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) or target.namespace == "prim":
+        return 0.0
+    ins = {id(t): t for t in _tensors((args, kwargs))}
+    outs = _tensors(out)
+    if _is_view(target, ins.values(), outs):
+        return 0.0
+    every = [*ins.values(), *outs]
+    moved = sum(map(_bytes, every))
+    dtype = next((t.dtype for t in every if t.dtype.is_floating_point or t.dtype.is_complex), torch.float32)
+    tf32 = "conv" in str(target) or torch.get_float32_matmul_precision() != "highest"
+    return devices.roofline(device, _flops(target, args, kwargs, out), moved, dtype, tf32=tf32)
+
+
+class ModelledTime(TorchDispatchMode):
+    """Context manager: `total` is the roofline seconds, on the device called `target`, of every operator that ran
+    inside, forward and backward, real or fake. Operators are taken to run one after another.
+
+    >>> with ModelledTime("h200") as time:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)
+    >>> time.total > 0
+    True
+
+    Raises
+    ------
+    UsageError : no such device.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self.device = devices.get(target)
+        self.total = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(hasattr(t, "__tensor_flatten__") for t in types):
+            return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
+        out = func(*args, **kwargs)
+        self.total += op_seconds(func, args, kwargs, out, self.device)
+        return out
