@@ -12,7 +12,7 @@ from .domination import standings
 from .growth import growth_part
 from .losses import dominated_part, lose_part
 from .published import published_part
-from .rows import Row, by_model, plain_mb
+from .rows import Row, by_model, plain_mb, planned_in
 from .solve_times import times_part
 from .unit_costs import unit_part
 
@@ -132,6 +132,6 @@ def _failed(rows: Sequence[Row]) -> str:
     if not failed:
         return ""
     table = [["model", "method", "planned by", "why"]]
-    table += [[r["model"], r["method"], r.get("cost") or "-", md.short(r.get("note") or "not said")] for r in failed]
+    table += [[r["model"], r["method"], planned_in(r) or "-", md.short(r.get("note") or "not said")] for r in failed]
     text = "Rows without a figure, and why: a method that cannot run on the model, or a goal that cannot be met."
     return f"## What could not run\n\n{text}\n\n{md.table(table, texts=(1, 2, 3))}"

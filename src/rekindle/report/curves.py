@@ -240,7 +240,7 @@ def _mark(c: Canvas, p: Point, px: float, py: float) -> None:
 
 def _key(c: Canvas, part: Mapping[int, Row], panels: Mapping[str, Sequence[Point]], left: float, top: float) -> None:
     """A part of the key: number, method, and in each panel peak and cost."""
-    columns = {m: left + 258 + 110 * i for i, m in enumerate(panels)}
+    columns = {m: left + 264 + 110 * i for i, m in enumerate(panels)}
     c.text(left + 28, top, "method", "soft small")
     for m, at in columns.items():
         c.text(at - 56, top, "peak", "soft small", "end")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .rows import Row, allowed, by_model, extra, limit_mb, solver_of
+from .rows import Row, allowed, by_model, extra, limit_mb, planned_in, solver_of
 
 MEASURES = ("flops", "seconds")
 TOLERANCE = 0.01
@@ -15,6 +15,7 @@ TOLERANCE = 0.01
 class Standing:
     """How `auto` stands against one row of another method, by one measure of cost.
 
+    cost : what the other row was planned in; None: nothing was planned, or it is not known.
     peak_mb, overhead : of the other row; overhead as a fraction of the plain step's cost.
     nearest : method of the auto row that comes closest, with its peak and overhead; None: there is none to compare with.
     loss : the least x such that this auto row's peak and its cost are both at most 1 + x times the other's. At or below 0:
@@ -46,10 +47,14 @@ def standings(rows: Iterable[Row], tolerance: float = TOLERANCE) -> list[Standin
         for measure in MEASURES:
             if all(r["method"] == "plain" or extra(r, measure) is None for r in mine):
                 continue
+            seen = set()
             for other in mine:
                 overhead = extra(other, measure)
-                if solver_of(other) != "auto" and other["status"] == "ok" and overhead is not None:
-                    found.append(_standing(other, overhead, auto, measure, tolerance))
+                same = (other["method"], planned_in(other), other["peak_mb"])  # what is not planned is so for any cost
+                if solver_of(other) == "auto" or other["status"] != "ok" or overhead is None or same in seen:
+                    continue
+                seen.add(same)
+                found.append(_standing(other, overhead, auto, measure, tolerance))
     return found
 
 
@@ -75,7 +80,7 @@ def _standing(other: Row, overhead: float, auto: Sequence[Row], measure: str, to
     )
     name, size = (None, None) if near is None else (near["method"], near["peak_mb"])
     return Standing(
-        other["suite"], other["model"], other["method"], other.get("cost"), measure, other["peak_mb"], overhead,
+        other["suite"], other["model"], other["method"], planned_in(other), measure, other["peak_mb"], overhead,
         name, size, cost, least, asked,
     )  # fmt: skip
 

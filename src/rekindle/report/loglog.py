@@ -101,10 +101,10 @@ def loglog_chart(
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten from low to high, and multiples of them where there are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
+    for factors, enough in (((1,), 4), ((1, 3), 4), ((1, 2, 5), 2), (range(1, 10), 0)):
         found = [f * 10.0**e for e in range(first, last + 1) for f in factors]
         found = [t for t in found if low * (1 - 1e-9) <= t <= high * (1 + 1e-9)]
-        if len(found) >= 4:
+        if len(found) >= enough:
             break
     return found
 

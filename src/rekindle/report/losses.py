@@ -46,8 +46,8 @@ def dominated_part(found: Sequence[Standing]) -> str:
         "## Is auto dominated?",
         "",
         "Every row of another method that is not named here is matched by a row of `auto`, as explained "
-        "[above](#where-we-lose); behind a name, by how much the nearest row of `auto` is worse. What was planned in another "
-        "cost than the one looked at has it in brackets.",
+        "[above](#where-we-lose); behind a name, by how much the nearest row of `auto` is worse. A plan made for "
+        "another cost than the one looked at has that cost in brackets.",
     ]
     for m, name in MEASURES.items():
         mine = [s for s in found if s.measure == m]

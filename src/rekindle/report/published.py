@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import markdown as md
-from .rows import Row, by_model, extra, known, peak, pick, plain_mb
+from .rows import Row, by_model, extra, known, peak, pick, plain_mb, planned_in
 
 SAME = 0.01  # a published plain step within this of ours counts as the same measurement
 RERUN = "measured_ogc_nonreentrant_mb"
@@ -38,13 +38,17 @@ def published_part(rows: Sequence[Row]) -> str:
         ours += [share] if share and ogc and regular else []
         ratios += [ratio] if ratio else []
         within = pick(mine, "auto=ogc", "flops")
-        flops, time = _cost(within, "flops"), _cost(pick(mine, "auto=ogc", "seconds"), "seconds")
+        timed = pick(mine, "auto=ogc", "seconds")
+        flops, time = _cost(within, "flops"), _cost(timed, "seconds")
+        by_flops = time is not None and timed is not None and planned_in(timed) != "seconds"
+        marks |= {"§"} if by_flops else set()
         flops_costs += [1 + flops] if flops is not None else []
         time_costs += [1 + time] if time is not None else []
         lines.append([
             f"{model}, {md.whole(mine[0].get('batch'))}{note}", md.mb(regular), md.mb(ogc), md.share(ogc, regular),
             md.mb(rerun), md.mb(plain), md.mb(size) + ("" if reached is None else f" ({reached:+.1%})"),
-            md.percent(share), "-" if ratio is None else f"{ratio:.2f}", md.mb(peak(within)), md.plus(flops), md.plus(time),
+            md.percent(share), "-" if ratio is None else f"{ratio:.2f}", md.mb(peak(within)), md.plus(flops),
+            md.plus(time) + (" §" if by_flops else ""),
         ])  # fmt: skip
     mean = md.geometric(ratios)
     lines.append([
@@ -66,6 +70,7 @@ def published_part(rows: Sequence[Row]) -> str:
     notes = {
         "*": "OGC was not run by PyTorch: `to OGC` is over the published figure, whose plain step is ours.",
         "†": "no figure was published.",
+        "§": "of a plan made for least FLOPs, not for least time.",
         "‡": f"there is no published figure that can be compared in MB: OGC was not run by PyTorch, and the published plain "
         f"step is further than {SAME:.0%} from ours. The shares of each one's own plain step can be compared.",
     }

@@ -157,6 +157,11 @@ def plain_mb(rows: Sequence[Row]) -> float | None:
     return next(iter(known + [r["plain_mb"] for r in rows if r.get("plain_mb")]), None)
 
 
+def planned_in(row: Row) -> str | None:
+    """The cost that the row's plan was made for; None: nothing was planned, or it is not known."""
+    return row.get("cost") if row.get("solver") else None
+
+
 def limit_mb(row: Row) -> float | None:
     """The memory that the method was given: "auto=0.5", half the plain peak; "auto=ogc", what the published solver needs.
 
@@ -166,7 +171,7 @@ def limit_mb(row: Row) -> float | None:
     if not equals:
         return None
     if goal == "ogc":
-        return row.get("measured_ogc_nonreentrant_mb") or row.get("published_ogc_mb")
+        return row.get("measured_ogc_nonreentrant_mb")
     try:
         return float(goal) * row["plain_mb"] if row.get("plain_mb") else None
     except ValueError:
