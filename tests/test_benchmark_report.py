@@ -209,7 +209,7 @@ def test_the_published_table_is_the_rows() -> None:
 @pytest.mark.parametrize(
     ("figures", "mark", "ratio"),
     [
-        ({"published_regular_mb": 1005, "published_ogc_mb": 400}, "*", "0.50"),
+        ({"published_regular_mb": 1005, "published_ogc_mb": 400}, "¶", "0.50"),
         ({"published_regular_mb": 1300, "published_ogc_mb": 400}, "‡", "-"),
         ({"published_regular_mb": 1300, "published_ogc_mb": 400, "measured_ogc_nonreentrant_mb": 400.0}, "", "0.50"),
         ({"published_regular_mb": None, "published_ogc_mb": None}, "†", "-"),

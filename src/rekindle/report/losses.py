@@ -35,7 +35,7 @@ def lose_part(rows: Sequence[Row], found: Sequence[Standing]) -> str:
         "Where none is, and the other row is the better answer to a question that `auto` was asked, that is a **loss**. Where "
         "`auto` was asked no such question, the other row lies between two of auto's and nothing is shown either way. `Worse "
         "by` is the larger of two: how much larger the nearest row of `auto` is, and how much dearer the whole step is.", "",
-        md.table(counts), "", md.table(lines, texts=(1, 2, 3, 7)) if len(lines) > 1 else "No losses.", "",
+        md.table(counts), "", md.table(lines, texts=(1, 2, 3, 7)) if len(lines) > 1 else "No loss is shown by these rows.", "",
         "Model by model: [Is auto dominated?](#is-auto-dominated).",
     ])  # fmt: skip
 

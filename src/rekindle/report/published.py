@@ -68,7 +68,7 @@ def published_part(rows: Sequence[Row]) -> str:
         "Geometric means: of shares and ratios; of extra cost, of the whole step's cost (1 + extra).",
     ]
     notes = {
-        "*": "OGC was not run by PyTorch: `to OGC` is over the published figure, whose plain step is ours.",
+        "¶": "OGC was not run by PyTorch: `to OGC` is over the published figure, whose plain step is ours.",
         "†": "no figure was published.",
         "§": "of a plan made for least FLOPs, not for least time.",
         "‡": f"there is no published figure that can be compared in MB: OGC was not run by PyTorch, and the published plain "
@@ -87,7 +87,7 @@ def _target(
     if rerun is not None:
         return rerun, ""
     if regular and plain and abs(plain / regular - 1) <= SAME:
-        return ogc, "*"
+        return ogc, "¶"
     return None, "‡"
 
 
