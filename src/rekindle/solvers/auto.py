@@ -40,6 +40,7 @@ from ..budget import format_bytes
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..structure.archive import Entry, pareto
+from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
@@ -47,12 +48,15 @@ from . import exact, registry
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
+from .choice import exact as exact_entries
 from .hierarchical import SIZES, Known, Levels
 from .registry import register
 from .rotor import entries, thin
 from .storages import Search
 
 SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
+LONG = 200  # stages of a chain; beyond, what takes O(n^2) tables gives way to multi-level plans of equal stages
+SEEDS_OF_LONG = ("chen-sqrt", "feng", "chen-recursive", "revolve")
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
 LIMITS = 6  # peaks of a stretch for which blocks are joined
@@ -165,18 +169,22 @@ class Curve:
         reduced = Reduced(problem.graph, Dropping(problem.graph))
         search, polish = Search(problem, reduced), Polish(problem, reduced)
         blocks: list[Levels] = []
+        seeds: list[np.ndarray] = []
         polish.enter([np.arange(len(reduced.ops))])
         if len(reduced.candidates):
             with problem.interruptible():
                 blocks += _blocks(problem)
                 for runs in _seeds(problem, reduced, blocks):
+                    seeds.append(runs)
                     polish.enter([runs])
                     search.record(search.point_of(runs))
                 search.run()
             polish.enter([e.runs for e in search.entries()])
             with problem.interruptible():
                 polish.run()
-        found = polish.entries()
+        # The longest sequences are too long to polish, and of the least memory.
+        long = [Entry(0.0, 0.0, runs) for runs in seeds if len(runs) > polish.longest]
+        found = pareto(polish.entries() + exact_entries(problem, reduced, long))
         least, most = max(1, found[-1].peak), max(2, found[0].peak)
         count = CELLS // 2 if large(problem) else CELLS
         cells = np.geomspace(least, max(most, least + 1), count + 1)
@@ -283,7 +291,9 @@ def _seeds(problem: Problem, reduced: Reduced, blocks: list[Levels]) -> Iterator
     any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
     for curve in blocks:
         yield from (reduced.reduced_runs(e.runs) for e in entries(any_goal, curve))
-    for name in ("feng",) if large(problem) else SEEDS:
+    chain = chain_of(problem.graph)
+    long = chain is not None and chain.turn > LONG
+    for name in SEEDS_OF_LONG if long else ("feng",) if large(problem) else SEEDS:
         if problem.time_left <= 0:
             return
         for schedule in registry.get(name).solve(any_goal):

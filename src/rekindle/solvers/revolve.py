@@ -27,10 +27,12 @@ from ..kernels import revolve as kernel
 from ..schedule import Schedule
 from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation, chain_of
 from .base import Problem
+from .chen_recursive import recursive
 from .registry import register
 
 MOST = 16
 CANDIDATES = 48
+LONG, FEW = 512, 128  # a longer chain is solved for all states and for at most so many, not for numbers in between
 
 
 @register(
@@ -48,9 +50,13 @@ def revolve(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "revolve")
         return
     n = chain.turn
-    steps, choice = kernel.fewest_steps(n, n, 1, 0)
-    for slots in spread(n, CANDIDATES):
-        if steps[n, slots] <= (MOST + 1) * n or slots == n:
+    most = n
+    if n > LONG:
+        most = FEW
+        yield from chain.schedules(recursive(0, n, n - 1, n), "revolve")  # room for every state
+    steps, choice = kernel.fewest_steps(n, most, 1, 0)
+    for slots in spread(most, CANDIDATES):
+        if steps[n, slots] <= (MOST + 1) * n or slots == most:
             yield from chain.schedules(operations(choice, slots, 1, 0), "revolve")
             if problem.time_left <= 0:
                 return
