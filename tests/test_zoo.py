@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import subprocess
 import sys
 import weakref
@@ -17,7 +18,7 @@ import rekindle.zoo as zoo
 from rekindle.errors import RekindleError, UsageError
 from rekindle.zoo import seeds, torchvision_shim
 
-TORCHVISION = set(zoo._FILES["vision"])
+LIBRARIES = {name for file in ("vision", "deep", "language", "images") for name in zoo._FILES[file]}
 CELLS = zoo._FILES["cells"]
 SMALL_CELLS = {"cells": 3, "channels": 4}
 
@@ -45,11 +46,21 @@ PARAMETERS = {
     "nasnet_cifar10": 3_830_950,
     "amoebanet_cifar10": 3_145_078,
     "gpt2": 124_439_808,
+    "gpt2_small": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "llama_1b": 1_235_814_400,
+    "llama_7b": 6_738_415_616,
+    "t5_base": 222_903_552,
+    "vit_b16": 86_567_656,
+    "swin_b": 87_768_224,
+    "convnext_b": 88_591_464,
+    "efficientnet_b4": 19_341_616,
+    "mobilenet_v3": 5_483_032,
 }
 
 
 def load(name, *args, **options):
-    if name in TORCHVISION:
+    if name in LIBRARIES:
         pytest.importorskip("PIL")
         try:
             torchvision_shim.import_torchvision()
@@ -102,16 +113,21 @@ def plain_peak(name, **options):
 
 
 def test_names_are_those_of_the_files():
-    from rekindle.zoo import cells, gpt, recurrent, unet, vision
-
-    for file in (vision, cells, gpt, unet, recurrent):
-        assert tuple(file.MODELS) == zoo._FILES[file.__name__.rpartition(".")[2]]
+    for file, family in zoo._FILES.items():
+        assert tuple(importlib.import_module(f"rekindle.zoo.{file}").MODELS) == family
     assert len(set(zoo.names())) == len(zoo.names())
-    assert {r.model for r in seeds.ROWS} <= set(zoo.names())
+
+
+def test_suites_are_of_models_that_exist():
+    assert set(zoo.SUITES["seeds"]) == {r.model for r in seeds.ROWS}
+    assert {name for suite in zoo.SUITES.values() for name in suite} <= set(zoo.names())
+    assert {"deep", "modern"} <= set(zoo.SUITES)
+    with pytest.raises(UsageError, match=r"alexnet.*gpt2_small"):
+        zoo.small("alexnet")
 
 
 def test_listing_names_imports_no_torch():
-    code = "import sys; from rekindle.zoo import names, seeds; names(); assert 'torch' not in sys.modules"
+    code = "import sys; from rekindle.zoo import names, seeds, small; names(), small('dit'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -223,12 +239,21 @@ def test_unrolled_lstm_is_an_lstm():
         (lambda: zoo.load("unet", colour=3), "colour.*image, width"),
         (lambda: zoo.load("resnet18", dropout=0.1), "dropout"),
         (lambda: zoo.load("unet", image=100), "multiple of 16"),
+        (lambda: zoo.load("resnet1000", layers=12), "layers=12.*13"),
+        (lambda: zoo.load("mamba", length=100), "length=100.*chunk=256"),
+        (lambda: zoo.load("dit", image=31), "image=31.*patch=2"),
         (lambda: seeds.row("unet"), "unet"),
     ],
 )
 def test_bad_usage_says_what_is_valid(call, message):
     with pytest.raises(UsageError, match=f"(?s){message}"):
         call()
+
+
+def test_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(RekindleError, match="'timm'.*pip install --no-deps timm"):
+        load("vit_b16", 1, fake=True)
 
 
 def test_missing_package_is_named(monkeypatch):

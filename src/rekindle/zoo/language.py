@@ -21,8 +21,8 @@ Made = tuple[nn.Module, dict[str, Tensor]]
 def _model(kind: str, **config: Any) -> nn.Module:
     t = import_library("transformers")
     family, _, head = kind.partition(" ")
-    # without tokens of its own a small vocabulary would not hold the default ones
-    made = getattr(t, f"{family}Config")(**config, use_cache=False, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    # the default special tokens would lie outside of a small vocabulary
+    made = getattr(t, f"{family}Config")(**config, use_cache=False, bos_token_id=0, eos_token_id=0)
     return build(lambda: getattr(t, family + head)(made))
 
 
@@ -31,9 +31,10 @@ def _gpt2(
     dropout: float | None = None,
 ) -> Made:  # fmt: skip
     drop = {} if dropout is None else dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
-    model = _model(
+    model: Any = _model(
         "GPT2 LMHeadModel", n_layer=layers, n_embd=d, n_head=heads, n_positions=length, vocab_size=vocab, **drop
     )
+    model.loss_type = "ForCausalLM"  # the library takes that one anyway, but warns that it guessed
     ids = torch.randint(vocab, (batch, length))
     return model, {"input_ids": ids, "labels": ids}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,19 +48,13 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
     made: dict[int, torch.Tensor] = {}  # a tensor with two names is one
 
     def fake(t: torch.Tensor) -> torch.Tensor:
-        if isinstance(t, FakeTensor):
-            return t
         if id(t) not in made:
             data = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
             made[id(t)] = nn.Parameter(data, t.requires_grad) if isinstance(t, nn.Parameter) else data
         return made[id(t)]
 
     for m in model.modules():
-        for tensors in (m._parameters, m._buffers):
-            for k, t in tensors.items():
-                if t is not None:
-                    tensors[k] = fake(t)
-        for k, t in list(m.__dict__.items()):
-            if isinstance(t, torch.Tensor):
-                m.__dict__[k] = fake(t)
+        holders: list[dict[str, Any]] = [m._parameters, m._buffers, m.__dict__]
+        for held in holders:
+            held.update({k: fake(t) for k, t in held.items() if isinstance(t, torch.Tensor)})
     return model
