@@ -1,22 +1,27 @@
-"""The bench suites: the published protocol is followed, plans hold what they predict, nothing crashes the suite."""
+"""The suites: the published protocol is followed, plans hold what they predict, nothing crashes the suite."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from rekindle import bench, zoo
+from rekindle.bench.methods import COMPARATORS, DEFAULTS, Asked, choose, parse
+from rekindle.bench.row import key
+from rekindle.bench.suites import PUBLISHED, Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
-from rekindle import bench
 from rekindle.zoo import seeds, torchvision_shim
 
 KEYS = {
-    "suite", "model", "batch", "image", "method", "solver", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead",
-    "parity", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb", "measured_regular_mb",
-    "measured_ogc_nonreentrant_mb", "versions", "status", "note",
+    "suite", "model", "method", "cost", "target", "batch", "image", "ops", "solver", "peak_mb", "predicted_mb", "plain_mb",
+    "flops_overhead", "seconds_overhead", "overhead", "bound_mb", "gap", "plan_status", "parity", "trace_seconds",
+    "solve_seconds", "published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb",
+    "versions", "commit", "hardware", "date", "status", "note",
 }  # fmt: skip
 
 
@@ -31,7 +36,7 @@ def alexnet() -> dict[str, dict[str, Any]]:
         torchvision_shim.import_torchvision()
     except RekindleError as e:
         pytest.skip(str(e))
-    return {r["method"]: r for r in rows("seeds", ["alexnet"], ["plain", "none", "every", "auto@8%"])}
+    return {r["method"]: r for r in rows("seeds", ["alexnet"], ["plain", "none", "every", "auto@8%", "auto=ogc"])}
 
 
 def test_rows_are_complete_and_plain_data(alexnet: dict[str, dict[str, Any]]) -> None:
@@ -41,7 +46,9 @@ def test_rows_are_complete_and_plain_data(alexnet: dict[str, dict[str, Any]]) ->
         assert (r["suite"], r["model"], r["batch"], r["image"]) == ("seeds", "alexnet", 1024, 224)
         assert (r["status"], r["note"], r["parity"]) == ("ok", "", None)
         assert (r["published_regular_mb"], r["published_ogc_mb"]) == (4955, 3287)
-        assert set(r["versions"]) == {"rekindle", "torch", "python"}
+        assert {"rekindle", "torch", "python"} <= set(r["versions"])
+        assert (r["cost"], r["target"]) == ("flops", "rtx2080ti")
+        assert r["ops"] > 50
         assert json.loads(json.dumps(r)) == r
 
 
@@ -63,6 +70,12 @@ def test_executed_is_predicted(alexnet: dict[str, dict[str, Any]]) -> None:
     auto = alexnet["auto@8%"]
     assert 0 < auto["flops_overhead"] <= 0.08
     assert auto["peak_mb"] < auto["measured_ogc_nonreentrant_mb"]
+    assert auto["overhead"] == pytest.approx(auto["flops_overhead"], abs=0.001)
+    assert auto["bound_mb"] <= auto["predicted_mb"]
+    assert auto["plan_status"] in ("optimal", "feasible")
+    ogc = alexnet["auto=ogc"]
+    assert ogc["peak_mb"] <= ogc["measured_ogc_nonreentrant_mb"]
+    assert ogc["flops_overhead"] <= auto["flops_overhead"]
 
 
 @pytest.fixture
@@ -107,24 +120,35 @@ def test_a_model_that_cannot_be_made_fails_in_every_method(monkeypatch: pytest.M
     def make() -> None:
         raise RekindleError("no such package")
 
-    monkeypatch.setitem(bench.SUITES, "smoke", lambda: {"cnn": (make, {"batch": 4})})
+    monkeypatch.setitem(bench.SUITES, "smoke", lambda: {"cnn": Model(make, {"batch": 4})})
     found = rows("smoke", methods=["plain", "none"])
     assert [(r["status"], r["batch"], r["plain_mb"]) for r in found] == [("failed", 4, None)] * 2
     assert all("no such package" in r["note"] for r in found)
 
 
 def test_methods() -> None:
-    told: list[str] = []
-    assert bench._methods(["auto", "none", "auto@8%"], told.append) == ["auto@8%", "auto@33%", "none"]
-    assert not told
-    chosen = bench._methods(None, told.append)
-    left_out = [line.partition(" ")[0] for line in told]
-    assert sorted([*chosen, *left_out]) == sorted(bench.METHODS)
-    assert bench._parse("auto@12.5%") == ("auto", {"max_overhead": 0.125})
+    assert choose("smoke", ["auto", "none", "auto"]) == ["auto", "none"]
+    assert choose("smoke", ["comparators"]) == list(COMPARATORS)
+    assert {"auto", "feng"} <= set(choose("smoke", ["solvers"]))
+    for suite in bench.SUITES:
+        assert choose(suite, None) == list(DEFAULTS[suite])
+    assert parse("auto") == Asked("auto")
+    assert parse("auto@12.5%") == Asked("auto", max_overhead=0.125)
+    assert parse("auto=0.25") == Asked("auto", share=0.25)
+    assert parse("auto=ogc") == Asked("auto", ogc=True)
+    for no in ("plain", "compile-0.5", "auto=1.5", "auto=0.0", "auto@x"):
+        assert parse(no) is None
 
 
 @pytest.mark.parametrize(
-    "asked", [("sprouts",), ("seeds", ["resnet7"]), ("smoke", ["gpt"], ["magic"]), ("smoke", None, ["auto@x"])]
+    "asked",
+    [
+        ("sprouts",),
+        ("seeds", ["resnet7"]),
+        ("smoke", ["gpt"], ["magic"]),
+        ("smoke", None, ["auto@x"]),
+        ("smoke", None, ["auto=0.0"]),
+    ],
 )
 def test_what_is_unknown_is_a_usage_error(asked: tuple[Any, ...]) -> None:
     with pytest.raises(UsageError, match=r"choose|it has"):
@@ -135,9 +159,64 @@ def test_the_comparison_has_one_line_per_model() -> None:
     assert list(bench.SUITES["seeds"]()) == [r.model for r in seeds.ROWS]
     row = {
         "model": "m", "batch": 4, "method": "plain", "peak_mb": 2000.0, "flops_overhead": 0.0, "status": "ok",
-        **dict.fromkeys(bench.PUBLISHED),
+        **dict.fromkeys(PUBLISHED),
     }  # fmt: skip
     other = row | {"method": "none", "peak_mb": 10.0, "flops_overhead": 0.25, "published_ogc_mb": 12}
     header, line = bench.compare([other, row])
     assert header == ["model", "batch", "published ogc", "none", "plain"]
     assert line == ["m", "4", "12", "10 (+25.0%)", "2,000"]
+
+
+def test_memory_is_a_share_of_the_plain_peak() -> None:
+    plain, half = rows("smoke", ["unet"], ["plain", "feng=0.7"])
+    assert half["peak_mb"] <= 0.7 * 1.02 * plain["peak_mb"]
+
+
+@pytest.mark.parametrize("suite", ["modern", "deep"])
+def test_models_of_the_zoo(suite: str) -> None:
+    known = bench.SUITES[suite]()
+    for name in zoo.SUITES[suite]:
+        family = {"lstm_deep": "lstm-64", "resnet1000": "resnet-1000"}.get(name, name)
+        assert family in known
+    assert {t.model for t in bench.tasks(suite)} == set(known)
+
+
+@pytest.mark.parametrize(("suite", "name"), [("deep", "lstm_deep"), ("modern", "gpt2_small")])
+def test_a_small_copy_of_a_model_of_the_zoo(suite: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On fake tensors, with every comparator; the plain step is the captured one."""
+    pytest.importorskip("transformers")
+    copy = zoo.small(name) | ({"length": 32, "batch": 64, "hidden": 64} if suite == "deep" else {"batch": 64})
+    monkeypatch.setitem(bench.SUITES, suite, lambda: {name: Model(partial(_zoo_case, name, copy))})
+    found = {r["method"]: r for r in rows(suite, [name], ["plain", "comparators", "none", "chen-sqrt"])}
+    plain, none, sqrt = found["plain"], found["none"], found["chen-sqrt"]
+    assert none["peak_mb"] == pytest.approx(plain["peak_mb"], rel=0.05)
+    assert none["seconds_overhead"] == pytest.approx(0, abs=0.2)
+    assert sqrt["peak_mb"] < plain["peak_mb"]
+    assert sqrt["overhead"] > 0
+    assert plain["cost"] == {"deep": "seconds", "modern": "unit"}[suite]
+    assert found["compile-0.5"]["status"] == "ok"
+    blocks = found["checkpoint-blocks"]
+    if suite == "deep":
+        assert (blocks["status"], blocks["peak_mb"]) == ("failed", None)
+        assert "no repeated blocks" in blocks["note"]
+    else:
+        assert all(r["status"] == "ok" for r in found.values())
+        assert blocks["peak_mb"] < plain["peak_mb"]
+        assert 0.1 < blocks["flops_overhead"] < 0.35
+        assert blocks["overhead"] is None
+
+
+def test_several_processes_give_the_same_rows() -> None:
+    one, two = (
+        {(r["model"], r["method"]): r for r in rows("smoke", ["cnn", "unet"], ["plain"], jobs=jobs)} for jobs in (1, 2)
+    )
+    assert one.keys() == two.keys()
+    assert all(two[k]["peak_mb"] == one[k]["peak_mb"] and two[k]["status"] == "ok" for k in one)
+
+
+def test_what_is_done_is_not_done_again() -> None:
+    (first,) = rows("smoke", ["cnn"], ["plain"])
+    done = {key(first)}
+    assert [t.methods for t in bench.tasks("smoke", ["cnn"], ["plain", "none"], done)] == [("none",)]
+    assert not bench.tasks("smoke", ["cnn"], ["plain"], done)
+    assert bench.tasks("smoke", ["cnn"], ["plain"], done, target="h200")

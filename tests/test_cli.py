@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -198,24 +197,14 @@ def test_frontier_of_a_graph(graph: Path, tmp_path: Path, capfd: pytest.CaptureF
     assert Ran(capfd, "frontier", graph, "--solver", "none").code == 0
 
 
-def test_bench_prints_and_appends_each_row(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: dict[str, Any] = {}
-
-    def run_suite(suite: str, **options: Any) -> list[dict[str, Any]]:
-        asked.update(options, suite=suite)
-        return [{"model": m, "method": "none", "peak_bytes": 3 * 2**20, "overhead": 0.25} for m in options["models"]]
-
-    module = ModuleType("rekindle.report.bench")
-    module.run_suite = run_suite  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rekindle.report.bench", module)
+def test_bench_prints_and_appends_each_row(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
-    ran = Ran(capfd, "bench", "--suite", "seeds", "--models", "a, b", "--methods", "none", "--json", "--out", out)
-    assert (asked["suite"], asked["models"], asked["methods"]) == ("seeds", ["a", "b"], ["none"])
-    assert [row["model"] for row in ran.document["rows"]] == ["a", "b"]
+    args = ("bench", "--suite", "smoke", "--models", "cnn, unet", "--methods", "plain")
+    ran = Ran(capfd, *args, "--json", "--out", out)
+    assert ran.code == 0
+    assert [row["model"] for row in ran.document["rows"]] == ["cnn", "unet"]
     assert [json.loads(line) for line in out.read_text().splitlines()] == ran.document["rows"]
-    assert "3.0 MiB" in Ran(capfd, "bench", "--models", "a").out
+    assert "unet" in Ran(capfd, *args, "--out", out).out
 
 
 @pytest.mark.parametrize("spec", ["resnet50", "nowhere.py:make", "file.txt:make", ":make", "file.py:"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ def run_suite(
     *,
     done: Collection[Key] = (),
     target: str = TARGET,
-    jobs: int = 1,
+    jobs: int | None = None,
 ) -> Iterator[Row]:
     """The rows of a suite, each as soon as it is measured.
 
@@ -73,7 +74,8 @@ def run_suite(
     methods : names as `methods` explains them; None: the suite's own.
     done : keys of rows that are not to be measured again; see `row.key`.
     target : the device whose roofline gives modelled seconds.
-    jobs : processes; with several, each model is measured in one of them and rows come as they finish.
+    jobs : processes; with several, each model is measured in one of them and rows come as they finish. None: two for
+        suites on fake tensors, where the machine has two cores; one otherwise.
 
     A method that fails on a model gives a row with status "failed" that says why in `note`.
 
@@ -81,6 +83,8 @@ def run_suite(
     ------
     UsageError : an argument is unknown; the message lists the valid ones.
     """
+    if jobs is None:
+        jobs = 1 if suite == "smoke" else min(2, os.cpu_count() or 1)
     if jobs < 1:
         raise UsageError(f"jobs={jobs} must be at least 1")
     work = tasks(suite, models, methods, done, target)

@@ -28,7 +28,7 @@ Methods = Annotated[
                       "(within the published solver's memory)."),
 ]  # fmt: skip
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what --out holds already.")]
-Jobs = Annotated[int, typer.Option(help="Processes; each model is measured in one.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes, each for one model at a time; up to two unless given.")]
 Target = Annotated[str, typer.Option(help="Device whose roofline gives the modelled seconds.")]
 Compare = Annotated[
     tuple[Path, Path] | None,
@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Out = None, fresh: Fresh = False,
-    jobs: Jobs = 1, target: Target = "rtx2080ti", compare: Compare = None, json: Json = False,
+    jobs: Jobs = None, target: Target = "rtx2080ti", compare: Compare = None, json: Json = False,
 ) -> Answer:  # fmt: skip
     """Measure a suite; --out appends each row to a JSON-lines file as soon as it is there, and goes on where it ended."""
     if compare is not None:
