@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx, nn
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
@@ -226,7 +227,9 @@ def _computed(joint: Any) -> list[str]:
 def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
     state = Attributes(flat.model)
     try:
-        with _module_paths_recorded(flat.model), _eager_composites():
+        # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
+        outside = functorch_config.patch(backward_pass_autocast="off")
+        with _module_paths_recorded(flat.model), _eager_composites(), outside:
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         state.restore()  # what torch puts in the place of parameters stays in modules that have two names

@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..plan import Plan
 from . import tree
 from .attributes import Attributes, plain_tensors
+from .capture import disable_autocast
 from .flops import FlopCount
 from .measure import allocator_peak, storage_peak
 from .planned import PlannedForward
@@ -135,7 +136,8 @@ def verify(
 
     def step() -> torch.Tensor:
         value = (loss or default_loss)(model(*args, **kwargs))
-        value.backward()  # type: ignore[no-untyped-call]
+        with disable_autocast():  # backward belongs outside of it, also where the caller compares inside
+            value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
     with _put_back(model, tensors), fake or _deterministic():
