@@ -1,0 +1,117 @@
+"""What only a GPU can tell, in under ten minutes: parity, peaks and times against predictions, the largest batch.
+
+python benchmarks/gpu.py                        # on the GPU; writes benchmarks/results/DATE-gpu-DEVICE.json and .md
+python benchmarks/gpu.py --device cpu --small   # shows on the CPU that all of it runs; writes out/gpu/
+
+Parts: the tests marked gpu; one step each of the published suite, GPT-2 and ViT-B/16, plain, planned and checkpointed by hand;
+the largest batch of ResNet-50, GPT-2 medium and a 3-D U-Net under memory caps. Each job is a process of its own: one that
+fails leaves a row that says why. Rows are written as they come, the report after every job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+START = time.monotonic()  # the time that it takes to import torch counts too
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))  # without an installation too
+
+from gpu import driver, jobs  # noqa: E402
+from gpu.report import markdown  # noqa: E402
+from gpu.rows import Row, appended, newest  # noqa: E402
+
+HERE = Path(__file__).parent
+OUT = HERE.parent / "out" / "gpu"
+
+
+def main() -> None:
+    given = arguments().parse_args()
+    if given.job:
+        jobs.run(given.job, given.device, given.small, given.work, given.solve_seconds)
+        return
+    work = (given.work or OUT / "work").resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    for old in (*work.glob("*.jsonl"), *work.glob("*.log"), *work.glob("tests.xml")):
+        old.unlink()
+    out = given.out or (HERE / "results" if given.device == "cuda" and not given.small else OUT)
+    out.mkdir(parents=True, exist_ok=True)
+    report = Report(work, out)
+    deadline = START + 60 * given.minutes
+    first = jobs.facts(given.device, given.small, work)
+    driver.run([first], work, deadline, 1, report.take)
+    todo = jobs.jobs(given.device, given.small, work, given.minutes)
+    if given.only:
+        todo = [j for j in todo if j.part == "kernels" or any(j.name.startswith(o) for o in given.only)]
+    driver.run(todo, work, deadline, given.workers or max(1, min(8, (os.cpu_count() or 1) // 2)), report.take)
+    report.write()
+    print(f"{report.path('md')}: {time.monotonic() - START:.0f} s")
+    sys.exit(1 if any(r["status"] == "failed" for r in newest(report.rows)) else 0)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    p.add_argument("--small", action="store_true", help="tiny models and caps")
+    p.add_argument("--minutes", type=float, default=8.8, help="after which what is left is reported as left out")
+    p.add_argument(
+        "--only", type=lambda s: s.split(","), help="jobs whose names begin so: tests, steps:gpt2, largest, …"
+    )
+    p.add_argument("--out", type=Path, help="folder of the results")
+    p.add_argument("--work", type=Path, help="folder of rows and logs while it runs; older ones there are removed")
+    p.add_argument("--workers", type=int, help="jobs beside each other; only one of them uses the device at a time")
+    p.add_argument("--solve-seconds", type=float, default=15.0, help="time limit of every plan")
+    p.add_argument("--job", help=argparse.SUPPRESS)
+    return p
+
+
+class Report:
+    """All rows so far, and the files that show them."""
+
+    def __init__(self, work: Path, out: Path):
+        self.work, self.out, self.rows = work, out, list[Row]()
+        self.date = datetime.date.today().isoformat()
+
+    def take(self, job: jobs.Job, rows: list[Row]) -> None:
+        """A job ended."""
+        for row in rows:
+            appended(self.work / "rows.jsonl", row)
+        self.rows += rows
+        self.write()
+        ended = rows[-1]
+        print(
+            f"{time.monotonic() - START:6.0f} s  {job.name}: {ended['status']} {ended['note']}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def write(self) -> None:
+        """Both files, with what there is so far."""
+        command = " ".join(["python", *sys.argv])
+        head = {"suite": "gpu", "date": self.date, "command": command, "seconds": time.monotonic() - START}
+        document = head | {"rows": newest(self.rows)}
+        _whole(self.path("json"), json.dumps(document, indent=1) + "\n")
+        _whole(self.path("md"), markdown(head, self.rows))
+
+    def path(self, ending: str) -> Path:
+        """DATE-gpu-DEVICE.ending."""
+        named = (str(r["device"]) for r in self.rows if r["part"] == "facts" and "device" in r)
+        device = re.sub(r"[^a-z0-9]+", "-", next(named, "unknown").lower()).strip("-")
+        return self.out / f"{self.date}-gpu-{device}.{ending}"
+
+
+def _whole(path: Path, text: str) -> None:
+    """Written whole or not at all."""
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The models that are measured: where they come from, at which batch, in which precision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from rekindle import zoo
+from rekindle.torch.trace import call_arguments
+from rekindle.torch.verify import default_loss
+from rekindle.zoo import seeds
+from rekindle.zoo.torchvision_shim import import_torchvision
+
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model by name.
+
+    model : zoo name, or a name of EXTRA. options : the zoo's. autocast : bfloat16 where autocast allows.
+    unit : what one element of the batch is called.
+    """
+
+    name: str
+    model: str
+    batch: int
+    options: dict[str, Any] = field(default_factory=dict)
+    autocast: bool = False
+    unit: str = "images"
+
+    def load(self, kind: str, batch: int | None = None) -> tuple[nn.Module, Any]:
+        """Model and sample on the device."""
+        model, sample = self._build(batch or self.batch)
+        return model.to(kind), on_device(sample, kind)
+
+    def _build(self, batch: int) -> tuple[nn.Module, Any]:
+        if self.model in zoo.names():
+            return zoo.load(self.model, batch=batch, **self.options)
+        return EXTRA[self.model](batch, **self.options)
+
+    def context(self, kind: str) -> AbstractContextManager[Any]:
+        """What forward runs under."""
+        return torch.autocast(kind, torch.bfloat16) if self.autocast else contextlib.nullcontext()
+
+    def step(self, model: nn.Module, sample: Any, kind: str) -> Callable[[], torch.Tensor]:
+        """One training step, forward and backward, by the model's present forward, that gives the loss; gradients add up
+        in `.grad`, but for those of the sample, which are new each time."""
+        args, kwargs = call_arguments(sample)
+        leaves = [t for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor) and t.requires_grad]
+
+        def step() -> torch.Tensor:
+            for t in leaves:
+                t.grad = None
+            with self.context(kind):
+                loss = default_loss(model(*args, **kwargs))
+            loss.backward()  # outside of autocast, as in every training loop
+            return loss.detach()
+
+        return step
+
+
+def on_device(sample: Any, kind: str) -> Any:
+    """A sample's tensors on the device, leaves as they were."""
+
+    def move(t: Any) -> Any:
+        return t.detach().to(kind).requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+
+    return torch.utils._pytree.tree_map(move, sample)
+
+
+def repeated(sample: Any, times: int) -> Any:
+    """A sample of batch 1 as one of batch `times`; made where it lies, however large."""
+
+    def repeat(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor):
+            return t
+        return t.detach().repeat(times, *[1] * (t.ndim - 1)).requires_grad_(t.requires_grad)
+
+    return torch.utils._pytree.tree_map(repeat, sample)
+
+
+def held_bytes(model: nn.Module, sample: Any) -> int:
+    """Bytes of parameters, gradients, buffers and the sample."""
+    params = list(model.parameters())
+    tensors = [*params, *(p.grad for p in params if p.grad is not None), *model.buffers()]
+    tensors += [t for t in torch.utils._pytree.tree_leaves(sample) if isinstance(t, torch.Tensor)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def with_gradients(model: nn.Module) -> nn.Module:
+    """The model with a gradient of zeros for every trained parameter, as a plan counts them."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+    return model
+
+
+def _vit_b16(
+    batch: int, *, image: int = 224, layers: int = 12, heads: int = 12, width: int = 768
+) -> tuple[nn.Module, Any]:
+    """Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021, as torchvision defines it."""
+    models = import_torchvision().models
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = models.VisionTransformer(image, 16, layers, heads, width, 4 * width)
+        return model.train(), torch.rand(batch, 3, image, image)
+
+
+def _gpt2_medium(batch: int) -> tuple[nn.Module, Any]:
+    return zoo.load("gpt2", batch=batch, n_layer=24, d=1024, heads=16)
+
+
+# what the zoo may lack
+EXTRA: dict[str, Callable[..., tuple[nn.Module, Any]]] = {"vit_b16": _vit_b16, "gpt2_medium": _gpt2_medium}
+
+_TINY_GPT = {"n_layer": 2, "d": 64, "heads": 2, "length": 32, "vocab": 100}
+
+
+def step_cases(small: bool) -> list[Case]:
+    """What is stepped in full: the published suite at its batches, GPT-2 and ViT-B/16 in mixed precision. What tells most
+    comes first. small : two tiny ones instead."""
+    if small:
+        return [
+            Case("gpt2", "gpt", 2, _TINY_GPT, autocast=True, unit="sequences"),
+            Case("resnet18", "resnet18", 4, {"image": 64}),
+        ]
+    modern = [
+        Case("gpt2", "gpt2", 8, autocast=True, unit="sequences"),
+        Case("vit_b16", "vit_b16", 64, autocast=True),
+    ]
+    return modern + [Case(r.model, r.model, r.batch, {"image": r.image}) for r in seeds.ROWS]
+
+
+def largest_cases(small: bool) -> list[Case]:
+    """What is grown under a cap; the batch is where the search begins. small : one tiny model instead."""
+    if small:
+        return [Case("unet", "unet", 1, {"image": 32, "width": 8, "depth": 2})]
+    return [
+        Case("resnet50", "resnet50", 32, {"input_grad": False}),
+        Case("gpt2_medium", "gpt2_medium", 1, autocast=True, unit="sequences"),
+        Case("unet3d", "unet3d", 1, autocast=True, unit="volumes"),
+    ]
+
+
+def caps(small: bool) -> dict[str, int]:
+    """Memory caps in bytes, by name."""
+    return {"16 MiB": 16 * MIB} if small else {f"{n} GiB": n * GIB for n in (24, 16, 80)}

@@ -1,0 +1,146 @@
+"""Instruments: what a step holds and how long it takes, on a CUDA device or (to prove the script) on the CPU."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rekindle.torch.cost_cache import cpu_model
+from rekindle.torch.measure import allocator_peak
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one step, in bytes.
+
+    level_bytes : allocated before it. peak_bytes : most allocated above that.
+    requested_peak_bytes : the same before the allocator rounds requests up. reserved_bytes : most that the allocator took
+        from the device in all, from an emptied cache. None where the device does not tell.
+    """
+
+    level_bytes: int
+    peak_bytes: int
+    requested_peak_bytes: int | None
+    reserved_bytes: int | None
+
+
+class Cuda:
+    """The current CUDA device."""
+
+    kind = "cuda"
+
+    def facts(self) -> dict[str, Any]:
+        """The device and what its results depend on."""
+        p = torch.cuda.get_device_properties(0)
+        return {
+            "device": torch.cuda.get_device_name(0),
+            "device_bytes": torch.cuda.mem_get_info(0)[1],
+            "multiprocessors": p.multi_processor_count,
+            "capability": f"{p.major}.{p.minor}",
+            "driver": _driver(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "tf32_convolutions": torch.backends.cudnn.allow_tf32,
+            "float32_products": torch.get_float32_matmul_precision(),
+            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        }
+
+    def memory(self, step: Step, held_bytes: int) -> Memory:
+        """Run `step` from an empty cache. held_bytes is for devices that cannot tell it.
+
+        Raises
+        ------
+        torch.OutOfMemoryError : it does not fit the device, or the cap.
+        """
+        self.release()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        level = torch.cuda.memory_allocated()
+        requested = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
+        step()
+        torch.cuda.synchronize()
+        most = torch.cuda.memory_stats().get("requested_bytes.all.peak", 0)
+        return Memory(
+            level, torch.cuda.max_memory_allocated() - level, most - requested, torch.cuda.max_memory_reserved()
+        )
+
+    def seconds(self, step: Step) -> float:
+        """Seconds of one step, from an idle device to an idle device, by events."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    def cap(self, limit_bytes: int) -> None:
+        """From now on this process may reserve no more than that."""
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / torch.cuda.mem_get_info(0)[1]), 0)
+
+    def release(self) -> None:
+        """Give back what the allocator holds unused."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+class Cpu:
+    """This machine's CPU, with a cap that is a check of the measured peak."""
+
+    kind = "cpu"
+
+    def __init__(self) -> None:
+        self._limit: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The processor."""
+        return {"device": cpu_model(), "device_bytes": None}
+
+    def memory(self, step: Step, held_bytes: int) -> Memory:
+        """As Cuda's."""
+        self.release()
+        peak = allocator_peak(step).peak_bytes
+        if self._limit is not None and held_bytes + peak > self._limit:
+            raise torch.OutOfMemoryError(f"{held_bytes + peak} bytes are more than the cap of {self._limit}")
+        return Memory(held_bytes, peak, None, None)
+
+    def seconds(self, step: Step) -> float:
+        """Seconds of one step."""
+        begin = time.perf_counter()
+        step()
+        return time.perf_counter() - begin
+
+    def cap(self, limit_bytes: int) -> None:
+        """From now on `memory` refuses a step that holds more than that."""
+        self._limit = limit_bytes
+
+    def release(self) -> None:
+        """Collect garbage."""
+        gc.collect()
+
+
+Device = Cuda | Cpu
+
+
+def get(kind: str) -> Device:
+    """The instruments for "cuda" or "cpu"."""
+    return Cuda() if kind == "cuda" else Cpu()
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.split("\n")[0].strip() or None

@@ -1,0 +1,117 @@
+"""Runs jobs beside each other until all are done or the time is up. Every job leaves at least one row."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu.jobs import Job, environment, rows_file
+from gpu.rows import Row, read
+from gpu.turns import turn
+
+GRACE = 10.0  # seconds before the end in which nothing runs any more
+
+
+@dataclass
+class Running:
+    """A job's process, when it is to be stopped, and what others wait for meanwhile."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    log: Path
+    begin: float
+    end: float
+    held: ExitStack
+
+
+def run(
+    waiting: Sequence[Job], work: Path, deadline: float, workers: int, done: Callable[[Job, list[Row]], None]
+) -> None:
+    """Run the jobs, `workers` at a time, in their order.
+
+    deadline : of `time.monotonic`. A job that fails, is stopped or is left out adds a row that says so to those it wrote.
+    done : called with each job and its rows when it ends.
+    """
+    queue, running = list(waiting), list[Running]()
+    deadline -= GRACE
+    try:
+        while queue or running:
+            now = time.monotonic()
+            for r in list(running):
+                why = _over(r, now)
+                if why is not None:
+                    running.remove(r)
+                    r.held.close()
+                    done(r.job, read(rows_file(work, r.job.name)) + _said(r, why, now))
+            while queue and len(running) < workers:
+                job = queue.pop(0)
+                if now + job.estimate >= deadline:
+                    note = (
+                        f"left out: {max(0.0, deadline - now):.0f} s were left, and it takes about {job.estimate:.0f} s"
+                    )
+                    done(job, [row_of(job, "left out", note)])
+                    continue
+                running.append(_start(job, work, now, min(deadline, now + job.allowance)))
+            time.sleep(0.05)
+    finally:
+        for r in running:  # interrupted
+            _stop(r)
+            r.held.close()
+
+
+def row_of(job: Job, status: str, note: str) -> Row:
+    """What is to be said of a job as a whole."""
+    what, _, which = job.name.partition(":")
+    model, _, cap = which.partition(":")
+    found: dict[str, Any] = {"part": job.part, "name": job.name, "status": status, "note": note}
+    return found | ({"model": model} if model else {}) | ({"cap": cap} if cap else {})
+
+
+def _start(job: Job, work: Path, now: float, end: float) -> Running:
+    held = ExitStack()
+    if job.holds:
+        held.enter_context(turn(work / job.holds))
+    log = rows_file(work, job.name).with_suffix(".log")
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            job.command, stdout=out, stderr=subprocess.STDOUT, env=environment(job), start_new_session=True
+        )  # fmt: skip
+    return Running(job, process, log, now, end, held)
+
+
+def _over(r: Running, now: float) -> str | None:
+    """ "" where the job has ended well, why where it has ended otherwise; None while it runs."""
+    code = r.process.poll()
+    if code is not None:
+        return "" if code == 0 else f"ended with code {code}"
+    if now < r.end:
+        return None
+    _stop(r)
+    return f"stopped after {now - r.begin:.0f} s: its time was up"
+
+
+def _stop(r: Running) -> None:
+    """The job and what it started: it leads a process group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(r.process.pid, signal.SIGKILL)
+    r.process.wait()
+
+
+def _said(r: Running, why: str, now: float) -> list[Row]:
+    row = {"part": "jobs", "name": r.job.name, "seconds": now - r.begin}
+    if not why:
+        return [row | {"status": "ok", "note": ""}]
+    last = next((line for line in reversed(_lines(r.log)) if line.strip()), "").strip()[:400]
+    note = f"{why}; its last words: {last}" if last else why
+    return [row_of(r.job, "failed", note), row | {"status": "failed", "note": note}]
+
+
+def _lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,0 +1,110 @@
+"""The jobs of a run, what tells most first. Each is a process of its own, so that none can lose another's rows."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from gpu.turns import KERNELS
+
+SCRIPT = Path(__file__).parent.parent / "gpu.py"
+ROOT = SCRIPT.parent.parent
+FIRST = ("gpt2", "vit_b16", "resnet50", "vgg16", "densenet121", "resnet152")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that appends its rows to a file.
+
+    part : the table that its rows belong to. estimate : seconds it takes, about, its waiting for the device included; it
+        is not begun where less is left. allowance : seconds after which it is stopped.
+    holds : name of a lock that others wait for while it runs.
+    """
+
+    name: str
+    part: str
+    command: list[str]
+    estimate: float
+    allowance: float
+    environment: dict[str, str] = field(default_factory=dict)
+    holds: str | None = None
+
+
+# cuBLAS gives the same bits in every run only with a workspace of fixed size; NVIDIA, cuBLAS, Results Reproducibility
+CUDA_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def jobs(kind: str, small: bool, work: Path, minutes: float) -> list[Job]:
+    """All jobs, in the order in which they are begun."""
+    from gpu.cases import caps, largest_cases, step_cases
+
+    whole = 60 * minutes
+    make = partial(_job, kind, small, work)
+    steps = {c.name: make(f"steps:{c.name}", "steps", 20.0, 0.5 * whole) for c in step_cases(small)}
+    first = [steps.pop(name) for name in FIRST if name in steps]
+    tests = make("tests", "tests", 30.0, 0.4 * whole)
+    grown = [
+        make(
+            f"largest:{c.name}:{cap}", "largest", 30.0, 0.6 * whole, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        )
+        for cap in caps(small)
+        for c in largest_cases(small)
+    ]
+    kernels = make("kernels", "kernels", 0.0, 0.6 * whole, {"CUDA_VISIBLE_DEVICES": ""}, KERNELS)
+    once = grown[: len(largest_cases(small))]
+    return [kernels, *first, tests, *once, *steps.values(), *grown[len(once) :]]
+
+
+def facts(kind: str, small: bool, work: Path) -> Job:
+    """What must be known before the results have a name."""
+    return _job(kind, small, work, "facts", "facts", 0.0, 120.0)
+
+
+def _job(
+    kind: str, small: bool, work: Path, name: str, part: str, estimate: float, allowance: float,
+    environment: dict[str, str] | None = None, holds: str | None = None,
+) -> Job:  # fmt: skip
+    command = [sys.executable, str(SCRIPT), "--job", name, "--device", kind, "--work", str(work)]
+    more = (CUDA_ENVIRONMENT if kind == "cuda" else {}) | (environment or {})
+    return Job(name, part, command + ["--small"] * small, 0.0 if small else estimate, allowance, more, holds)
+
+
+def rows_file(work: Path, name: str) -> Path:
+    """Where a job puts its rows."""
+    return work / f"{name.replace(':', '-').replace(' ', '')}.jsonl"
+
+
+def run(name: str, kind: str, small: bool, work: Path, solve_seconds: float) -> None:
+    """Do one job, in this process."""
+    from gpu import facts, kernels, largest, steps, suite
+    from gpu.cases import caps, largest_cases, step_cases
+    from gpu.rows import appended
+
+    what, _, which = name.partition(":")
+    emit = partial(appended, rows_file(work, name))
+    found: Callable[[], None]
+    if what == "steps":
+        case = next(c for c in step_cases(small) if c.name == which)
+        found = partial(steps.measure, case, kind, work, solve_seconds, emit)
+    elif what == "largest":
+        model, _, cap = which.partition(":")
+        case = next(c for c in largest_cases(small) if c.name == model)
+        found = partial(largest.measure, case, cap, caps(small)[cap], kind, work, solve_seconds, emit)
+    elif what == "tests":
+        found = partial(suite.run, ROOT, kind, work, emit)
+    elif what == "facts":
+        found = partial(facts.run, kind, emit)
+    else:
+        found = partial(kernels.run, emit)
+    found()
+
+
+def environment(job: Job) -> dict[str, str]:
+    """A job's environment: this package and the library importable, few threads, its own settings."""
+    paths = [str(ROOT / "src"), str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+    return os.environ | threads | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)} | job.environment

@@ -1,0 +1,134 @@
+"""The results as Markdown: a table per part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gpu.rows import Row, newest
+
+MIB, GIB = 2**20, 2**30
+NAMES = {"plain": "plain", "half": "half", "third": "+33.3 %", "blocks": "per block"}
+STEPS = """One training step, forward and backward, gradients kept. Peaks are MiB that the allocator held above what was
+there before the step (parameters, gradients, buffers, inputs); `predicted` is what the plan says. Times are medians of steps
+that took turns, by events, as a ratio to the plain step. *half*: planned for half of the plain activations; *+33.3 %*: least
+memory within a third more time, by measured costs of operators; *per block*: `torch.utils.checkpoint` around every block.
+*reserved* is what the allocator took from the device in all. *same bits*: loss, gradients, buffers and random state of the
+planned step against the plain one, under deterministic algorithms."""
+LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; with a plan, the search
+begins where a plan that costs a third more would just fit. Throughput is that of the second step at that batch."""
+
+
+def markdown(head: dict[str, Any], rows: list[Row]) -> str:
+    """The whole report."""
+    rows = newest(rows)
+    facts: Row = next((r for r in rows if r["part"] == "facts" and r["status"] == "ok"), {})
+    lines = [f"# On {facts.get('device', 'an unknown device')}, {head['date']}", ""]
+    lines += [f"- command: `{head['command']}`, {head['seconds']:.0f} s", f"- {_facts(facts)}"]
+    lines += ["- versions: " + ", ".join(f"{k} {v}" for k, v in facts.get("versions", {}).items() if v), ""]
+    for title, part in (("Steps", _steps), ("Largest batch under a cap", _largest), ("Tests on the device", _tests)):
+        lines += [f"## {title}", "", *part(rows), ""]
+    missing = [r for r in rows if r["status"] not in ("ok", "skipped") and r["part"] != "jobs"]
+    lines += (
+        ["## Not measured", "", *[f"- {_who(r)}: {r['status']}: {r['note']}" for r in missing], ""] if missing else []
+    )
+    return "\n".join(lines)
+
+
+def _facts(facts: Row) -> str:
+    keys = ("driver", "cuda", "cudnn", "cudnn_benchmark", "tf32_convolutions", "float32_products", "cublas_workspace")
+    told = ", ".join(f"{k.replace('_', ' ')} {facts[k]}" for k in keys if facts.get(k) is not None)
+    size = f", {facts['device_bytes'] / GIB:.1f} GiB" if facts.get("device_bytes") else ""
+    return f"device: {facts.get('device')}{size}; {told or 'no more is known'}; host: {facts.get('processor')}"
+
+
+def _steps(rows: list[Row]) -> list[str]:
+    mine = {(r["model"], r["method"]): r for r in rows if r["part"] == "steps" and "method" in r}
+    models = list(dict.fromkeys(model for model, _ in mine))
+    if not models:
+        return ["nothing was measured"]
+    header = ["model, batch", "plain", "reserved", "half", "predicted", "time", "+33.3 %", "predicted", "reserved", "time",
+              "predicted", "per block", "time", "same bits"]  # fmt: skip
+    lines = []
+    for model in models:
+        plain, half, third, blocks = (mine.get((model, m), {}) for m in NAMES)
+        lines.append([
+            f"{model}, {plain['batch']}", _mib(plain, "peak_bytes"), _mib(plain, "reserved_bytes"),
+            _mib(half, "peak_bytes"), _mib(half, "predicted_peak_bytes"), _times(half, "ratio"),
+            _mib(third, "peak_bytes"), _mib(third, "predicted_peak_bytes"), _mib(third, "reserved_bytes"),
+            _times(third, "ratio"), _times(third, "predicted_overhead", 1.0),
+            _mib(blocks, "peak_bytes"), _times(blocks, "ratio"), _bits([half, third]),
+        ])  # fmt: skip
+    told = [STEPS, "", *_table(header, lines), ""]
+    planned = [r for r in mine.values() if r.get("predicted_peak_bytes") and r.get("peak_bytes")]
+    for what, error in (("peaks", _peak_error), ("step times", _time_error)):
+        found = sorted(abs(e) for r in planned if (e := error(r)) is not None)
+        if found:
+            told.append(f"Predicted {what} against measured: {found[len(found) // 2]:.1%} apart in the median, "
+                        f"{found[-1]:.1%} at most, over {len(found)} steps.")  # fmt: skip
+    return told
+
+
+def _largest(rows: list[Row]) -> list[str]:
+    mine = {(r["model"], r["cap_bytes"], r["method"]): r for r in rows if r["part"] == "largest" and "method" in r}
+    if not mine:
+        return ["nothing was measured"]
+    lines = []
+    for model in dict.fromkeys(model for model, *_ in mine):
+        for size in sorted({c for m, c, _ in mine if m == model}):
+            plain, planned = (mine.get((model, size, m), {}) for m in ("plain", "planned"))
+            more = planned["batch"] / plain["batch"] if "batch" in plain and "batch" in planned else math.nan
+            lines.append([
+                f"{model}, {plain.get('precision', planned.get('precision'))}", str(plain.get("cap") or planned["cap"]),
+                str(plain.get("batch", "-")), _rate(plain), _mib(plain, "peak_bytes"),
+                str(planned.get("batch", "-")), _rate(planned), _mib(planned, "peak_bytes"),
+                "-" if math.isnan(more) else f"{more:.1f}x",
+            ])  # fmt: skip
+    header = ["model", "cap", "plain batch", "per second", "peak", "planned batch", "per second", "peak", "batch"]
+    return [LARGEST, "", *_table(header, lines)]
+
+
+def _tests(rows: list[Row]) -> list[str]:
+    mine = [r for r in rows if r["part"] == "tests" and "seconds" in r]
+    if not mine:
+        return ["none ran"]
+    count = {s: sum(r["status"] == s for r in mine) for s in ("ok", "failed", "skipped")}
+    told = f"{count['ok']} passed, {count['failed']} failed, {count['skipped']} skipped"
+    return [f"{told}, in {sum(r['seconds'] for r in mine):.0f} s. They are those of `tests/` marked `gpu`."]
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (header, ["---"] + ["---:"] * (len(header) - 1), *lines)]
+
+
+def _mib(row: Row, key: str) -> str:
+    return "-" if row.get(key) is None else f"{row[key] / MIB:,.0f}"
+
+
+def _times(row: Row, key: str, more: float = 0.0) -> str:
+    return "-" if row.get(key) is None else f"{row[key] + more:.2f}"
+
+
+def _rate(row: Row) -> str:
+    return "-" if row.get("per_second") is None else f"{row['per_second']:,.1f}"
+
+
+def _bits(rows: list[Row]) -> str:
+    told = [r["parity"] for r in rows if r.get("parity") is not None]
+    return "-" if not told else "yes" if all(told) else "NO"
+
+
+def _peak_error(row: Row) -> float | None:
+    return float(row["peak_bytes"] / row["predicted_peak_bytes"] - 1)
+
+
+def _time_error(row: Row) -> float | None:
+    return (
+        row["seconds"] / row["predicted_seconds"] - 1 if row.get("seconds") and row.get("predicted_seconds") else None
+    )
+
+
+def _who(row: Row) -> str:
+    named = ", ".join(str(row[k]) for k in ("model", "cap", "method") if row.get(k) is not None)
+    return f"{row['part']} {named or row.get('name', '')}".strip()

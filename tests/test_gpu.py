@@ -1,0 +1,176 @@
+"""Parity and peaks on a CUDA device: planned steps against eager, where cuDNN, cuBLAS and the GPU's generator are used.
+
+REKINDLE_GPU_TESTS_ON=cpu runs the same on the CPU, so that the tests themselves can be tried without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from models import call, loss_of, make
+from rekindle import Plan, Trace, zoo
+from rekindle.torch.measure import allocator_peak
+from rekindle.torch.verify import same
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used: else its sums may vary
+
+DEVICE = os.environ.get("REKINDLE_GPU_TESTS_ON", "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+# dropout, batch norm, in-place ops, skip connections, attention, cuDNN's recurrent kernels, frozen and half-precision
+# parameters, routing, and Hugging Face models
+MODELS = ("cnn", "inplace_cnn", "unet", "random_layers", "other_norms", "frozen_backbone", "gpt", "transformer_encoder",
+          "lstm_fused", "half_precision", "mixture_of_experts", "gpt2", "t5", "vit")  # fmt: skip
+CONVOLUTIONAL = ("cnn", "inplace_cnn", "unet")
+AUTOCAST = ("cnn", "unet", "gpt", "gpt2", "vit")
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    """Kernels whose bits vary from run to run cannot be compared."""
+    on, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(on)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def made(name: str) -> tuple[nn.Module, Any]:
+    """Model and sample on the device."""
+    return on_device(*make(name))
+
+
+def on_device(model: nn.Module, sample: Any) -> tuple[nn.Module, Any]:
+    def move(t: Any) -> Any:
+        return t.detach().to(DEVICE).requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+
+    return model.to(DEVICE), torch.utils._pytree.tree_map(move, sample)
+
+
+def precision(autocast: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.autocast(DEVICE, torch.bfloat16) if autocast else contextlib.nullcontext()
+
+
+def plans(trace: Trace) -> list[Plan]:
+    """None recomputes nothing, every recomputes all it can, auto is what people get."""
+    found = [rekindle.plan(trace, minimize="memory", solver=s) for s in ("none", "every", "chen-sqrt")]
+    return [*found, rekindle.plan(trace, max_overhead=0.3, time_limit=0.5)]
+
+
+def train(model: nn.Module, sample: Any, autocast: bool, steps: int = 3) -> dict[str, torch.Tensor]:
+    """Everything a few optimizer steps leave: losses, gradients, buffers, weights, random state."""
+    left: dict[str, torch.Tensor] = {}
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
+    for i in range(steps):
+        with precision(autocast):
+            loss = loss_of(call(model, sample))
+        loss.backward()
+        left[f"loss {i}"] = loss.detach()
+        left |= {f"gradient {i} {k}": p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=i % 2 == 0)
+    left |= {f"buffer {k}": b.clone() for k, b in model.named_buffers()}
+    left |= {f"weight {k}": p.detach() for k, p in model.named_parameters()}
+    left["random state"] = torch.cuda.get_rng_state() if DEVICE == "cuda" else torch.get_rng_state()
+    return left
+
+
+def expect_parity(name: str, autocast: bool = False) -> None:
+    expected = train(*made(name), autocast)
+    again = train(*made(name), autocast)
+    assert [k for k in expected if not same(expected[k], again[k])] == [], "eager training itself varies"
+    with precision(autocast):
+        trace = rekindle.trace(*made(name))
+    for plan in plans(trace):
+        model, sample = made(name)
+        got = train(rekindle.apply(model, plan, on_new_shape="error"), sample, autocast)
+        assert got.keys() == expected.keys()
+        assert [k for k in expected if not same(expected[k], got[k])] == [], plan.solver
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_the_same_bit_for_bit(name: str) -> None:
+    expect_parity(name)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_training_is_the_same_where_cudnn_picks_by_trial(name: str) -> None:
+    torch.backends.cudnn.benchmark = True
+    expect_parity(name)
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_training_is_the_same_under_autocast(name: str) -> None:
+    expect_parity(name, autocast=True)
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("name", ["unet", "gpt"])
+def test_the_measured_peak_is_the_predicted_one(name: str, benchmark: bool) -> None:
+    """On activations of some ten MiB, where the allocator's rounding is small beside them."""
+    torch.backends.cudnn.benchmark = benchmark
+    options: dict[str, Any] = {"unet": {"image": 64, "width": 16, "depth": 3}, "gpt": {"n_layer": 4, "d": 128}}[name]
+    model, sample = on_device(*zoo.load(name, batch=8, **options))
+    trace = rekindle.trace(model, sample)
+    for goal in ({"budget": 1.0}, {"max_overhead": 0.3}):
+        plan = rekindle.plan(trace, **goal, time_limit=0.5)
+        check = rekindle.verify(model, sample, plan)
+        assert check.ok, check
+        assert requested_peak(model, sample, plan) == pytest.approx(plan.activation_peak_bytes, rel=0.03)
+
+
+def requested_peak(model: nn.Module, sample: Any, plan: Plan) -> int:
+    """Activation peak of a planned step, before the allocator rounds requests up."""
+    rekindle.apply(model, plan, on_new_shape="error")
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.requires_grad else None
+
+    def step() -> None:
+        loss_of(call(model, sample)).backward()
+
+    try:
+        if DEVICE == "cpu":
+            return allocator_peak(step).peak_bytes
+        step()  # the libraries' lasting workspaces are made at their first call
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        level = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        step()
+        torch.cuda.synchronize()
+        return int(torch.cuda.memory_stats()["requested_bytes.all.peak"] - level)
+    finally:
+        rekindle.restore(model)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="only a CUDA allocator can be capped")
+def test_a_plan_trains_where_the_plain_step_is_out_of_memory() -> None:
+    model, sample = on_device(*zoo.load("unet", batch=32, image=128, width=32, depth=3))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    plan = rekindle.plan(rekindle.trace(model, sample), max_overhead=0.3, time_limit=2.0)
+    cap = (plan.peak_bytes + plan.baseline_peak_bytes) // 2
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.mem_get_info()[1])
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            call(model, sample).sum().backward()
+        torch.cuda.empty_cache()
+        call(rekindle.apply(model, plan), sample).sum().backward()
+        assert torch.cuda.max_memory_allocated() <= cap
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
