@@ -107,6 +107,15 @@ def test_lstm_step_is_a_proper_op():
     torch.library.opcheck(lstm_steps.lstm_step, (torch.rand(2, 3), state, state.clone(), m.weight))
 
 
+def test_lstm_under_autocast_gives_the_same_bits():
+    model, sample = zoo.load("lstm_deep", **zoo.small("lstm_deep"))
+    with torch.autocast("cpu", torch.bfloat16):
+        trace = rekindle.trace(model, sample, target="h200")
+        plan = rekindle.plan(trace, minimize="memory", cost="unit", solver="chen-sqrt")
+        assert plan.overhead > 0
+        assert rekindle.verify(model, sample, plan).ok
+
+
 def test_lstm_flops_are_those_of_its_products():
     stepped, fused = (m.float() for m in matched_lstms(3, 4, 2))
     x = torch.rand(2, 5, 3, requires_grad=True)

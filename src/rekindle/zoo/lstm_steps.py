@@ -81,7 +81,8 @@ def lstm_step_backward(
         inputs = torch.cat([x if i == 0 else next_h[i - 1], h[i]], 1)
         torch.mm(inputs.t(), dz, out=to_ws[i][:-1])
         torch.sum(dz, 0, out=to_ws[i][-1])
-        down = dz @ ws[i][:-1].t()
+        # into a given tensor, as all products here: so autocast leaves them alone
+        down = torch.mm(dz, ws[i][:-1].t(), out=dz.new_empty(len(dz), inputs.shape[1]))
         to_h[i] = down[:, -hidden:]
         from_above = down[:, :-hidden]
     if want_x:
