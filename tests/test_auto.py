@@ -18,7 +18,7 @@ from rekindle.budget import Goal
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
 from rekindle.planner import plan_graph
-from rekindle.solvers import exact
+from rekindle.solvers import exact, registry
 from rekindle.solvers.base import Problem
 from rekindle.solvers.storages import Search
 from rekindle.structure.saved import Dropping, runs_from_saved
@@ -34,6 +34,49 @@ def with_modes(graph: Graph, drawn: list[int]) -> tuple[Dropping, np.ndarray]:
     for v, m in zip(d.candidates, itertools.cycle(drawn)):
         modes[v] = m
     return d, modes
+
+
+def unrolled(steps: int) -> Graph:
+    """A recurrent network: each step gives a state and what its own backward needs."""
+    values: list[Value] = []
+    ops: list[Op] = []
+
+    def new(size: int) -> int:
+        values.append(Value(size))
+        return len(values) - 1
+
+    states, insides = [], []
+    for t in range(steps):
+        insides.append(new(8))
+        states.append(new(2))
+        ops.append(Op(f"{t}", (states[t - 1],) if t else (), (insides[t], states[t]), seconds=1.0))
+    gradient = new(2)
+    ops.append(Op("boundary", (states[-1],), (gradient,), recompute=False))
+    for t in reversed(range(steps)):
+        before = (states[t - 1],) if t else ()
+        ops.append(Op(f"{t} back", (insides[t], gradient, *before), (new(2),), seconds=2.0, backward=True))
+        gradient = ops[-1].outputs[0]
+    return Graph(tuple(values), tuple(ops), (gradient,), name="unrolled")
+
+
+def test_the_modes_of_a_sequence_know_which_outputs_of_an_op_were_kept() -> None:
+    graph = unrolled(64)
+    search = Search(Problem(graph, graph.weights()))
+    plain = simulate(graph, Schedule.baseline(graph)).peak_bytes
+    for schedule in registry.get("chen-sqrt").solve(Problem(graph, graph.weights())):
+        peak = simulate(graph, schedule).peak_bytes
+        assert peak < 0.4 * plain
+        assert search.evaluate(search.point_of(search.reduced.reduced_runs(schedule.runs)))[0] == peak
+
+
+def test_long_chains_are_not_worse_than_what_is_published_for_them() -> None:
+    graph = unrolled(256)
+    weights = graph.weights()
+    for name in ("chen-sqrt", "chen-recursive", "revolve"):
+        theirs = [simulate(graph, s) for s in registry.get(name).solve(Problem(graph, weights, whole=True))]
+        least = min(theirs, key=lambda j: (j.peak_bytes, j.overhead))
+        found = plan_graph(graph, Goal(budget=least.peak_bytes))
+        assert found.overhead <= least.overhead + 1e-9
 
 
 @given(graph=graphs(), drawn=any_modes)

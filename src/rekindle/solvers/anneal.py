@@ -78,11 +78,6 @@ class Polish:
             peak, cost = float(peak_of(self.reduced.arrays, self.reduced.shared, runs)), self.ops.weights[runs].sum()
             self.archive.add(Entry(peak, float(cost) - self.base_cost, runs))
 
-    @property
-    def longest(self) -> int:
-        """Most runs of a sequence that can be entered."""
-        return self.archive.arrays[3].shape[1]
-
     def copy(self, problem: Problem) -> Polish:
         """Another one that starts with the same archive, within the time of `problem`."""
         other = Polish.__new__(Polish)

@@ -39,7 +39,7 @@ from .. import bounds
 from ..budget import format_bytes
 from ..schedule import Schedule
 from ..simulate import simulate
-from ..structure.archive import Entry, pareto
+from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
@@ -48,7 +48,6 @@ from . import exact, registry
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
-from .choice import exact as exact_entries
 from .hierarchical import SIZES, Known, Levels
 from .registry import register
 from .rotor import entries, thin
@@ -169,22 +168,22 @@ class Curve:
         reduced = Reduced(problem.graph, Dropping(problem.graph))
         search, polish = Search(problem, reduced), Polish(problem, reduced)
         blocks: list[Levels] = []
-        seeds: list[np.ndarray] = []
+        seeds: list[Entry] = []
         polish.enter([np.arange(len(reduced.ops))])
         if len(reduced.candidates):
             with problem.interruptible():
                 blocks += _blocks(problem)
-                for runs in _seeds(problem, reduced, blocks):
-                    seeds.append(runs)
+                for e in _seeds(problem, blocks):
+                    seeds.append(e)
+                    runs = reduced.reduced_runs(e.runs)
                     polish.enter([runs])
                     search.record(search.point_of(runs))
                 search.run()
             polish.enter([e.runs for e in search.entries()])
             with problem.interruptible():
                 polish.run()
-        # The longest sequences are too long to polish, and of the least memory.
-        long = [Entry(0.0, 0.0, runs) for runs in seeds if len(runs) > polish.longest]
-        found = pareto(polish.entries() + exact_entries(problem, reduced, long))
+        # As they came: some are too long to polish, others lose where the least values are not looked at.
+        found = pareto(polish.entries() + seeds)
         least, most = max(1, found[-1].peak), max(2, found[0].peak)
         count = CELLS // 2 if large(problem) else CELLS
         cells = np.geomspace(least, max(most, least + 1), count + 1)
@@ -222,15 +221,17 @@ class Curve:
         if k not in self.looked_at:
             low, high = float(self.cells[k]), float(self.cells[k + 1])
             search, polish = self.search.copy(problem), self.polish.copy(problem)
+            seeds: list[Entry] = []
             with problem.interruptible():
                 for room in np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]:
                     goal = replace(problem, limit=problem.graph.resident_bytes + int(room), max_overhead=None)
                     for curve in self.blocks if problem.time_left > 0 else ():
-                        polish.enter([search.reduced.reduced_runs(e.runs) for e in entries(goal, curve)])
+                        seeds += entries(goal, curve)
+                polish.enter([search.reduced.reduced_runs(e.runs) for e in seeds])
                 search.look(low, high)
                 polish.enter([e.runs for e in search.entries()])
                 polish.look(low, high)
-            found = polish.entries()
+            found = pareto(polish.entries() + seeds)
             if not large(problem):
                 elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
                 found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
@@ -286,15 +287,15 @@ def _blocks(problem: Problem) -> Iterator[Levels]:
                 yield Levels(problem.graph, problem.weights, forward, size, known)
 
 
-def _seeds(problem: Problem, reduced: Reduced, blocks: list[Levels]) -> Iterator[np.ndarray]:
-    """What the fast solvers propose, as runs of the reduced problem."""
+def _seeds(problem: Problem, blocks: list[Levels]) -> Iterator[Entry]:
+    """What the fast solvers propose."""
     any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
     for curve in blocks:
-        yield from (reduced.reduced_runs(e.runs) for e in entries(any_goal, curve))
+        yield from entries(any_goal, curve)
     chain = chain_of(problem.graph)
     long = chain is not None and chain.turn > LONG
     for name in SEEDS_OF_LONG if long else ("feng",) if large(problem) else SEEDS:
         if problem.time_left <= 0:
             return
         for schedule in registry.get(name).solve(any_goal):
-            yield reduced.reduced_runs(schedule.runs)
+            yield entry(problem.graph, problem.weights, schedule.runs)

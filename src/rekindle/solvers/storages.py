@@ -163,11 +163,33 @@ class Search:
         order = runs[np.sort(first)].astype(np.int64)
         if not r.regions[1] or len(order) != len(r.ops):
             order = self.order
-        again = np.bincount(runs, minlength=len(r.ops))[r.arrays.producer] - 1
+        made = r.arrays.producer
+        drop = self._drop_position(runs)
+        again = np.bincount(runs[drop:], minlength=len(r.ops))[made]
+        made_at = np.full(len(r.ops), len(runs), np.int64)
+        np.minimum.at(made_at, runs[drop:], np.arange(drop, len(runs)))
+        # A value that is read before its op runs again was kept: only another output of that op was not.
+        kept = (again == 0) | (self._first_reads(runs, drop) < made_at[made])
         modes = self._all(KEEP)
-        for mode, which in ((HOLD, again == 1), (TRANSIENT, again > 1)):
+        for mode, which in ((HOLD, ~kept & (again == 1)), (TRANSIENT, ~kept & (again > 1))):
             modes[r.candidates[which[r.candidates]]] = mode
         return modes, order
+
+    def _drop_position(self, runs: np.ndarray) -> int:
+        """Where in a sequence forward ends; where a graph does not say, after the first run of every op."""
+        r = self.reduced
+        if not r.regions[1]:
+            return int(np.sort(np.unique(runs, return_index=True)[1])[-1]) if len(runs) else 0
+        after = (runs >= r.regions[1]) | (np.append(-1, runs[:-1]) == r.arrays.boundary)
+        return int(after.argmax()) if after.any() else len(runs)
+
+    def _first_reads(self, runs: np.ndarray, start: int) -> np.ndarray:
+        """int64 [values]: position of the first run from `start` on that reads the value; beyond the end: none."""
+        a = self.reduced.arrays
+        found = np.full(len(a.bytes), len(runs) + 1, np.int64)
+        for i in range(len(runs) - 1, start - 1, -1):
+            found[a.in_ids[a.in_ptr[runs[i]] : a.in_ptr[runs[i] + 1]]] = i
+        return found
 
     def _cheap_values(self) -> list[np.ndarray]:
         """Sets of values that cost little to make again for the bytes they hold, from none to most."""
