@@ -45,9 +45,11 @@ def main() -> None:
     deadline = START + 60 * given.minutes
     first = jobs.facts(given.device, given.small, work)
     driver.run([first], work, deadline, 1, report.take)
-    todo = jobs.jobs(given.device, given.small, work, given.minutes)
+    todo = jobs.jobs(
+        given.device, given.small, work, given.minutes, given.solve_seconds or (2.0 if given.small else 15.0)
+    )
     if given.only:
-        todo = [j for j in todo if j.part == "kernels" or any(j.name.startswith(o) for o in given.only)]
+        todo = [j for j in todo if any(j.name.startswith(o) for o in given.only)]
     driver.run(todo, work, deadline, given.workers or max(1, min(8, (os.cpu_count() or 1) // 2)), report.take)
     report.write()
     print(f"{report.path('md')}: {time.monotonic() - START:.0f} s")
@@ -61,12 +63,12 @@ def arguments() -> argparse.ArgumentParser:
     p.add_argument("--small", action="store_true", help="tiny models and caps")
     p.add_argument("--minutes", type=float, default=8.8, help="after which what is left is reported as left out")
     p.add_argument(
-        "--only", type=lambda s: s.split(","), help="jobs whose names begin so: tests, steps:gpt2, largest, …"
+        "--only", type=lambda s: s.split(","), help="jobs whose names begin so: kernels, tests, steps:gpt2, largest, …"
     )
     p.add_argument("--out", type=Path, help="folder of the results")
     p.add_argument("--work", type=Path, help="folder of rows and logs while it runs; older ones there are removed")
     p.add_argument("--workers", type=int, help="jobs beside each other; only one of them uses the device at a time")
-    p.add_argument("--solve-seconds", type=float, default=15.0, help="time limit of every plan")
+    p.add_argument("--solve-seconds", type=float, help="time limit of every plan: 15, or 2 with --small")
     p.add_argument("--job", help=argparse.SUPPRESS)
     return p
 

@@ -6,12 +6,11 @@ Chen, Xu, Zhang, Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -52,7 +51,7 @@ def checkpointed(model: nn.Module) -> Iterator[int]:
     """
     patched: list[nn.Module] = blocks_of(model)
     for m in patched:
-        m.__dict__["forward"] = partial(checkpoint, m.forward, use_reentrant=False)
+        m.__dict__["forward"] = partial(_by_checkpoint, m.forward)
     count = len(patched)
     features = getattr(model, "features", None)
     if not patched and isinstance(features, nn.Sequential):
@@ -66,7 +65,13 @@ def checkpointed(model: nn.Module) -> Iterator[int]:
             del m.__dict__["forward"]
 
 
+def _by_checkpoint(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A list of tensors (DenseNet's) goes in as it is now: its owner appends to it before backward reads it again."""
+    args = tuple(list(a) if isinstance(a, list) else a for a in args)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
 def _in_segments(segments: list[nn.Sequential], x: Tensor) -> Any:
     for segment in segments:
-        x = checkpoint(segment, x, use_reentrant=False) if torch.is_grad_enabled() else segment(x)
+        x = checkpoint(segment, x, use_reentrant=False)
     return x

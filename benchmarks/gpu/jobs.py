@@ -38,12 +38,12 @@ class Job:
 CUDA_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
-def jobs(kind: str, small: bool, work: Path, minutes: float) -> list[Job]:
-    """All jobs, in the order in which they are begun."""
+def jobs(kind: str, small: bool, work: Path, minutes: float, solve_seconds: float) -> list[Job]:
+    """All jobs, in the order in which they are begun. solve_seconds : time limit of every plan."""
     from gpu.cases import caps, largest_cases, step_cases
 
     whole = 60 * minutes
-    make = partial(_job, kind, small, work)
+    make = partial(_job, kind, small, work, solve_seconds)
     steps = {c.name: make(f"steps:{c.name}", "steps", 20.0, 0.5 * whole) for c in step_cases(small)}
     first = [steps.pop(name) for name in FIRST if name in steps]
     tests = make("tests", "tests", 30.0, 0.4 * whole)
@@ -61,14 +61,15 @@ def jobs(kind: str, small: bool, work: Path, minutes: float) -> list[Job]:
 
 def facts(kind: str, small: bool, work: Path) -> Job:
     """What must be known before the results have a name."""
-    return _job(kind, small, work, "facts", "facts", 0.0, 120.0)
+    return _job(kind, small, work, 0.0, "facts", "facts", 0.0, 120.0)
 
 
 def _job(
-    kind: str, small: bool, work: Path, name: str, part: str, estimate: float, allowance: float,
+    kind: str, small: bool, work: Path, solve_seconds: float, name: str, part: str, estimate: float, allowance: float,
     environment: dict[str, str] | None = None, holds: str | None = None,
 ) -> Job:  # fmt: skip
     command = [sys.executable, str(SCRIPT), "--job", name, "--device", kind, "--work", str(work)]
+    command += ["--solve-seconds", str(solve_seconds)]
     more = (CUDA_ENVIRONMENT if kind == "cuda" else {}) | (environment or {})
     return Job(name, part, command + ["--small"] * small, 0.0 if small else estimate, allowance, more, holds)
 

@@ -17,7 +17,7 @@ def run(emit: Callable[[dict[str, Any]], None]) -> None:
     for shape in shapes:
         model, sample = rekindle.zoo.load("gpt", batch=2, d=32, length=16, vocab=50, **shape)
         trace = rekindle.trace(model, sample, target="cpu")
-        for goal in ({"budget": 0.8}, {"budget": 0.5}, {"max_overhead": 1 / 3}):
+        for goal in ({"budget": 0.5}, {"max_overhead": 1 / 3}):
             with contextlib.suppress(rekindle.InfeasibleBudget):
-                rekindle.plan(trace, **goal, time_limit=10.0)  # type: ignore[arg-type]
+                rekindle.plan(trace, **goal, time_limit=1.0)  # type: ignore[arg-type]
     emit({"part": "kernels", "name": "kernels", "status": "ok", "seconds": time.perf_counter() - begin})

@@ -18,13 +18,13 @@ from gpu.cases import Case, held_bytes, repeated, with_gradients
 from gpu.devices import Device, get
 from gpu.steps import Emit, Row, Way, by_plan, why
 from gpu.turns import GPU, KERNELS, passed, turn
-from rekindle import InfeasibleBudget
+from rekindle import InfeasibleBudget, Plan
 from rekindle.torch.devices import closest
 
 TOLERANCE = 0.04  # of the batch, within which the largest is found
 OVERHEAD = 1 / 3  # extra seconds that a plan may take where the search begins
-ROOM = (0.06, 0.12)  # shares of the cap left to kernels' workspaces and the allocator, tried in turn
-SHRINK, TRIES = 0.93, 5  # where a plan does not fit
+ROOM = (0.02, 0.06)  # shares of the cap left free, tried in turn
+SHRINK, TRIES = 0.93, 4  # where a plan does not fit
 
 
 def largest(works: Callable[[int], bool], guess: int, tolerance: float = TOLERANCE) -> int:
@@ -98,36 +98,42 @@ class Search:
         return found.get(largest(works, guess))
 
     def planned(self, plain: int, work: Path, solve_seconds: float) -> Row | None:
-        """A large batch with a plan: planned for the cap, and stepped. The search begins where a plan that costs a third
-        more at the plain step's batch would just fit."""
+        """A large batch with a plan: planned for the cap, and stepped. It begins where a plan that costs a third more at the
+        plain step's batch would just fit, once what it took there beside its promise is counted."""
         begin = time.perf_counter()
-        traced = self._trace(plain)
-        plan = rekindle.plan(traced, max_overhead=OVERHEAD, time_limit=solve_seconds)
-        item = (plan.activation_peak_bytes + plain_bytes(self.one) * plain) / plain
-        fixed = held_bytes(self.model, None)
+        plan = rekindle.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
+        best = self._run(plain, plan, work, begin)
+        if best is None:
+            return None
+        # what kernels and the allocator take beside what the plan knows of, per item
+        beside = max(0, (best["reserved_bytes"] or best["peak_bytes"]) - plan.peak_bytes) / plain
+        item = plan.activation_peak_bytes / plain + plain_bytes(self.one) + beside
         room = iter(ROOM)
-        left = next(room)
-        batch = max(1, int((self.cap_bytes * (1 - left) - fixed) / item))
+        limit = self.cap_bytes * (1 - next(room))
+        batch = int((limit - held_bytes(self.model, None)) / item)
         for _ in range(TRIES):
+            if batch <= best["batch"]:
+                break
             try:
-                plan = rekindle.plan(
-                    self._trace(batch), int(self.cap_bytes * (1 - left)), time_limit=solve_seconds
-                )  # fmt: skip
+                plan = rekindle.plan(self._trace(batch), int(limit - beside * batch), time_limit=solve_seconds)
+                found = self._run(batch, plan, work, begin)
+                if found:
+                    return found
+                limit = self.cap_bytes * (1 - next(room, ROOM[-1]))
             except InfeasibleBudget as e:
                 self.note = f"batch {batch}: {why(e)}"
-                batch = max(1, int(batch * SHRINK))
-                continue
-            solved = time.perf_counter() - begin
-            with turn(work / GPU):
-                row = self.tried(batch, by_plan(self.model, plan))
-            if row:
-                return row | {
-                    "predicted_peak_bytes": plan.peak_bytes, "predicted_overhead": plan.overhead,
-                    "flops_overhead": plan.flops_overhead, "solver": plan.solver, "search_seconds": solved,
-                }  # fmt: skip
-            left = next(room, left)
-            batch = max(1, int(batch * SHRINK))
-        return None
+            batch = int(batch * SHRINK)
+        return best
+
+    def _run(self, batch: int, plan: Plan, work: Path, begin: float) -> Row | None:
+        """`tried`, and what the plan promised."""
+        searched = time.perf_counter() - begin
+        with turn(work / GPU):
+            row = self.tried(batch, by_plan(self.model, plan))
+        return row and row | {
+            "predicted_peak_bytes": plan.peak_bytes, "predicted_overhead": plan.overhead,
+            "flops_overhead": plan.flops_overhead, "solver": plan.solver, "search_seconds": searched,
+        }  # fmt: skip
 
     def _trace(self, batch: int) -> Any:
         """By roofline: capture runs nothing, so that any batch can be asked for."""

@@ -48,8 +48,9 @@ def _steps(rows: list[Row]) -> list[str]:
     models = list(dict.fromkeys(model for model, _ in mine))
     if not models:
         return ["nothing was measured"]
-    header = ["model, batch", "plain", "reserved", "half", "predicted", "time", "+33.3 %", "predicted", "reserved", "time",
-              "predicted", "per block", "time", "same bits"]  # fmt: skip
+    header = ["model, batch", "plain", "plain reserved", "half", "half predicted", "half time", "+33.3 %",
+              "+33.3 % predicted", "+33.3 % reserved", "+33.3 % time", "time predicted", "per block", "per block time",
+              "same bits"]  # fmt: skip
     lines = []
     for model in models:
         plain, half, third, blocks = (mine.get((model, m), {}) for m in NAMES)

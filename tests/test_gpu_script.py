@@ -1,0 +1,208 @@
+"""The GPU benchmark's script: no job loses another's rows, and on the CPU it runs to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from gpu import driver  # noqa: E402
+from gpu.blocks import blocks_of, checkpointed  # noqa: E402
+from gpu.cases import Case, repeated, step_cases, with_gradients  # noqa: E402
+from gpu.jobs import Job, jobs, rows_file  # noqa: E402
+from gpu.largest import largest  # noqa: E402
+from gpu.parity import differences  # noqa: E402
+from gpu.report import markdown  # noqa: E402
+from gpu.rows import Row, appended, newest, read  # noqa: E402
+from gpu.suite import outcomes  # noqa: E402
+
+from rekindle import zoo  # noqa: E402
+from rekindle.zoo import seeds  # noqa: E402
+
+
+def job(name: str, code: str, allowance: float = 60.0, estimate: float = 0.0) -> Job:
+    return Job(name, "steps", [sys.executable, "-c", code], estimate, allowance)
+
+
+def ran(todo: list[Job], work: Path, seconds: float, workers: int = 2) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    driver.run(
+        todo, work, time.monotonic() + driver.GRACE + seconds, workers, lambda j, rows: found.update({j.name: rows})
+    )
+    return found
+
+
+def write(work: Path, name: str, then: str = "") -> str:
+    """A program that writes a row and then does something else."""
+    path = str(rows_file(work, name))
+    return f'open({path!r}, \'a\').write(\'{{"part": "steps", "status": "ok", "seen": 1}}\\n\'); {then or "pass"}'
+
+
+def test_a_job_that_fails_or_hangs_loses_no_rows(tmp_path: Path) -> None:
+    todo = [
+        job("steps:good", write(tmp_path, "steps:good")),
+        job("steps:bad", write(tmp_path, "steps:bad", "raise MemoryError('no room')")),
+        job("steps:slow", write(tmp_path, "steps:slow", "import time; time.sleep(100)"), allowance=1.0),
+        job("steps:next", write(tmp_path, "steps:next")),
+    ]
+    begin = time.monotonic()
+    found = ran(todo, tmp_path, 50.0)
+    assert time.monotonic() - begin < 30
+    assert all(rows[0].get("seen") == 1 for rows in found.values())
+    assert [found[f"steps:{n}"][-1]["status"] for n in ("good", "bad", "slow", "next")] == [
+        "ok",
+        "failed",
+        "failed",
+        "ok",
+    ]
+    assert "no room" in found["steps:bad"][-1]["note"]
+    assert "its time was up" in found["steps:slow"][-1]["note"]
+
+
+def test_what_the_deadline_leaves_out_is_said(tmp_path: Path) -> None:
+    todo = [
+        job("steps:hangs", write(tmp_path, "steps:hangs", "import time; time.sleep(100)")),
+        job("largest:resnet50:16 GiB", "pass", estimate=20.0),
+        job("steps:behind", "pass"),
+    ]
+    found = ran(todo, tmp_path, 2.0, workers=1)
+    assert found["steps:hangs"][0]["seen"] == 1
+    assert found["steps:hangs"][-1]["status"] == "failed"
+    left = found["largest:resnet50:16 GiB"][-1]
+    assert (left["status"], left["model"], left["cap"]) == ("left out", "resnet50", "16 GiB")
+    assert found["steps:behind"][-1]["status"] == "left out"
+    text = markdown(
+        {"date": "2026-01-01", "command": "python", "seconds": 1.0}, [r for rows in found.values() for r in rows]
+    )
+    assert "resnet50, 16 GiB: left out" in text
+
+
+def test_a_torn_last_row_is_passed_over_and_later_rows_win(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for peak in (1.0, float("nan"), 3.0):
+        appended(path, {"part": "steps", "model": "a", "method": "plain", "peak_bytes": peak})
+    with path.open("a") as f:
+        f.write('{"part": "st')
+    assert [r["peak_bytes"] for r in read(path)] == [1.0, None, 3.0]
+    assert [r["peak_bytes"] for r in newest(read(path))] == [3.0]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 37, 1000])
+@pytest.mark.parametrize("guess", [1, 30, 900])
+def test_the_largest_batch_is_found(limit: int, guess: int) -> None:
+    asked: list[int] = []
+
+    def works(batch: int) -> bool:
+        asked.append(batch)
+        return batch <= limit
+
+    found = largest(works, guess)
+    assert limit - max(1, 0.04 * (limit + 1)) <= found <= limit
+    assert len(asked) == len(set(asked)) <= 25
+
+
+def test_all_published_rows_are_among_the_jobs(tmp_path: Path) -> None:
+    names = [j.name for j in jobs("cuda", False, tmp_path, 9.0, 15.0)]
+    assert len(names) == len(set(names)) == 1 + 1 + 20 + 9
+    assert {f"steps:{r.model}" for r in seeds.ROWS} <= set(names)
+    assert {c.batch for c in step_cases(False) if c.model == "resnet50"} == {64}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("gpt", {"n_layer": 3, "d": 32, "length": 16, "vocab": 50, "dropout": 0.1}, 3),
+        ("resnet18", {"image": 32}, 8),
+        ("densenet121", {"image": 32}, 58),
+        ("vgg11", {"image": 32}, 5),
+        ("darts_cifar10", {"image": 16, "cells": 3, "channels": 4}, 3),
+    ],
+)
+def test_blocks_checkpointed_by_hand_are_the_same_step(name: str, options: dict, count: int) -> None:
+    """The gradients are; batch norm's buffers are updated twice, as `torch.utils.checkpoint` does."""
+    case = Case(name, name, 2, options)
+    model, sample = case.load("cpu")
+    step = case.step(with_gradients(model), sample, "cpu")
+    with checkpointed(model) as found:
+        assert found == count
+    differ = differences(model, step, lambda: checkpointed(model))
+    assert [d for d in differ if d in dict(model.named_parameters()) or d in ("loss", "rng")] == []
+    assert "forward" not in model.__dict__
+    assert not any("forward" in m.__dict__ for m in blocks_of(model))
+
+
+def test_a_difference_is_seen() -> None:
+    case = Case("gpt", "gpt", 2, {"n_layer": 1, "d": 32, "length": 16, "vocab": 50})
+    model, sample = case.load("cpu")
+    step = case.step(with_gradients(model), sample, "cpu")
+
+    class Wrong:
+        def __enter__(self) -> None:
+            self.handle = model.head.register_forward_hook(lambda m, i, o: o * 1.001)
+
+        def __exit__(self, *_: object) -> None:
+            self.handle.remove()
+
+    assert "loss" in differences(model, step, Wrong)  # type: ignore[arg-type]
+    assert differences(model, step, torch.enable_grad) == []
+
+
+def test_a_sample_is_repeated() -> None:
+    _, sample = zoo.load("gpt", batch=1, n_layer=1, d=32, length=16, vocab=50)
+    assert {k: v.shape for k, v in repeated(sample, 5).items()} == {"input_ids": (5, 16), "targets": (5, 16)}
+    x = torch.rand(1, 3, requires_grad=True)
+    assert repeated(x, 2).is_leaf
+    assert repeated(x, 2).requires_grad
+
+
+def test_outcomes_of_tests_become_rows(tmp_path: Path) -> None:
+    program = "import pytest\ndef test_a(): pass\ndef test_b(): assert 0, 'why'\n"
+    program += "@pytest.mark.skip('not here')\ndef test_c(): pass\n"
+    (tmp_path / "test_x.py").write_text(program)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        ".",
+        f"--junitxml={tmp_path}/t.xml",
+    ]
+    subprocess.run([*command, "test_x.py"], cwd=tmp_path, capture_output=True)
+    rows = outcomes(tmp_path / "t.xml")
+    assert [(r["name"], r["status"]) for r in rows] == [("test_a", "ok"), ("test_b", "failed"), ("test_c", "skipped")]
+    assert "why" in rows[1]["note"]
+    assert rows[2]["note"] == "not here"
+
+
+def test_a_step_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "gpu.py"),
+        "--device",
+        "cpu",
+        "--small",
+        "--only",
+        "steps:gpt2",
+    ]
+    command += ["--out", str(tmp_path), "--work", str(tmp_path / "work"), "--minutes", "3", "--solve-seconds", "0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    (document,) = tmp_path.glob("*-gpu-*.json")
+    rows = {r["method"]: r for r in json.loads(document.read_text())["rows"] if r["part"] == "steps"}
+    assert set(rows) == {"plain", "blocks", "half", "third"}
+    assert all(r["status"] == "ok" and r["seconds"] > 0 for r in rows.values())
+    assert rows["half"]["parity"] is True
+    assert rows["half"]["peak_bytes"] <= 0.52 * rows["plain"]["peak_bytes"]
+    assert "| gpt2, 2 |" in document.with_suffix(".md").read_text()
