@@ -12,6 +12,7 @@ import torch
 
 from rekindle import bench, zoo
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, Asked, choose, parse
+from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import PUBLISHED, Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
@@ -220,3 +221,11 @@ def test_what_is_done_is_not_done_again() -> None:
     assert [t.methods for t in bench.tasks("smoke", ["cnn"], ["plain", "none"], done)] == [("none",)]
     assert not bench.tasks("smoke", ["cnn"], ["plain"], done)
     assert bench.tasks("smoke", ["cnn"], ["plain"], done, target="h200")
+    assert bench.tasks("smoke", ["cnn"], ["plain"], done, cost="unit")
+
+
+def test_a_process_that_ends_early_is_a_row() -> None:
+    work = [bench.Task("smoke", "nothing of that name", ("plain", "none"), "rtx2080ti", "flops")]
+    found = list(run_in_processes(work, 1, lambda _: None))
+    assert [(r["method"], r["status"]) for r in found] == [("plain", "failed"), ("none", "failed")]
+    assert all("ended early (exit code 1)" in r["note"] for r in found)

@@ -120,7 +120,14 @@ def test_bench_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     "bad",
-    [["--suite", "no"], ["--fresh"], ["--suite", "smoke", "--methods", "no"], ["--target", "abacus"], ["--jobs", "0"]],
+    [
+        ["--suite", "no"],
+        ["--fresh"],
+        ["--suite", "smoke", "--methods", "no"],
+        ["--target", "abacus"],
+        ["--jobs", "0"],
+        ["--cost", "gold"],
+    ],
 )
 def test_usage_errors_exit_2(bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *bad]) == 2

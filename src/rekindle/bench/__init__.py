@@ -5,7 +5,8 @@ comparators -> what people use today; measure, row -> rows; files -> rows on dis
 """
 
 from .regress import regressions
-from .run import Task, run_suite, tasks
+from .row import Task
+from .run import run_suite, tasks
 from .suites import SUITES
 from .table import compare
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RekindleError
-from .methods import COMPARATORS, COSTS, Asked, parse
-from .row import MB, About, Row, make_row
+from .methods import COMPARATORS, Asked, parse
+from .row import MB, About, Row, Task, make_row
 from .suites import SUITES
 
 if TYPE_CHECKING:
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
-def measure(suite: str, model: str, methods: Sequence[str], target: str, tell: Tell) -> Iterator[Row]:
+def measure(task: Task, tell: Tell) -> Iterator[Row]:
     """The rows of one model, each as soon as it is measured. What fails gives a row that says why."""
-    entry = SUITES[suite]()[model]
-    about = About(suite, model, COSTS[suite], target, dict(entry.known))
+    model, methods = task.model, task.methods
+    entry = SUITES[task.suite]()[model]
+    about = About(task, dict(entry.known))
     tell(f"{model}: plain step")
     try:
         case = entry.make()
         about.known["batch"], about.extra_bytes = case.batch, case.extra_bytes
-        about.plain = case.measure(target)
+        about.plain = case.measure(task.target)
     except Exception as e:  # one model must not end the suite
         yield from (make_row(about, method, note=_why(e)) for method in methods)
         return
@@ -61,7 +62,7 @@ def _traced(case: Case, about: About) -> _Traced | Exception:
 
     start = time.perf_counter()
     try:
-        found = trace(case.model, case.sample, target=about.target if case.fake else None)
+        found = trace(case.model, case.sample, target=about.task.target if case.fake else None)
         about.ops, about.trace_seconds = len(found.graph.ops), time.perf_counter() - start
         return _Traced(found)
     except Exception as e:
@@ -77,7 +78,7 @@ def _compared(case: Case, about: About, method: str, traced: _Traced | Exception
     trace, once = (None, None) if isinstance(traced, Exception) else (traced.trace, traced.once)
     try:
         with comparator(method, case, trace, once):
-            return make_row(about, method, case.measure(about.target))
+            return make_row(about, method, case.measure(about.task.target))
     except NotApplicable as e:
         return make_row(about, method, note=f"does not apply: {e}")
     except Exception as e:
@@ -92,10 +93,10 @@ def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Trace
     plan: Plan | None = None
     try:
         goal = _goal(asked, about, traced.once)
-        plan = api.plan(traced.trace, solver=asked.solver, cost=about.cost, **goal)
+        plan = api.plan(traced.trace, solver=asked.solver, cost=about.task.cost, **goal)
         api.apply(case.model, plan, on_new_shape="error")
         try:
-            return make_row(about, method, case.measure(about.target), plan, case.parity())
+            return make_row(about, method, case.measure(about.task.target), plan, case.parity())
         finally:
             api.restore(case.model)
     except Exception as e:

@@ -6,13 +6,9 @@ import multiprocessing
 import os
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .methods import COSTS
-from .row import About, Row, make_row
-
-if TYPE_CHECKING:
-    from .run import Task
+from .row import About, Row, Task, make_row
 
 WAIT = 0.5  # seconds between looks at whether the processes live
 
@@ -67,9 +63,8 @@ class _Worker:
 
     def undone(self) -> Iterator[Row]:
         """A row for each method that it did not come to."""
-        t = self.task
-        about = About(t.suite, t.model, COSTS[t.suite], t.target)
-        why = f"the process that measured {t.model} ended early (exit code {self.process.exitcode})"
+        about = About(self.task)
+        why = f"the process that measured {self.task.model} ended early (exit code {self.process.exitcode})"
         yield from (make_row(about, method, note=why) for method in self.left)
 
 
@@ -79,6 +74,6 @@ def _work(task: Task, threads: int, results: Any) -> None:
     from .measure import measure
 
     torch.set_num_threads(threads)
-    for row in measure(task.suite, task.model, task.methods, task.target, lambda line: results.put(("line", line))):
+    for row in measure(task, lambda line: results.put(("line", line))):
         results.put(("row", row))
     results.put(("end", None))

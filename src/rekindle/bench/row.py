@@ -23,18 +23,27 @@ def key(row: Row) -> Key:
     return tuple(row.get(k) for k in ("suite", "model", "method", "cost", "target"))
 
 
-@dataclass
-class About:
-    """What all rows of a model have in common, as far as it is known.
-
-    known : batch, image, published figures. cost : the suite's unit. target : device of the modelled seconds.
-    plain : the plain step. ops : of the captured graph. trace_seconds : to capture it. extra_bytes : see `Case`.
-    """
+@dataclass(frozen=True)
+class Task:
+    """The methods to measure on one model, in order. target : device of the modelled seconds. cost : what plans count
+    their extra cost in."""
 
     suite: str
     model: str
-    cost: str
+    methods: tuple[str, ...]
     target: str
+    cost: str
+
+
+@dataclass
+class About:
+    """What all rows of a task have in common, as far as it is known.
+
+    known : batch, image, published figures. plain : the plain step. ops : of the captured graph. trace_seconds : to
+    capture it. extra_bytes : see `Case`.
+    """
+
+    task: Task
     known: dict[str, Any] = field(default_factory=dict)
     plain: Measured | None = None
     ops: int | None = None
@@ -47,12 +56,12 @@ def make_row(
     note: str = "",
 ) -> Row:  # fmt: skip
     """measured : None where the method failed; `note` then says why."""
-    asked, plain = parse(method), about.plain
+    asked, plain, task = parse(method), about.plain, about.task
     failed = measured is None or parity is False
     flops = _ratio(measured, plain, "flops")
     eager = method == "plain" or method in COMPARATORS
     return {
-        "suite": about.suite, "model": about.model, "method": method, "cost": about.cost, "target": about.target,
+        "suite": task.suite, "model": task.model, "method": method, "cost": task.cost, "target": task.target,
         "batch": about.known.get("batch"), "image": about.known.get("image"), "ops": about.ops,
         "solver": None if asked is None else asked.solver,
         "peak_mb": None if measured is None else measured.peak / MB,
@@ -60,7 +69,7 @@ def make_row(
         "plain_mb": None if plain is None else plain.peak / MB,
         "flops_overhead": flops,
         "seconds_overhead": _ratio(measured, plain, "seconds"),
-        "overhead": plan.overhead if plan is not None else flops if eager and about.cost == "flops" else None,
+        "overhead": plan.overhead if plan is not None else flops if eager and task.cost == "flops" else None,
         "bound_mb": None if plan is None else _bound(plan, about.extra_bytes) / MB,
         "gap": None if plan is None else plan.gap,
         "plan_status": None if plan is None else plan.status,

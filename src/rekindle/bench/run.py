@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from ..errors import UsageError
 from .methods import COSTS, choose
-from .row import Key, Row
+from .row import Key, Row, Task
 from .suites import SUITES
 
 TARGET = "rtx2080ti"  # the device of the published table
-
-
-@dataclass(frozen=True)
-class Task:
-    """The methods to measure on one model, in order."""
-
-    suite: str
-    model: str
-    methods: tuple[str, ...]
-    target: str
+UNITS = ("seconds", "flops", "unit")
 
 
 def tasks(
@@ -30,12 +20,13 @@ def tasks(
     methods: Sequence[str] | None = None,
     done: Collection[Key] = (),
     target: str = TARGET,
+    cost: str | None = None,
 ) -> list[Task]:
     """What a run has to do; arguments as in `run_suite`.
 
     Raises
     ------
-    UsageError : unknown suite, model, method or target; the message lists the valid ones.
+    UsageError : unknown suite, model, method, target or cost; the message lists the valid ones.
     """
     from ..torch.devices import get
 
@@ -45,13 +36,15 @@ def tasks(
     for name in models or ():
         if name not in known:
             raise UsageError(f"suite {suite!r} has no model {name!r}; it has: {', '.join(known)}")
-    target = get(target).name
+    target, cost = get(target).name, COSTS[suite] if cost is None else cost
+    if cost not in UNITS:
+        raise UsageError(f"cost={cost!r} is unknown; choose one of: {', '.join(UNITS)}")
     chosen = choose(suite, methods)
     found = []
     for model in dict.fromkeys(models or known):
-        left = tuple(m for m in chosen if (suite, model, m, COSTS[suite], target) not in done)
+        left = tuple(m for m in chosen if (suite, model, m, cost, target) not in done)
         if left:
-            found.append(Task(suite, model, left, target))
+            found.append(Task(suite, model, left, target, cost))
     return found
 
 
@@ -63,6 +56,7 @@ def run_suite(
     *,
     done: Collection[Key] = (),
     target: str = TARGET,
+    cost: str | None = None,
     jobs: int | None = None,
 ) -> Iterator[Row]:
     """The rows of a suite, each as soon as it is measured.
@@ -74,6 +68,7 @@ def run_suite(
     methods : names as `methods` explains them; None: the suite's own.
     done : keys of rows that are not to be measured again; see `row.key`.
     target : the device whose roofline gives modelled seconds.
+    cost : "seconds", "flops" or "unit": what plans count their extra cost in; None: the suite's own.
     jobs : processes; with several, each model is measured in one of them and rows come as they finish. None: two for
         suites on fake tensors, where the machine has two cores; one otherwise.
 
@@ -87,7 +82,7 @@ def run_suite(
         jobs = 1 if suite == "smoke" else min(2, os.cpu_count() or 1)
     if jobs < 1:
         raise UsageError(f"jobs={jobs} must be at least 1")
-    work = tasks(suite, models, methods, done, target)
+    work = tasks(suite, models, methods, done, target, cost)
     tell = progress or (lambda _: None)
     if jobs > 1 and len(work) > 1:
         from .pool import run_in_processes
@@ -100,4 +95,4 @@ def _rows(work: Sequence[Task], tell: Callable[[str], None]) -> Iterator[Row]:
     from .measure import measure
 
     for task in work:
-        yield from measure(task.suite, task.model, task.methods, task.target, tell)
+        yield from measure(task, tell)

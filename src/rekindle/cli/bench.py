@@ -30,6 +30,7 @@ Methods = Annotated[
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what --out holds already.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes, each for one model at a time; up to two unless given.")]
 Target = Annotated[str, typer.Option(help="Device whose roofline gives the modelled seconds.")]
+CostOf = Annotated[str | None, typer.Option("--cost", help="seconds, flops or unit; the suite's own unless given.")]
 Compare = Annotated[
     tuple[Path, Path] | None,
     typer.Option(
@@ -45,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Out = None, fresh: Fresh = False,
-    jobs: Jobs = None, target: Target = "rtx2080ti", compare: Compare = None, json: Json = False,
+    jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, compare: Compare = None, json: Json = False,
 ) -> Answer:  # fmt: skip
     """Measure a suite; --out appends each row to a JSON-lines file as soon as it is there, and goes on where it ended."""
     if compare is not None:
@@ -59,19 +60,19 @@ def bench(
 
     file = None if out is None else RowFile(out, _notice)
     only, by = _names(models), _names(methods)
-    everything = tasks(suite, only, by, target=target)
+    everything = tasks(suite, only, by, target=target, cost=cost)
     held = {key(r): r for r in file.rows} if file is not None and not fresh else {}
-    left = tasks(suite, only, by, held, target)
+    left = tasks(suite, only, by, held, target, cost)
     total = sum(len(t.methods) for t in everything)
     count = sum(len(t.methods) for t in left)
     if count < total:
-        wanted = [(t.suite, t.model, m) for t in everything for m in t.methods]
-        rows = [r for r in held.values() if (r["suite"], r["model"], r["method"]) in wanted]
+        wanted = {(t.suite, t.model, m, t.cost, t.target) for t in everything for m in t.methods}
+        rows = [r for k, r in held.items() if k in wanted]
         _notice(f"{total - count} of {total} rows are in {out} already; --fresh measures them again")
     else:
         rows = []
     with _progress(count) as (tell, done):
-        for row in run_suite(suite, only, by, tell, done=held, target=target, jobs=jobs):
+        for row in run_suite(suite, only, by, tell, done=held, target=target, cost=cost, jobs=jobs):
             rows.append(row)
             if file is not None:
                 file.append(row)
