@@ -15,7 +15,6 @@ from rekindle import zoo
 from rekindle.torch.trace import call_arguments
 from rekindle.torch.verify import default_loss
 from rekindle.zoo import seeds
-from rekindle.zoo.torchvision_shim import import_torchvision
 
 MIB, GIB = 2**20, 2**30
 
@@ -24,7 +23,7 @@ MIB, GIB = 2**20, 2**30
 class Case:
     """A model by name.
 
-    model : zoo name, or a name of EXTRA. options : the zoo's. autocast : bfloat16 where autocast allows.
+    model, options : the zoo's. autocast : bfloat16 where autocast allows.
     unit : what one element of the batch is called.
     """
 
@@ -37,13 +36,8 @@ class Case:
 
     def load(self, kind: str, batch: int | None = None) -> tuple[nn.Module, Any]:
         """Model and sample on the device."""
-        model, sample = self._build(batch or self.batch)
+        model, sample = zoo.load(self.model, batch=batch or self.batch, **self.options)
         return model.to(kind), on_device(sample, kind)
-
-    def _build(self, batch: int) -> tuple[nn.Module, Any]:
-        if self.model in zoo.names():
-            return zoo.load(self.model, batch=batch, **self.options)
-        return EXTRA[self.model](batch, **self.options)
 
     def context(self, kind: str) -> AbstractContextManager[Any]:
         """What forward runs under."""
@@ -100,24 +94,6 @@ def with_gradients(model: nn.Module) -> nn.Module:
         p.grad = torch.zeros_like(p) if p.requires_grad else None
     return model
 
-
-def _vit_b16(
-    batch: int, *, image: int = 224, layers: int = 12, heads: int = 12, width: int = 768
-) -> tuple[nn.Module, Any]:
-    """Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021, as torchvision defines it."""
-    models = import_torchvision().models
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        model = models.VisionTransformer(image, 16, layers, heads, width, 4 * width)
-        return model.train(), torch.rand(batch, 3, image, image)
-
-
-def _gpt2_medium(batch: int) -> tuple[nn.Module, Any]:
-    return zoo.load("gpt2", batch=batch, n_layer=24, d=1024, heads=16)
-
-
-# what the zoo may lack
-EXTRA: dict[str, Callable[..., tuple[nn.Module, Any]]] = {"vit_b16": _vit_b16, "gpt2_medium": _gpt2_medium}
 
 _TINY_GPT = {"n_layer": 2, "d": 64, "heads": 2, "length": 32, "vocab": 100}
 

@@ -36,6 +36,8 @@ class Job:
 
 # cuBLAS gives the same bits in every run only with a workspace of fixed size; NVIDIA, cuBLAS, Results Reproducibility
 CUDA_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+# segments that grow leave less of a cap unusable; the user's own setting goes before
+LESS_FRAGMENTED = {"PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}
 
 
 def jobs(kind: str, small: bool, work: Path, minutes: float, solve_seconds: float) -> list[Job]:

@@ -104,7 +104,10 @@ def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _mib(row: Row, key: str) -> str:
-    return "-" if row.get(key) is None else f"{row[key] / MIB:,.0f}"
+    if row.get(key) is None:
+        return "-"
+    size = row[key] / MIB
+    return f"{size:,.0f}" if size >= 100 else f"{size:,.1f}"
 
 
 def _times(row: Row, key: str, more: float = 0.0) -> str:

@@ -100,6 +100,8 @@ def _plan(
     try:
         plan = rekindle.plan(traced, **goal, time_limit=solve_seconds)
         ways[name] = by_plan(model, plan)
+    except rekindle.InfeasibleBudget as e:  # no failure: half the memory may be less than one operator takes
+        return {"status": "infeasible", "note": why(e)}
     except Exception as e:
         return {"status": "failed", "note": why(e)}
     return {"status": "planned", "note": ""} | _promised(plan)
