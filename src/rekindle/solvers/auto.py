@@ -53,9 +53,10 @@ from .registry import register
 from .rotor import entries, thin
 from .storages import Search
 
-SEEDS = ("chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
+SEEDS = ("min-cut", "chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
 LONG = 200  # stages of a chain; beyond, what takes O(n^2) tables gives way to multi-level plans of equal stages
-SEEDS_OF_LONG = ("chen-sqrt", "feng", "chen-recursive", "revolve")
+SEEDS_OF_LONG = ("min-cut", "chen-sqrt", "feng", "chen-recursive", "revolve")
+SEEDS_OF_LARGE = ("min-cut", "feng")
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
 LIMITS = 6  # peaks of a stretch for which blocks are joined
@@ -294,7 +295,7 @@ def _seeds(problem: Problem, blocks: list[Levels]) -> Iterator[Entry]:
         yield from entries(any_goal, curve)
     chain = chain_of(problem.graph)
     long = chain is not None and chain.turn > LONG
-    for name in SEEDS_OF_LONG if long else ("feng",) if large(problem) else SEEDS:
+    for name in SEEDS_OF_LONG if long else SEEDS_OF_LARGE if large(problem) else SEEDS:
         if problem.time_left <= 0:
             return
         for schedule in registry.get(name).solve(any_goal):
