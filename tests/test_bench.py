@@ -136,7 +136,9 @@ def test_methods() -> None:
     assert parse("auto") == Asked("auto")
     assert parse("auto@12.5%") == Asked("auto", max_overhead=0.125)
     assert parse("auto=0.25") == Asked("auto", share=0.25)
-    assert parse("auto=ogc") == Asked("auto", ogc=True)
+    assert parse("auto=ogc") == Asked("auto", like="ogc")
+    assert parse("auto=compile-0.5") == Asked("auto", like="compile-0.5")
+    assert parse("auto=plain") is None
     for no in ("plain", "compile-0.5", "auto=1.5", "auto=0.0", "auto@x"):
         assert parse(no) is None
 
@@ -229,3 +231,15 @@ def test_a_process_that_ends_early_is_a_row() -> None:
     found = list(run_in_processes(work, 1, lambda _: None))
     assert [(r["method"], r["status"]) for r in found] == [("plain", "failed"), ("none", "failed")]
     assert all("ended early (exit code 1)" in r["note"] for r in found)
+
+
+def test_a_plan_within_the_memory_of_a_comparator_and_one_that_cannot_be() -> None:
+    found = {r["method"]: r for r in rows("smoke", ["cnn"], ["checkpoint-sequential", "auto=checkpoint-sequential"])}
+    theirs, ours = found["checkpoint-sequential"], found["auto=checkpoint-sequential"]
+    assert ours["status"] == theirs["status"] == "ok"
+    assert ours["peak_mb"] <= theirs["peak_mb"]
+    alone = rows("smoke", ["cnn"], ["auto=checkpoint-sequential"])[0]  # the comparator is measured for it
+    assert alone["peak_mb"] == ours["peak_mb"]
+    never = rows("smoke", ["cnn"], ["auto=0.01"])[0]
+    assert never["status"] == "failed"
+    assert never["bound_mb"] > 0.01 * never["plain_mb"]

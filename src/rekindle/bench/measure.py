@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RekindleError
+from ..errors import InfeasibleBudget, RekindleError
 from .methods import COMPARATORS, Asked, parse
 from .row import MB, About, Row, Task, make_row
 from .suites import SUITES
@@ -78,7 +78,9 @@ def _compared(case: Case, about: About, method: str, traced: _Traced | Exception
     trace, once = (None, None) if isinstance(traced, Exception) else (traced.trace, traced.once)
     try:
         with comparator(method, case, trace, once):
-            return make_row(about, method, case.measure(about.task.target))
+            measured = case.measure(about.task.target)
+            about.peaks[method] = measured.peak
+            return make_row(about, method, measured)
     except NotApplicable as e:
         return make_row(about, method, note=f"does not apply: {e}")
     except Exception as e:
@@ -92,27 +94,34 @@ def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Trace
         return make_row(about, method, note=_why(traced))
     plan: Plan | None = None
     try:
-        goal = _goal(asked, about, traced.once)
+        goal = _goal(asked, about, case, traced)
         plan = api.plan(traced.trace, solver=asked.solver, cost=about.task.cost, **goal)
         api.apply(case.model, plan, on_new_shape="error")
         try:
             return make_row(about, method, case.measure(about.task.target), plan, case.parity())
         finally:
             api.restore(case.model)
+    except InfeasibleBudget as e:
+        return make_row(about, method, note=_why(e), impossible=e.bound_bytes - traced.trace.graph.resident_bytes)
     except Exception as e:
         return make_row(about, method, plan=plan, note=_why(e))
 
 
-def _goal(asked: Asked, about: About, once: Plan) -> dict[str, Any]:
+def _goal(asked: Asked, about: About, case: Case, traced: _Traced) -> dict[str, Any]:
     """The goal as `api.plan` takes it: memory as a share of what the captured step holds without a plan."""
     if asked.max_overhead is not None:
         return {"max_overhead": asked.max_overhead}
-    if asked.share is None and not asked.ogc:
+    if asked.share is None and asked.like is None:
         return {"minimize": "memory"}
     assert about.plain is not None
+    once = traced.once
     if asked.share is not None:
         # of the smaller one, where eager and the captured graph do not hold the same
         limit = asked.share * min(about.plain.peak, once.baseline_activation_bytes + about.extra_bytes)
+    elif asked.like in COMPARATORS:
+        if asked.like not in about.peaks and _compared(case, about, asked.like, traced)["status"] != "ok":
+            raise RekindleError(f"{asked.like} does not run on this model")
+        limit = about.peaks[asked.like]
     else:
         figure = about.known.get("measured_ogc_nonreentrant_mb")
         if figure is None:

@@ -9,7 +9,9 @@ SOLVER                   a registered solver: least memory
 SOLVER@8%                least memory within 8 % extra cost
 SOLVER=0.5               least cost within half of the plain step's activation peak
 SOLVER=ogc               least cost within the published solver's own measured memory, where there is one
+SOLVER=compile-0.5       least cost within what that comparator takes; so for each of them
 comparators, solvers     short for all of them
+matched                  short for auto within the memory of each comparator
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ DEFAULTS = {
     "smoke": ("plain", *COMPARATORS, "none", "every", "chen-sqrt", "feng", "auto@8%", "auto@33%"),
 }
 COSTS = {"seeds": "flops", "modern": "unit", "deep": "seconds", "smoke": "flops"}
-GOALS = re.compile(r"(?P<solver>[^@=]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<ogc>ogc))?")
+GOALS = re.compile(
+    r"(?P<solver>[^@=]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<like>[a-z].*))?"
+)
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,14 @@ class Asked:
 
     max_overhead : least memory within this extra cost.
     share : least cost within this share of the plain step's activation peak.
-    ogc : least cost within the published solver's measured memory.
+    like : least cost within the memory of a comparator, or "ogc": the published solver's.
     None of them: least memory.
     """
 
     solver: str
     max_overhead: float | None = None
     share: float | None = None
-    ogc: bool = False
+    like: str | None = None
 
 
 def parse(method: str) -> Asked | None:
@@ -59,9 +63,11 @@ def parse(method: str) -> Asked | None:
     extra, share = found["extra"], found["share"]
     if share is not None and not 0 < float(share) <= 1:
         return None
+    if found["like"] not in (None, "ogc", *COMPARATORS):
+        return None
     return Asked(
         found["solver"], None if extra is None else float(extra) / 100, None if share is None else float(share),
-        found["ogc"] is not None,
+        found["like"],
     )  # fmt: skip
 
 
@@ -73,13 +79,16 @@ def choose(suite: str, asked: Sequence[str] | None) -> list[str]:
     UsageError : one is unknown; the message lists the valid ones.
     """
     solvers = [s.name for s in registry.all_solvers()]
-    short = {"comparators": COMPARATORS, "solvers": tuple(solvers)}
+    short = {
+        "comparators": COMPARATORS, "solvers": tuple(solvers), "matched": tuple(f"auto={c}" for c in COMPARATORS),
+    }  # fmt: skip
     names = DEFAULTS[suite] if asked is None else [m for a in asked for m in short.get(a, (a,))]
     for name in names:
         goal = parse(name)
         if name != "plain" and name not in COMPARATORS and (goal is None or goal.solver not in solvers):
             raise UsageError(
-                f"method {name!r} is unknown; choose plain, comparators, one of {', '.join(COMPARATORS)}, solvers, or one "
-                f"of {', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, auto=ogc"
+                f"method {name!r} is unknown; choose plain, comparators, one of {', '.join(COMPARATORS)}, solvers, matched, "
+                f"or one of {', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, auto=ogc, "
+                "auto=compile-0.5"
             )
     return list(dict.fromkeys(names))

@@ -40,7 +40,7 @@ class About:
     """What all rows of a task have in common, as far as it is known.
 
     known : batch, image, published figures. plain : the plain step. ops : of the captured graph. trace_seconds : to
-    capture it. extra_bytes : see `Case`.
+    capture it. extra_bytes : see `Case`. peaks : of the comparators that ran, in bytes.
     """
 
     task: Task
@@ -49,16 +49,19 @@ class About:
     ops: int | None = None
     trace_seconds: float | None = None
     extra_bytes: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
 
 
 def make_row(
     about: About, method: str, measured: Measured | None = None, plan: Plan | None = None, parity: bool | None = None,
-    note: str = "",
+    note: str = "", impossible: int | None = None,
 ) -> Row:  # fmt: skip
-    """measured : None where the method failed; `note` then says why."""
+    """measured : None where the method failed; `note` then says why, and `impossible` where no plan fits: the certified
+    bound in bytes."""
     asked, plain, task = parse(method), about.plain, about.task
     failed = measured is None or parity is False
     flops = _ratio(measured, plain, "flops")
+    bound = impossible and impossible + about.extra_bytes if plan is None else _bound(plan, about.extra_bytes)
     eager = method == "plain" or method in COMPARATORS
     return {
         "suite": task.suite, "model": task.model, "method": method, "cost": task.cost, "target": task.target,
@@ -70,7 +73,7 @@ def make_row(
         "flops_overhead": flops,
         "seconds_overhead": _ratio(measured, plain, "seconds"),
         "overhead": plan.overhead if plan is not None else flops if eager and task.cost == "flops" else None,
-        "bound_mb": None if plan is None else _bound(plan, about.extra_bytes) / MB,
+        "bound_mb": None if bound is None else bound / MB,
         "gap": None if plan is None else plan.gap,
         "plan_status": None if plan is None else plan.status,
         "parity": parity,

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from .cases import Case
 
 PUBLISHED = ("published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb")
-# What there is of these suites where the zoo does not name them.
-MODERN = ("gpt2", "unet")
-DEEP = ("resnet1000", "lstm_deep")
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)  # steps of the LSTM
 DEPTHS = (125, 250, 500, 1000)  # convolutions of the ResNet
 
@@ -120,27 +117,17 @@ class _Fake:
         self.entered.pop().close()
 
 
-def _named(suite: str, otherwise: tuple[str, ...]) -> tuple[str, ...]:
-    """The names that the zoo gives a suite, or these."""
-    from .. import zoo
-
-    return tuple(getattr(zoo, "SUITES", {}).get(suite, otherwise))
-
-
 def _modern() -> Suite:
-    return _of_zoo({name: (name, {}) for name in _named("modern", MODERN)})
+    from ..zoo import SUITES as NAMES
+
+    return _of_zoo({name: (name, {}) for name in NAMES["modern"]})
 
 
 def _deep() -> Suite:
-    """The zoo's, and two of them at several sizes: the size stands behind the name."""
+    """The zoo's two, at several sizes: the size stands behind the name."""
     names: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name in _named("deep", DEEP):
-        if name == "lstm_deep":
-            names |= {f"lstm-{n}": (name, {"length": n}) for n in LENGTHS}
-        elif name == "resnet1000":
-            names |= {f"resnet-{n}": (name, {"layers": n}) for n in DEPTHS}
-        else:
-            names[name] = (name, {})
+    names |= {f"resnet-{n}": ("resnet1000", {"layers": n}) for n in DEPTHS}
+    names |= {f"lstm-{n}": ("lstm_deep", {"length": n}) for n in LENGTHS}
     return _of_zoo(names)
 
 
