@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import rekindle
-from gpu.blocks import checkpointed
 from gpu.cases import Case, held_bytes, with_gradients
 from gpu.devices import Device, get
 from gpu.parity import differences
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import Plan, Trace
+from rekindle.bench.checkpointing import by_hand
 from rekindle.torch.devices import closest
 
 Row = dict[str, Any]
@@ -44,7 +44,7 @@ def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit)
         "precision": "bf16 autocast" if case.autocast else "float32", "ops": len(traced.graph.ops),
         "held_bytes": held, "input_bytes": _input_bytes(sample), "trace_seconds": time.perf_counter() - begin,
     }  # fmt: skip
-    ways: dict[str, Way] = {"plain": nullcontext, "blocks": lambda: checkpointed(model)}
+    ways: dict[str, Way] = {"plain": nullcontext, "blocks": lambda: by_hand(model, step)}
     rows: dict[str, Row] = {name: known | {"method": name} for name in ways}
 
     def held_by(names: list[str]) -> None:
