@@ -54,9 +54,9 @@ from .rotor import entries, thin
 from .storages import Search
 
 SEEDS = ("min-cut", "chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
-LONG = 200  # stages of a chain; beyond, what takes O(n^2) tables gives way to multi-level plans of equal stages
+LONG = 400  # stages of a chain; beyond, what takes O(n^2) tables gives way to multi-level plans of equal stages
 SEEDS_OF_LONG = ("min-cut", "chen-sqrt", "feng", "chen-recursive", "revolve")
-SEEDS_OF_LARGE = ("min-cut", "feng")
+SEEDS_OF_LARGE = ("min-cut", "feng", "hong-exact", "rotor")
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
 LIMITS = 6  # peaks of a stretch for which blocks are joined

@@ -31,7 +31,7 @@ from .base import Problem
 from .registry import register
 
 MOST = 400
-SPREAD = 16  # plans where the whole frontier is wanted
+SPREAD = 40  # plans where the whole frontier is wanted
 
 
 @register(
