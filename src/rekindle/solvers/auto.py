@@ -53,10 +53,10 @@ from .registry import register
 from .rotor import entries, thin
 from .storages import Search
 
-SEEDS = ("min-cut", "chen-sqrt", "hong-exact", "feng", "rotor", "kusumoto")
-LONG = 400  # stages of a chain; beyond, what takes O(n^2) tables gives way to multi-level plans of equal stages
-SEEDS_OF_LONG = ("min-cut", "chen-sqrt", "feng", "chen-recursive", "revolve")
-SEEDS_OF_LARGE = ("min-cut", "feng", "hong-exact", "rotor")
+SEEDS = ("min-cut", "feng")
+SEEDS_OF_SMALLER = ("chen-sqrt", "kusumoto")  # of graphs that are not large
+SEEDS_BY_TABLE, TABLE = ("hong-exact", "rotor"), 400  # on chains of at most so many stages: they take O(n^2) tables
+SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
 LIMITS = 6  # peaks of a stretch for which blocks are joined
@@ -294,8 +294,12 @@ def _seeds(problem: Problem, blocks: list[Levels]) -> Iterator[Entry]:
     for curve in blocks:
         yield from entries(any_goal, curve)
     chain = chain_of(problem.graph)
-    long = chain is not None and chain.turn > LONG
-    for name in SEEDS_OF_LONG if long else SEEDS_OF_LARGE if large(problem) else SEEDS:
+    stages = 0 if chain is None else chain.turn
+    names = [*SEEDS]
+    names += [] if large(problem) else SEEDS_OF_SMALLER
+    names += SEEDS_BY_TABLE if stages <= TABLE else ()
+    names += SEEDS_OF_LONG if stages > LONG else ()
+    for name in dict.fromkeys(names):
         if problem.time_left <= 0:
             return
         for schedule in registry.get(name).solve(any_goal):

@@ -164,31 +164,28 @@ class Search:
         if not r.regions[1] or len(order) != len(r.ops):
             order = self.order
         made = r.arrays.producer
-        drop = self._drop_position(runs)
-        again = np.bincount(runs[drop:], minlength=len(r.ops))[made]
-        made_at = np.full(len(r.ops), len(runs), np.int64)
-        np.minimum.at(made_at, runs[drop:], np.arange(drop, len(runs)))
-        # A value that is read before its op runs again was kept: only another output of that op was not.
-        kept = (again == 0) | (self._first_reads(runs, drop) < made_at[made])
+        again = np.bincount(runs, minlength=len(r.ops))[made] - 1
+        kept = again == 0
+        if r.regions[1]:
+            # A value that backward reads before its op runs again was kept: only another output of that op was not.
+            after = (runs >= r.regions[1]) | (np.append(-1, runs[:-1]) == r.arrays.boundary)
+            start = int(after.argmax()) if after.any() else len(runs)
+            made_at = np.full(len(r.ops), len(runs), np.int64)
+            np.minimum.at(made_at, runs[start:], np.arange(start, len(runs)))
+            kept |= self._first_reads(runs, start) < made_at[made]
         modes = self._all(KEEP)
         for mode, which in ((HOLD, ~kept & (again == 1)), (TRANSIENT, ~kept & (again > 1))):
             modes[r.candidates[which[r.candidates]]] = mode
         return modes, order
 
-    def _drop_position(self, runs: np.ndarray) -> int:
-        """Where in a sequence forward ends; where a graph does not say, after the first run of every op."""
-        r = self.reduced
-        if not r.regions[1]:
-            return int(np.sort(np.unique(runs, return_index=True)[1])[-1]) if len(runs) else 0
-        after = (runs >= r.regions[1]) | (np.append(-1, runs[:-1]) == r.arrays.boundary)
-        return int(after.argmax()) if after.any() else len(runs)
-
     def _first_reads(self, runs: np.ndarray, start: int) -> np.ndarray:
         """int64 [values]: position of the first run from `start` on that reads the value; beyond the end: none."""
         a = self.reduced.arrays
+        begin, count = a.in_ptr[runs[start:]], np.diff(a.in_ptr)[runs[start:]]
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         found = np.full(len(a.bytes), len(runs) + 1, np.int64)
-        for i in range(len(runs) - 1, start - 1, -1):
-            found[a.in_ids[a.in_ptr[runs[i]] : a.in_ptr[runs[i] + 1]]] = i
+        at = np.repeat(np.arange(start, len(runs)), count)
+        np.minimum.at(found, a.in_ids[np.repeat(begin, count) + within], at)
         return found
 
     def _cheap_values(self) -> list[np.ndarray]:
