@@ -23,7 +23,7 @@ from rekindle.solvers.feng import cheapest
 from rekindle.solvers.feng_linear import linear_dag
 from rekindle.solvers.hong import followed
 from rekindle.solvers.hong_cubic import static_optimum, static_sizes
-from rekindle.solvers.hong_exact import Plans, hong_exact
+from rekindle.solvers.hong_exact import Plans, hong_exact, least
 from rekindle.structure.chain import Chain, chain_of, segmented
 from rekindle.structure.runs import prune
 from strategies import Builder, chains, graphs, run_sequences
@@ -156,6 +156,49 @@ def test_hong_exact_finds_what_the_judge_finds_best_of_all_single_level_plans(gr
         assert (judged.peak_bytes, judged.seconds) == point
 
 
+@given(
+    st.integers(1, 12).flatmap(
+        lambda n: st.lists(st.tuples(*[st.integers(0, 9)] * 4, *[st.integers(0, 40)] * 4), min_size=n, max_size=n)
+    )
+)
+def test_the_least_peak_is_found_without_looking_at_every_pair(rows: list[tuple[int, ...]]) -> None:
+    read, unread, saved, gradient, *peaks = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    n = len(rows)
+    later = np.triu(np.ones((n, n), np.int64), 1)
+    hold = later * (read + unread[:, None])
+    passing = unread[:, None] + later * (read + unread) + peaks[0]
+    zeros = np.zeros(n)
+    begin, table, *_ = kernel.frontier(1, hold, passing, saved, gradient, *peaks[1:], *[zeros] * 4)
+    peak, follow = kernel.least(read, unread, saved, gradient, *peaks)
+    assert peak == table[begin[n]]
+    # What it follows has that peak
+    at, end, best = [0], n, 0
+    while follow[at[-1]] < n:
+        at.append(int(follow[at[-1]]))
+    for i in reversed(at):
+        segment = range(i, end)
+        held = np.cumsum([0, *saved[i:end]])
+        takes = [held[-2] + peaks[2][end - 1], *(held[:-2] + peaks[3][i : end - 1])]
+        takes += list(held[:-2] + peaks[1][i : end - 1] + gradient[end - 1])
+        best = max(*takes, *([best + hold[i, end], *(passing[i, k] for k in segment)] if end < n else [0]))
+        end = i
+    assert best == peak
+
+
+@given(chains())
+def test_the_least_peak_is_that_of_the_undominated_plans(graph: Graph) -> None:
+    chain = chain_from(graph)
+    peak, cuts = least(chain)
+    assert peak == Plans(chain, graph.weights()).peaks[0]
+    judged = simulate(graph, chain.lower(segmented(chain.turn, cuts), "test"))
+    assert judged.peak_bytes - graph.resident_bytes <= peak
+
+
+@pytest.mark.parametrize("n", [1000, 4000])
+def test_long_chains_take_the_root_of_twice_their_length(n: int) -> None:
+    assert min(j.peak_bytes for j in judged("hong-exact", uniform(n))) <= math.sqrt(2 * n) + 2
+
+
 @given(chains())
 def test_hong_exact_promises_no_less_than_the_judge_finds(graph: Graph) -> None:
     chain = chain_from(graph)
@@ -264,7 +307,7 @@ def test_greedy_segments_exceed_the_budget_by_their_last_tensor_only(graph: Grap
     if chain is None:
         return
     found = greedy(chain, budget)
-    made = chain.saved - chain.passed_on + np.append(np.diagonal(chain.inputs, 1), 0)
+    made = chain.saved - chain.passed_on + np.append(chain.lives.begun[1:], 0)
     for begin, end in zip((0, *found.cuts), (*found.cuts, chain.turn), strict=True):
         assert made[begin : end - 1].sum() <= budget or end - begin == 1
     assert found.kept == sum(chain.input[c] for c in found.cuts)

@@ -32,6 +32,21 @@ def localise(ops, in_ptr, in_ids, out_ptr, out_ids, over_ptr, over_ids, place):
 
 
 @nb.njit(cache=True)
+def rows(wiring, count):
+    """(ptr, ids) for each of the three kinds of rows in the `wiring` of `count` ops."""
+    ptr = np.zeros((3, count + 1), np.int64)
+    ids = np.empty((3, len(wiring)), np.int64)
+    m = 0
+    for o in range(count):
+        for kind in range(3):
+            length, begin = wiring[m], ptr[kind, o]
+            ids[kind, begin : begin + length] = wiring[m + 1 : m + 1 + length]
+            ptr[kind, o + 1] = begin + length
+            m += 1 + length
+    return ptr, ids
+
+
+@nb.njit(cache=True)
 def missing(runs, wanted, in_ptr, in_ids, out_ptr, out_ids):
     """Turns `wanted` (bool [values], to be there after `runs`) into what must be there before them. In place."""
     for s in range(len(runs) - 1, -1, -1):

@@ -116,6 +116,127 @@ def revised(size, inner):
 
 
 @nb.njit(cache=True)
+def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backward_peak):
+    """(peak, follow int64 [n]): the least peak of a single-level plan, and the next kept input from each stage, n for none.
+
+    All int64 [n], of a chain where what passes from one stage is read by the next alone: the two parts of its input, and
+    the rest as in `Chain`. The recurrence is that of `frontier`. From stage i, keeping the input of j next,
+
+        V(i, j) = max(U(i, j), unread[i] + max(P(i, j), M(j))),    M(j) = read[j] + the least V(j, .),
+
+    U being the peak of the segment at work, P that of passing it. What of them comes from inside the segment, A(i, j),
+    grows with j and as i falls; M falls along the candidates j that no earlier one beats. So the best j is near where the
+    two cross, and is looked for from there both ways until one of them alone is no better. Two things of U concern the
+    segment's end and need not grow: its last stage is run alone, and its own gradient waits while it runs forward. Where
+    they may give an earlier candidate away, the later one stays. O(n log n), and what is looked at around the crossings.
+    """
+    n = len(saved)
+    begin = np.zeros(n + 1, np.int64)
+    begin[1:] = saved.cumsum()
+    end = np.zeros(n + 1, np.int64)  # of a segment that ends before j: its last stage alone
+    end[1:] = begin[:-1] + alone_peak
+    behind, ahead = _spans(begin[:-1] + backward_peak), _spans(begin[:-1] + save_peak)
+    passed = _spans(read + unread + skip_peak)
+    highest = begin[:-1] + save_peak  # of all before and here
+    for k in range(1, n):
+        highest[k] = max(highest[k], highest[k - 1])
+    m = np.zeros(n + 1, np.int64)
+    follow = np.full(n, n, np.int64)
+    right, left = np.full(n + 1, n, np.int64), np.full(n + 1, n, np.int64)  # neighbours among the candidates
+    first = n
+    mains, count = np.empty(n, np.int64), 0  # candidates whose M none before them reaches; the last is the first
+    main = np.zeros(n + 1, np.bool_)
+    peak = 0
+    for i in range(n - 1, -1, -1):
+        if i + 1 < n:
+            new = i + 1
+            while count and m[mains[count - 1]] >= m[new]:
+                count -= 1
+                old = mains[count]
+                main[old] = False
+                reached = max(end[old], _most(behind, new - 1, old - 1))
+                waits = (
+                    new < 2 or gradient[new - 1] <= gradient[old - 1] or highest[new - 2] + gradient[new - 1] <= reached
+                )
+                if end[new] <= reached and waits:  # never better than the new one
+                    if first == old:
+                        first = right[old]
+                    else:
+                        right[left[old]] = right[old]
+                    left[right[old]] = left[old]
+            right[new], left[new] = first, n
+            left[first] = new
+            first = new
+            main[new] = True
+            mains[count] = new
+            count += 1
+        base, extra = begin[i], unread[i]
+        best = max(_most(behind, i, n - 1), end[n]) - base
+        if n - 1 > i:
+            best = max(best, _most(ahead, i, n - 1) + gradient[n - 1] - base)
+        chosen = n
+        if count:
+            low, high = 0, count - 1  # mains[low] is the furthest at which A has reached M, or the first of all
+            while low < high:
+                middle = (low + high) // 2
+                j = mains[middle]
+                if _inside(behind, passed, skip_peak, base, extra, i, j) >= extra + m[j]:
+                    low = middle + 1
+                else:
+                    high = middle
+            start = mains[low]
+            for direction in range(2):
+                j = right[start] if direction == 0 else start
+                while j < n:
+                    inside = _inside(behind, passed, skip_peak, base, extra, i, j)
+                    if (direction == 0 and inside >= best) or (direction == 1 and main[j] and extra + m[j] >= best):
+                        break
+                    value = max(inside, end[j] - base, extra + m[j])
+                    if j - 1 > i:
+                        value = max(value, _most(ahead, i, j - 1) + gradient[j - 1] - base)
+                    if value < best:
+                        best, chosen = value, j
+                    j = right[j] if direction == 0 else left[j]
+        follow[i] = chosen
+        m[i] = read[i] + best
+        peak = best
+    return peak, follow
+
+
+@nb.njit(cache=True)
+def _inside(behind, passed, skip_peak, base, extra, i, j):
+    """A(i, j) of `least`."""
+    return max(_most(behind, i, j - 1) - base, extra + max(skip_peak[i], _most(passed, i + 1, j)))
+
+
+@nb.njit(cache=True)
+def _spans(x):
+    """int64 [levels, n]: [k, i] is the largest of the 2^k numbers from x[i] on."""
+    n = len(x)
+    levels = 1
+    while 1 << levels <= n:
+        levels += 1
+    spans = np.empty((levels, n), np.int64)
+    spans[0] = x
+    for k in range(1, levels):
+        half = 1 << (k - 1)
+        for i in range(n):
+            spans[k, i] = max(spans[k - 1, i], spans[k - 1, min(i + half, n - 1)])
+    return spans
+
+
+@nb.njit(cache=True)
+def _most(spans, low, high):
+    """The largest of x[low:high], where spans = _spans(x); 0 where that is nothing."""
+    if high <= low:
+        return 0
+    k = 0
+    while 2 << k <= high - low:
+        k += 1
+    return max(spans[k, low], spans[k, high - (1 << k)])
+
+
+@nb.njit(cache=True)
 def frontier(most, hold, passing, saved, gradient, save_peak, alone_peak, backward_peak, skip, save, alone, backward):
     """(begin int64 [n + 2], peaks, times, stages, entries): the single-level plans of which none is better in both.
 

@@ -66,7 +66,7 @@ def searched(chain: Chain) -> Iterator[Segments]:
 def greedy(chain: Chain, budget: float) -> Segments:
     """The segments for one budget."""
     made = chain.saved - chain.passed_on
-    made[:-1] += np.diagonal(chain.inputs, 1)
+    made[:-1] += chain.lives.begun[1:]
     cuts, kept, largest, since = [], 0, 0, 0
     for stage in range(chain.turn):
         since += int(made[stage])

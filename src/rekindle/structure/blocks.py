@@ -137,7 +137,7 @@ class Block:
             ops, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, a.inplace_ptr, a.inplace_ids, kinds.place
         )  # fmt: skip
         lives, n = chain.lives, len(chain)
-        made, last, group, used, size, self.kept = (x[self.values] for x in lives)
+        made, last, group, used, size, self.kept = lives.of(self.values)
         read, entering = used < n, (made < stage) & (made >= 0) & (last >= stage)
         self.size = size
         self.own, own_gradient = made == stage, group == stage

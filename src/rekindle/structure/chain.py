@@ -21,39 +21,22 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from ..graph import Graph
-from ..kernels import modes
-from ..kernels import runs as kernel
 from ..schedule import Schedule
 from .division import splitting_vertices
 from .forward import Forward, end_of_forward, forward_dag, results
+from .lives import Lives
+from .measure import Measure
 from .runs import prune
 
 FORGET, KEEP_INPUT, KEEP_ALL, BACKWARD = 0, 1, 2, 3  # what an operation does; of the first three all run forward
 Operation = tuple[int, int]  # what it does, stage
 Stages = tuple[tuple[int, ...], ...]
-
-
-class Lives(NamedTuple):
-    """Which stages make and read each value; all [values].
-
-    made, last : the stage whose forward makes it (-1: none) and the last whose forward reads it.
-    group : the stage whose backward makes it (-1: none).
-    used : the earliest stage whose backward reads it (n: none), -1 where it must be there at the end.
-    size : bytes, 0 for what is held or the caller's.
-    kept : bool; whether it stays until the backward of its stage whatever the plan is; then its size is 0 too.
-    """
-
-    made: np.ndarray
-    last: np.ndarray
-    group: np.ndarray
-    used: np.ndarray
-    size: np.ndarray
-    kept: np.ndarray
 
 
 class Times(NamedTuple):
@@ -84,17 +67,11 @@ class Chain:
     skip, save, alone : per stage the forward ops needed for the output alone, for the output and what backward reads,
         and for what backward reads alone.
     reach : int64 [ops]; the last stage whose input has all that the op makes and a step needs of it.
-    inputs : int64 [n, n]; inputs[i, j], i < j: bytes of the input of stage j that are not in the input of stage i.
-        inputs[0, j] is all of it: stage 0 reads only what the caller holds.
-    hold : int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where both
-        are held, and a peak of stage i does. (What both share and backward does not read, as only concatenations do,
-        is taken to end with j.)
     keeping : int64 [n]; bytes that stay from forward to backward whatever the plan is, see `with_kept`; in nothing else.
-    passing : int64 [n, n]; passing[i, j], i <= j: peak while forward passes j for its output alone and the input of i
-        is held; what is beyond the input of i.
     saved : int64 [n]; bytes of what forward of the stage makes and backward reads.
     passed_on : int64 [n]; the part of `saved` that a later stage reads too.
     gradient : int64 [n]; bytes that wait for the backward of stages 0 to l, once those of later ones have run.
+    skip_peak : int64 [n]; forward for the output alone.
     save_peak : int64 [n]; forward for the output and what backward reads.
     alone_peak : int64 [n]; forward for what backward reads and backward right after it, the gradient counted.
     backward_peak : int64 [n]; backward after `save`, what is saved and the gradient counted.
@@ -111,13 +88,11 @@ class Chain:
     lives: Lives
     held: int
     reach: np.ndarray
-    inputs: np.ndarray
-    hold: np.ndarray
     keeping: np.ndarray
-    passing: np.ndarray
     saved: np.ndarray
     passed_on: np.ndarray
     gradient: np.ndarray
+    skip_peak: np.ndarray
     save_peak: np.ndarray
     alone_peak: np.ndarray
     backward_peak: np.ndarray
@@ -133,7 +108,20 @@ class Chain:
     @property
     def input(self) -> np.ndarray:
         """int64 [n]: bytes of the input of each stage."""
-        return self.inputs[0]
+        return self.lives.read + self.lives.unread
+
+    @cached_property
+    def hold(self) -> np.ndarray:
+        """int64 [n, n]; hold[i, j], i < j: what a peak of stage j does not count of the inputs of i and j, where both
+        are held, and a peak of stage i does. (What both share and backward does not read, as only concatenations do,
+        is taken to end with j.)"""
+        return self.lives.hold()
+
+    @cached_property
+    def passing(self) -> np.ndarray:
+        """int64 [n, n]; passing[i, j], i <= j: peak while forward passes j for its output alone and the input of i is
+        held; what is beyond the input of i."""
+        return self.lives.unread[:, None] + self.lives.entering() + self.skip_peak
 
     def times(self, weights: np.ndarray) -> Times:
         """What the parts of each stage cost, where weights [ops] is what a run of each op does."""
@@ -185,11 +173,12 @@ def segmented(turn: int, cuts: Sequence[int], last_again: bool = False) -> Itera
 
     last_again : whether that is done to the last segment too, with which backward begins.
     """
-    begins = sorted({0, *cuts} - {turn} if last_again else {0, *cuts})
+    kept = {0, *cuts} - {turn} if last_again else {0, *cuts}
+    begins = sorted(kept)
     ends = [*begins[1:], turn if last_again else turn + 1]
     kept_from = turn if last_again else begins[-1]
     for stage in range(turn + 1):
-        yield (KEEP_ALL if stage >= kept_from else KEEP_INPUT if stage in begins else FORGET), stage
+        yield (KEEP_ALL if stage >= kept_from else KEEP_INPUT if stage in kept else FORGET), stage
     if last_again:
         yield BACKWARD, turn
     for begin, end in zip(reversed(begins), reversed(ends), strict=True):
@@ -326,16 +315,15 @@ class _Builder:
         for o in sorted(self.stage):
             behind = o >= self.end and o != self.graph.boundary
             (backward if behind else forward)[self.stage[o]].append(o)
-        rows = [self._stage(stage, forward[stage], backward[stage]) for stage in range(self.n)]
+        lives = Lives(self.n, self.made, self.last, self.group, self.used, self.size, self.kept)
+        measure = Measure(self.graph, lives, self.once)
+        rows = [measure.stage(stage, forward[stage], backward[stage]) for stage in range(self.n)]
         parts, sizes = zip(*rows, strict=True)
         skip, save, alone = zip(*parts, strict=True)
-        saved, passed_on, gradient, skip_peak, *peaks = np.array(sizes, np.int64).T.copy()
-        inputs, hold, unread = self._inputs()
-        passing = unread[:, None] + inputs + skip_peak
+        saved, passed_on, *peaks = np.array(sizes, np.int64).T.copy()
         return Chain(
-            copy(self), self.graph, _tuples(forward), _tuples(backward), self.once, skip, save, alone,
-            Lives(self.made, self.last, self.group, self.used, self.size, self.kept), self.held, self.reach, inputs, hold,
-            self.keeping, passing, saved, passed_on, gradient, *peaks,
+            copy(self), self.graph, _tuples(forward), _tuples(backward), self.once, skip, save, alone, lives, self.held,
+            self.reach, self.keeping, saved, passed_on, lives.gradient, *peaks,
         )  # fmt: skip
 
     def _reach(self) -> np.ndarray:
@@ -344,72 +332,6 @@ class _Builder:
             wanted = [v for v in self.graph.ops[o].outputs if self.used[v] < self.n or self.last[v] >= 0]
             reach[o] = min((int(self.last[v]) for v in wanted), default=-1)
         return reach
-
-    def _inputs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Chain.inputs, Chain.hold, and per stage the bytes of its input that backward does not read."""
-        inputs, hold = (np.zeros((self.n, self.n), np.int64) for _ in range(2))
-        unread = np.zeros(self.n, np.int64)
-        for v in np.flatnonzero((self.last > self.made) & (self.made >= 0)).tolist():
-            size, begin, end = self.size[v], self.made[v] + 1, self.last[v] + 1  # in the inputs of begin to end - 1
-            inputs[:begin, begin:end] += size
-            if self.used[v] < self.n:
-                hold[:begin, begin:end] += size
-            else:
-                unread[begin:end] += size
-                hold[begin:end, end:] += size
-        return inputs, hold, unread
-
-    def _stage(self, stage: int, forward: list[int], backward: list[int]) -> tuple[tuple[tuple[int, ...], ...], tuple]:
-        read = self.used < self.n
-        own, own_gradient = self.made == stage, self.group == stage
-        passed_on = own & (self.last > stage)
-        entering = (self.made < stage) & (self.made >= 0) & (self.last >= stage)
-        unread, ending = entering & ~read, entering & (self.used == stage)
-        later = (self.made > stage) | (self.group > stage)
-        waiting = later & (self.used <= stage)  # for the backward of this stage or earlier ones
-        left = (own | own_gradient | later) & (self.used < stage)
-        behind, ends = waiting | own_gradient, int(self.size[ending].sum())
-        wanted = left.copy()
-        for o in backward:
-            wanted[list(self.graph.ops[o].inputs)] = True
-        again = [o for o in forward if o not in self.once]
-        skip, save, alone = (
-            self._pruned(again, values) for values in (passed_on, passed_on | own & read, wanted)
-        )  # fmt: skip
-        sizes = (
-            self.size[own & read].sum(),
-            self.size[passed_on & read].sum(),
-            self.size[waiting].sum(),
-            self._peak(skip, own, passed_on, own),
-            self._peak(save, own | unread, passed_on | own & read | unread & (self.last > stage), own | unread),
-            self._peak(alone + backward, own | unread | ending | behind, left, unread | waiting) - ends,
-            self._peak(backward, own | ending | behind, left, waiting) - ends,
-        )
-        return (tuple(skip), tuple(save), tuple(alone)), sizes
-
-    def _pruned(self, ops: list[int], wanted: np.ndarray) -> list[int]:
-        a = self.graph.arrays
-        every = np.ones(len(a.recompute), np.bool_)
-        runs = np.array(ops, np.int64)
-        producer = np.where(self.kept, -1, a.producer)
-        return kernel.prune(
-            runs, producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, every, wanted & ~self.kept
-        ).tolist()  # fmt: skip
-
-    def _peak(self, runs: list[int], counted: np.ndarray, left: np.ndarray, writable: np.ndarray) -> int:
-        """Most bytes of the values `counted` during the runs, where those of `left` must be there after them. What
-        comes from outside may be written over only if `writable`."""
-        a = self.graph.arrays
-        shared = np.zeros(len(counted), np.bool_)
-        if self.graph.boundary is not None:
-            boundary = self.graph.ops[self.graph.boundary]
-            shared[[*boundary.inputs, *boundary.outputs]] = True
-        size = np.where(counted, self.size, 0)
-        peak, _ = modes.peak(
-            np.array(runs, np.int64), len(runs), np.empty(len(size), np.bool_), writable.astype(np.int8),
-            np.empty(len(runs), np.int64), *a._replace(bytes=size, keep=left), shared,
-        )  # fmt: skip
-        return max(int(peak), int(size[left].sum()))
 
 
 def _sums(stages: Stages, weights: np.ndarray) -> np.ndarray:

@@ -1,0 +1,121 @@
+"""Which stages of a chain make and read each value, and what that adds up to between two of them. Sizes are bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Lives:
+    """Of a chain of n stages; arrays are [values].
+
+    made, last : the stage whose forward makes it (-1: none) and the last whose forward reads it.
+    group : the stage whose backward makes it (-1: none).
+    used : the earliest stage whose backward reads it (n: none), -1 where it must be there at the end.
+    size : bytes, 0 for what is held or the caller's.
+    kept : bool; whether it stays until the backward of its stage whatever the plan is; then its size is 0 too.
+
+    It is in the inputs of the stages behind `made` up to `last`.
+    """
+
+    n: int
+    made: np.ndarray
+    last: np.ndarray
+    group: np.ndarray
+    used: np.ndarray
+    size: np.ndarray
+    kept: np.ndarray
+
+    def of(self, values: np.ndarray) -> tuple[np.ndarray, ...]:
+        """made, last, group, used, size, kept of `values`."""
+        return tuple(x[values] for x in (self.made, self.last, self.group, self.used, self.size, self.kept))
+
+    @property
+    def read_back(self) -> np.ndarray:
+        """bool [values]: whether backward reads it, or it must be there at the end."""
+        return self.used < self.n
+
+    @cached_property
+    def enters(self) -> np.ndarray:
+        """bool [values]: whether it is in the input of a stage."""
+        return (self.made >= 0) & (self.last > self.made)
+
+    @cached_property
+    def read(self) -> np.ndarray:
+        """int64 [n]: the part of the input of each stage that backward reads."""
+        return self._between(self.enters & self.read_back, self.made + 1, self.last)
+
+    @cached_property
+    def unread(self) -> np.ndarray:
+        """int64 [n]: the part of the input of each stage that backward does not read."""
+        return self._between(self.enters & ~self.read_back, self.made + 1, self.last)
+
+    @cached_property
+    def begun(self) -> np.ndarray:
+        """int64 [n]: the part of the input of each stage that is not in the input of the one before."""
+        first = self.made[self.enters] + 1
+        return np.bincount(first, self.size[self.enters], self.n).astype(np.int64)
+
+    @cached_property
+    def idle(self) -> np.ndarray:
+        """int64 [n]: what later stages read forward and none does backward, and is there when the stage runs."""
+        return self._between(self.enters & ~self.read_back, self.made + 1, self.last - 1)
+
+    @cached_property
+    def gradient(self) -> np.ndarray:
+        """int64 [n]: what waits for the backward of stages up to this one, once those of later ones have run."""
+        return self._between(self._comes & self.read_back, self.used, self._origin - 1)
+
+    @cached_property
+    def waiting(self) -> np.ndarray:
+        """int64 [n]: what waits for the backward of stages before this one, once those of later ones have run."""
+        return self._between(self._comes & self.read_back, self.used + 1, self._origin - 1)
+
+    @property
+    def single(self) -> bool:
+        """Whether whatever passes from a stage to a later one is read by the next stage alone."""
+        return not np.any(self.size[self.enters & (self.last > self.made + 1)])
+
+    def entering(self) -> np.ndarray:
+        """int64 [n, n]; [i, j], i < j: bytes of the input of stage j that are not in the input of stage i."""
+        return self._spread(self.enters, np.zeros(len(self.size), np.bool_))
+
+    def hold(self) -> np.ndarray:
+        """int64 [n, n]; as `Chain.hold`."""
+        return self._spread(self.enters & self.read_back, self.enters & ~self.read_back)
+
+    @property
+    def _origin(self) -> np.ndarray:
+        return np.maximum(self.made, self.group)
+
+    @property
+    def _comes(self) -> np.ndarray:
+        return self._origin > 0
+
+    def _between(self, which: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """int64 [n]: per stage the bytes of the values `which` whose stages from `first` to `last` it is one of."""
+        first, last = np.maximum(first, 0), np.minimum(last, self.n - 1)
+        ids = np.flatnonzero(which & (first <= last))
+        steps = np.zeros(self.n + 1, np.int64)
+        np.add.at(steps, first[ids], self.size[ids])
+        np.add.at(steps, last[ids] + 1, -self.size[ids])
+        return np.cumsum(steps)[:-1]
+
+    def _spread(self, begun: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """int64 [n, n]; [i, j]: bytes of the values `begun` that are in the input of j and not of i, and of the values
+        `ended` that are in that of i and not of j. As differences along both axes first, so that it is O(values + n^2)."""
+        steps = np.zeros((self.n + 1, self.n + 1), np.int64)
+        for v in np.flatnonzero(begun).tolist():
+            size, begin, end = self.size[v], self.made[v] + 1, self.last[v] + 1
+            steps[0, begin] += size
+            steps[0, end] -= size
+            steps[begin, begin] -= size
+            steps[begin, end] += size
+        for v in np.flatnonzero(ended).tolist():
+            size, begin, end = self.size[v], self.made[v] + 1, self.last[v] + 1
+            steps[begin, end] += size
+            steps[end, end] -= size
+        return np.cumsum(np.cumsum(steps, 0), 1)[:-1, :-1]

@@ -1,0 +1,87 @@
+"""What a stage of a chain takes when it is run in isolation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph import Arrays, Graph
+from ..kernels import blocks, modes
+from ..kernels import runs as kernel
+from .lives import Lives
+
+Ops = tuple[int, ...]
+
+
+class Measure:
+    """Each stage is run over the values that its ops touch; what passes by meanwhile is added."""
+
+    def __init__(self, graph: Graph, lives: Lives, once: frozenset[int]):
+        self.graph, self.lives, self.once = graph, lives, once
+        self.shared = graph.shared
+        self.place = np.full(len(graph.values), -1, np.int64)
+
+    def stage(self, stage: int, forward: list[int], backward: list[int]) -> tuple[tuple[Ops, Ops, Ops], list[int]]:
+        """The ops to skip, save and for backward alone, and the sizes saved, passed_on, skip_peak, save_peak,
+        alone_peak, backward_peak; all as in `Chain`."""
+        ops = np.array([*forward, *backward], np.int64)
+        a = self.graph.arrays
+        values, wiring = blocks.localise(
+            ops, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, a.inplace_ptr, a.inplace_ids, self.place
+        )  # fmt: skip
+        ptr, ids = blocks.rows(wiring, len(ops))
+        made, last, group, used, size, kept = self.lives.of(values)
+        at = np.flatnonzero(ops == self.graph.boundary) if self.graph.boundary is not None else ()
+        local = Arrays(
+            size, a.producer[values], ptr[0], ids[0], ptr[1], ids[1], ptr[2], ids[2], a.workspace[ops], a.recompute[ops],
+            np.zeros(len(values), np.bool_), int(at[0]) if len(at) else -1,
+        )  # fmt: skip
+        shared = self.shared[values]
+
+        read = used < self.lives.n
+        own, own_gradient = made == stage, group == stage
+        passed_on = own & (last > stage)
+        entering = (made < stage) & (made >= 0) & (last >= stage)
+        unread, ending = entering & ~read, entering & (used == stage)
+        later = (made > stage) | (group > stage)
+        waiting = later & (used <= stage)  # for the backward of this stage or earlier ones
+        left = (own | own_gradient | later) & (used < stage)
+        behind, ends = waiting | own_gradient, int(size[ending].sum())
+        count = len(forward)
+        program = np.arange(count, len(ops))
+        wanted = left.copy()
+        for j in range(ptr[0, count], ptr[0, len(ops)]):
+            wanted[ids[0, j]] = True
+        again = np.array([i for i, o in enumerate(forward) if o not in self.once], np.int64)
+
+        def pruned(values: np.ndarray) -> np.ndarray:
+            producer = np.where(kept, -1, local.producer)
+            every = np.ones(len(ops), np.bool_)
+            return kernel.prune(
+                again, producer, local.in_ptr, local.in_ids, local.out_ptr, local.out_ids, every, values & ~kept
+            )  # fmt: skip
+
+        def peak(runs: np.ndarray, counted: np.ndarray, left: np.ndarray, writable: np.ndarray) -> int:
+            """Most bytes of the values `counted` during the runs, where those of `left` must be there after them. What
+            comes from outside may be written over only if `writable`."""
+            here = np.where(counted, size, 0)
+            top, _ = modes.peak(
+                runs, len(runs), np.empty(len(here), np.bool_), writable.astype(np.int8), np.empty(len(runs), np.int64),
+                *local._replace(bytes=here, keep=left), shared,
+            )  # fmt: skip
+            return max(int(top), int(here[left].sum()))
+
+        skip, save, alone = (pruned(values) for values in (passed_on, passed_on | own & read, wanted))
+        idle = int(self.lives.idle[stage]) - int(size[unread & (last > stage)].sum())
+        waits = int(self.lives.waiting[stage]) - int(size[later & left].sum())
+        sizes = [
+            int(size[own & read].sum()),
+            int(size[passed_on & read].sum()),
+            peak(skip, own, passed_on, own),
+            peak(save, own | unread, passed_on | own & read | unread & (last > stage), own | unread) + idle,
+            peak(np.concatenate([alone, program]), own | unread | ending | behind, left, unread | waiting)
+            + waits
+            - ends,
+            peak(program, own | ending | behind, left, waiting) + waits - ends,
+        ]
+        parts = tuple(tuple(ops[runs].tolist()) for runs in (skip, save, alone))
+        return (parts[0], parts[1], parts[2]), sizes
