@@ -30,7 +30,7 @@ class Measure:
         )  # fmt: skip
         ptr, ids = blocks.rows(wiring, len(ops))
         made, last, group, used, size, kept = self.lives.of(values)
-        at = np.flatnonzero(ops == self.graph.boundary) if self.graph.boundary is not None else ()
+        at = np.flatnonzero(ops == a.boundary)
         local = Arrays(
             size, a.producer[values], ptr[0], ids[0], ptr[1], ids[1], ptr[2], ids[2], a.workspace[ops], a.recompute[ops],
             np.zeros(len(values), np.bool_), int(at[0]) if len(at) else -1,
