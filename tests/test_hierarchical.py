@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rekindle
 from rekindle.graph import Graph
 from rekindle.kernels import levels as kernel
 from rekindle.kernels import rotor as rotor_kernel
@@ -17,9 +18,10 @@ from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
 from rekindle.schedule import Schedule
 from rekindle.simulate import simulate
 from rekindle.solvers.base import Problem
-from rekindle.solvers.hierarchical import Known, Levels, hierarchical, options
-from rekindle.structure.blocks import Block, Kinds, costly, cuts, programs
+from rekindle.solvers.hierarchical import Known, Levels, hierarchical, nested, options
+from rekindle.structure.blocks import Block, Kinds, closed, costly, cuts, programs
 from rekindle.structure.chain import chain_at, with_kept
+from rekindle.structure.division import splitting_vertices
 from rekindle.structure.forward import forward_dag
 from strategies import chains, graphs
 from test_bounds import chain as uniform
@@ -247,7 +249,7 @@ def test_the_table_is_the_least_of_all_ways_to_take_a_chain_apart(c: Small, memo
 def test_on_chains_the_judge_finds_no_larger_peak_than_the_table(graph: Graph, size: int, memory: int) -> None:
     forward = forward_dag(graph)
     assert forward is not None
-    curve = Levels(graph, graph.weights(), forward, size)
+    curve = Levels(graph, graph.weights(), forward, cuts(graph, forward, size))
     curve.unit, curve.slots = 1, 600
     curve.table = curve.solve()
     if np.isfinite(curve.table[rotor_kernel.row(0, len(curve.chain) - 1)][memory]):
@@ -264,3 +266,38 @@ def test_a_uniform_chain_by_its_overhead() -> None:
     assert least(0) <= 201
     assert least(0.1) <= 161
     assert least(0.5) <= 25
+
+
+# -- blocks within blocks ----------------------------------------------------------------------------------------------
+def test_the_inside_of_a_skip_is_one_block() -> None:
+    graph = rekindle.trace(*rekindle.zoo.load("unet", fake=True, batch=2, image=64, width=16)).graph
+    forward = forward_dag(graph)
+    assert forward is not None
+    splits = closed(graph, forward, 5, 200)
+    assert splits is not None
+    assert set(splits) <= set(splitting_vertices(forward.dag))
+    chain = chain_at(graph, forward, splits)
+    inside = max(range(len(chain)), key=lambda stage: len(chain.forward[stage]))
+    names = {graph.ops[o].name.split("|")[0] for o in chain.forward[inside]}
+    assert {n for n in names if n.startswith("down")} >= {"down.0.0", "down.3.0"}
+    block = Block(chain, inside, Kinds(graph, graph.weights("flops")))
+    flat = np.array([block.quick(p) for p in programs(block)])
+    nested_ = np.array([block.quick(p) for p in nested(block)])
+    better = [all((row < other).any() for other in flat) for row in nested_]
+    assert any(better), "some option that no dropping of values reaches"
+
+
+@given(graphs())
+@settings(max_examples=50)
+def test_what_runs_inside_a_block_is_a_valid_step(graph: Graph) -> None:
+    forward = forward_dag(graph)
+    if forward is None:
+        return
+    chain = chain_at(graph, forward, cuts(graph, forward, 50))
+    for stage in range(len(chain)):
+        block = Block(chain, stage, Kinds(graph, graph.weights()))
+        plain = set(block.plain.tolist())
+        for program in nested(block, 1):
+            runs = [*range(block.turn + 1), *program.tolist()]
+            simulate(block.graph, Schedule.from_runs(block.graph, runs))
+            assert plain <= set(program.tolist())

@@ -48,7 +48,7 @@ from . import exact, registry
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
-from .hierarchical import SIZES, Known, Levels
+from .hierarchical import SIZES, Known, Levels, divisions
 from .registry import register
 from .rotor import entries, thin
 from .storages import Search
@@ -283,9 +283,9 @@ def _blocks(problem: Problem) -> Iterator[Levels]:
     forward = forward_dag(problem.graph)
     if forward is not None:
         known = Known(problem.graph, problem.weights)
-        for size in SIZES[1:] if large(problem) else SIZES:
+        for splits in divisions(problem.graph, forward, SIZES[1:] if large(problem) else SIZES):
             if problem.time_left > 0:
-                yield Levels(problem.graph, problem.weights, forward, size, known)
+                yield Levels(problem.graph, problem.weights, forward, splits, known)
 
 
 def _seeds(problem: Problem, blocks: list[Levels]) -> Iterator[Entry]:

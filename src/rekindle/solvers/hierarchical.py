@@ -4,9 +4,12 @@ The scheme of Rockmate (Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, ICML 2
 block, joined by the dynamic programming of rotor (arXiv:1911.13214). New here: levels of what forward keeps.
 
 Problem: the whole step, as a chain of blocks. The forward is cut where little passes; long skips and values that every
-layer reads pass through all blocks in between. Each block has a set of options: which of its values are held from its
-forward to its backward, and what runs as its backward, recomputations inside, weight gradients early. They come from
-dropping values in order of what a byte of them costs to make again; blocks that are the same are planned once.
+layer reads pass through all blocks in between. Where it is no chain (U-Nets, branches) it is also taken apart at its
+splitting vertices alone: what lies within a skip is then one block. Each block has a set of options: which of its values
+are held from its forward to its backward, and what runs as its backward, recomputations inside, weight gradients early.
+They come from dropping values in order of what a byte of them costs to make again and, in larger blocks, from this same
+scheme inside them, skip within skip, with more or less memory left to the rest of the step. Blocks that are the same are
+planned once.
 
 The join is rotor's: for each block to run it in one of its options, or to keep its input only, or nothing, and to run it
 forward again later. Beyond that a stretch of blocks may go to the next *level*: as forward passes, it leaves behind what is
@@ -23,7 +26,8 @@ blocks; a few ms for each block that is like no other. n is about 60 at most: lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +37,7 @@ from ..kernels import levels as level_kernel
 from ..kernels import rotor as kernel
 from ..schedule import Schedule
 from ..structure.archive import Entry, pareto
-from ..structure.blocks import Block, Kinds, costly, cuts, programs
+from ..structure.blocks import Block, Kinds, closed, costly, cuts, programs
 from ..structure.chain import BACKWARD, Chain, chain_at, with_kept
 from ..structure.forward import Forward, forward_dag
 from ..structure.runs import prune
@@ -46,7 +50,11 @@ OPTIONS = 12  # of a block, about
 PEERS = (1, 3, 10, 40)  # how many blocks like it stand behind one, for which options are chosen
 SIZES = (5, 10, 24)  # ops of weight in a block, at least; each makes a curve of its own
 LEAST = 300  # memory slots in any case; a long chain has fewer than a short one
+INNER = 5  # the same in a block of a block
+INSIDE = 200  # and at most in a block that is divided in turn
+WAITS = (0.0, 0.5, 1.0)  # what the rest of a step takes beside a block, as a part of what that does itself
 LEVELS = 6  # sets of values kept from the first forward on
+INNER_LEVELS = 2  # the same inside a block
 
 
 @register(
@@ -66,13 +74,20 @@ def hierarchical(problem: Problem) -> Iterator[Schedule]:
     found: list[Entry] = []
     done: set[tuple[int, ...]] = set()
     known = Known(problem.graph, problem.weights)
-    for size in SIZES:
-        at = tuple(cuts(problem.graph, forward, size))
-        if at not in done and (problem.time_left > 0 or not found):
-            found += entries(problem, Levels(problem.graph, problem.weights, forward, size, known))
-        done.add(at)
+    for at in divisions(problem.graph, forward, SIZES):
+        if tuple(at) not in done and (problem.time_left > 0 or not found):
+            found += entries(problem, Levels(problem.graph, problem.weights, forward, at, known))
+        done.add(tuple(at))
     chosen = thin(choose(problem, pareto(found)))
     yield from (Schedule.from_runs(problem.graph, e.runs, "hierarchical") for e in chosen)
+
+
+def divisions(graph: Graph, forward: Forward, sizes: Sequence[int]) -> Iterator[list[int]]:
+    """The vertices after which the forward is cut: into blocks of each size and, where that is no chain, closed sets."""
+    for size in sizes:
+        yield cuts(graph, forward, size)
+    if apart := closed(graph, forward, INNER, INSIDE):
+        yield apart
 
 
 class Known:
@@ -92,16 +107,18 @@ class Known:
 class Levels(Curve):
     """The curve of a chain of blocks, in all levels of what forward keeps.
 
-    size : ops of weight in a block, at least. known : of blocks, to be shared by curves of one graph.
+    splits : vertices after which the forward is cut. known : of blocks, to be shared by curves of one graph.
+    sets : levels beside the one on which nothing is kept.
     levels : as `kernels.levels` takes them. enter : the same.
     programs : per level, block and option what runs as backward. again : per level and block what runs as forward.
     """
 
     def __init__(
-        self, graph: Graph, weights: np.ndarray, forward: Forward, size: int, known: Known | None = None
+        self, graph: Graph, weights: np.ndarray, forward: Forward, splits: list[int], known: Known | None = None,
+        sets: int = LEVELS,
     ):  # fmt: skip
-        plain = chain_at(graph, forward, cuts(graph, forward, size))
-        chains = [plain, *with_kept(plain, reversed(costly(plain, weights, LEVELS)))]
+        plain = chain_at(graph, forward, splits)
+        chains = [plain, *with_kept(plain, reversed(costly(plain, weights, sets)))]
         known = known or Known(graph, weights)
         found = [options(c, known) for c in chains]
         self.programs = [programs for _, programs in found]
@@ -115,6 +132,15 @@ class Levels(Curve):
         self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
         super().__init__(plain, weights)
         self.slots = max(LEAST, min(SLOTS, 40 * SLOTS // len(plain)))
+
+    def beside(self, wait: int) -> Levels:
+        """The curve where the rest of a larger step takes `wait` bytes at the turn."""
+        other = copy(self)
+        alone_peak = self.levels.alone_peak.copy()
+        alone_peak[:, -1] += wait
+        other.levels = self.levels._replace(alone_peak=alone_peak)
+        other.whole += wait
+        return other
 
     def solve(self) -> np.ndarray:
         self.tables = level_kernel.solve(self.levels, self.enter, self.unit, self.slots)
@@ -178,10 +204,36 @@ def options(chain: Chain, known: Known) -> tuple[kernel.Stages, list[list[np.nda
 
 def plan(block: Block) -> Planned:
     """The options of a block."""
-    every = programs(block)
+    every = [*programs(block), *nested(block)]
     saved, peak, time = np.array([block.quick(p) for p in every]).T
     kept = best_of(saved, peak, time)
     return Planned(np.array([block.sizes(every[k]) for k in kept]), [every[k] for k in kept])
+
+
+def nested(block: Block, smallest: int = INNER) -> Iterator[np.ndarray]:
+    """What may run as the backward of a block that is divided in turn, as the inside of a skip is: its own step, planned
+    as a whole step is, beside a rest of the step that takes nothing, half or all of what the block does.
+
+    smallest : ops of weight in a block of the block, at least.
+    """
+    if block.kept.any() or block.stage == block.chain.turn or (forward := forward_dag(block.graph)) is None:
+        return
+    if (splits := divided(block.graph, forward, smallest)) is None:
+        return
+    whole = Levels(block.graph, block.weights, forward, splits, sets=INNER_LEVELS)
+    for part in WAITS:
+        curve = whole.beside(int(part * whole.whole))
+        curve.aim(curve.whole)
+        choices = curve.choices
+        for k in np.unique(np.linspace(0, len(choices) - 1, min(OPTIONS, len(choices))).astype(np.int64)).tolist():
+            for runs in curve.runs(choices[k]):
+                yield np.array(runs[runs.index(block.turn) + 1 :], np.int64)
+
+
+def divided(graph: Graph, forward: Forward, smallest: int) -> list[int] | None:
+    """Vertices after which the step of a block is cut, None where it is small."""
+    apart = closed(graph, forward, smallest, INSIDE) or cuts(graph, forward, smallest)
+    return apart if len(apart) > 3 else None
 
 
 def best_of(saved: np.ndarray, peak: np.ndarray, time: np.ndarray) -> list[int]:

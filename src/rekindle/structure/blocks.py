@@ -19,6 +19,7 @@ from ..kernels import modes
 from ..kernels.order import hoist
 from ..kernels.runs import prune
 from .chain import Chain
+from .division import splitting_vertices
 from .forward import Forward, results
 from .saved import Dropping
 
@@ -76,6 +77,26 @@ def cuts(graph: Graph, forward: Forward, smallest: int) -> list[int]:
         found.append(int(places[k]))
         k = int(before[k])
     return [0, *reversed(found)]
+
+
+def closed(graph: Graph, forward: Forward, smallest: int, largest: int) -> list[int] | None:
+    """Vertices after which the forward is cut into closed sets: splitting vertices alone, such that what lies between two
+    of them is at least `smallest` ops of weight where that can be. None if no set has more than SPREAD times as many, so
+    that `cuts` need not divide any; if one has more than `largest`; or if there is but one."""
+    splits = splitting_vertices(forward.dag)
+    _, weight = _passing(graph, forward)
+    lengths = np.diff(weight[splits])
+    if len(splits) < 3 or not SPREAD * smallest < lengths.max() <= largest:
+        return None
+    found = [splits[0]]
+    since = 0
+    for k, length in enumerate(lengths.tolist()):
+        apart = length > SPREAD * smallest
+        if since and (apart or since >= smallest):
+            found.append(splits[k])
+            since = 0
+        since = max(since, smallest) if apart else since + length
+    return [*found, splits[-1]]
 
 
 def _passing(graph: Graph, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
@@ -282,7 +303,9 @@ def programs(block: Block) -> list[np.ndarray]:
         for order in (dropping.order, _hoisted(dropping)):
             dropping.order = order
             for modes_ in _modes(dropping, ranked, density):
-                runs = np.array(dropping.runs(modes_), np.int64)
+                if (found_runs := dropping.runs(modes_)) is None:
+                    continue  # far more runs than ops: none is worth its time
+                runs = np.array(found_runs, np.int64)
                 program = runs[int(np.flatnonzero(runs == block.turn)[0]) + 1 :]
                 found.setdefault(program.tobytes(), program)
     return list(found.values())
