@@ -19,8 +19,9 @@ from rekindle.schedule import Schedule
 from rekindle.simulate import simulate
 from rekindle.solvers.base import Problem
 from rekindle.solvers.hierarchical import Known, Levels, hierarchical, nested, options
-from rekindle.structure.blocks import Block, Kinds, closed, costly, cuts, programs
+from rekindle.structure.blocks import Block, Kinds, costly, programs
 from rekindle.structure.chain import chain_at, with_kept
+from rekindle.structure.cuts import closed, cuts
 from rekindle.structure.division import splitting_vertices
 from rekindle.structure.forward import forward_dag
 from strategies import chains, graphs

@@ -53,9 +53,9 @@ from .registry import register
 from .rotor import entries, thin
 from .storages import Search
 
-SEEDS = ("min-cut", "feng")
+SEEDS = ("min-cut", "feng", "hong-exact")
 SEEDS_OF_SMALLER = ("chen-sqrt", "kusumoto")  # of graphs that are not large
-SEEDS_BY_TABLE, TABLE = ("hong-exact", "rotor"), 400  # on chains of at most so many stages: they take O(n^2) tables
+SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: it takes O(n^2) tables
 SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph

@@ -37,8 +37,9 @@ from ..kernels import levels as level_kernel
 from ..kernels import rotor as kernel
 from ..schedule import Schedule
 from ..structure.archive import Entry, pareto
-from ..structure.blocks import Block, Kinds, closed, costly, cuts, programs
+from ..structure.blocks import Block, Kinds, costly, programs
 from ..structure.chain import BACKWARD, Chain, chain_at, with_kept
+from ..structure.cuts import closed, cuts
 from ..structure.forward import Forward, forward_dag
 from ..structure.runs import prune
 from .base import Problem

@@ -19,14 +19,9 @@ from ..kernels import modes
 from ..kernels.order import hoist
 from ..kernels.runs import prune
 from .chain import Chain
-from .division import splitting_vertices
-from .forward import Forward, results
 from .saved import Dropping
 
-SPREAD = 3  # times the smallest block is the largest
-MOST = 100  # times the smallest block is the whole forward at most
 DROPS = 8  # numbers of values dropped in a block that are tried, twice over
-NEGLIGIBLE = 0.01  # the least outputs that together hold at most this part of all that forward makes have no weight
 
 
 def costly(chain: Chain, weights: np.ndarray, levels: int) -> list[np.ndarray]:
@@ -46,80 +41,6 @@ def costly(chain: Chain, weights: np.ndarray, levels: int) -> list[np.ndarray]:
         mask[ids[: int(np.searchsorted(total, part * total[-1], side="right")) if len(ids) else 0]] = True
         found.append(mask)
     return list({mask.tobytes(): mask for mask in found if mask.any()}.values())
-
-
-def cuts(graph: Graph, forward: Forward, smallest: int) -> list[int]:
-    """Vertices after which the forward is cut, the source and the target among them: such that least bytes pass the cuts,
-    on an average over the ops of weight. A block has at most SPREAD times `smallest` of these; fewer than `smallest` in it
-    spare nothing."""
-    target = len(forward.ops) - 1
-    passing, weight = _passing(graph, forward)
-    smallest = max(smallest, int(weight[-1]) // MOST)
-    # Of the places between two ops of weight only the best: levels[k] for those with k such ops before them.
-    order = np.lexsort((-np.arange(target + 1), passing))
-    levels, first = np.unique(weight[order], return_index=True)
-    places, costs = order[first], passing[order[first]]
-    inner = (places > 0) & (places < target) & (levels > 0) & (levels < weight[-1])
-    levels = np.concatenate([[0], levels[inner], [weight[-1]]])
-    places = np.concatenate([[0], places[inner], [target]])
-    costs = np.concatenate([[0.0], costs[inner], [0.0]])
-    best, before = np.full(len(levels), np.inf), np.zeros(len(levels), np.int64)
-    best[0] = 0.0
-    last = len(levels) - 1
-    for k in range(1, last + 1):
-        low = min(k - 1, int(np.searchsorted(levels, levels[k] - SPREAD * smallest)))
-        length = levels[k] - levels[low:k]
-        total = best[low:k] + costs[k] * np.maximum(length, smallest) * (1 + 0.01 * length / smallest)
-        at = low + int(total.argmin())
-        best[k], before[k] = total[at - low], at
-    found, k = [], last
-    while k:
-        found.append(int(places[k]))
-        k = int(before[k])
-    return [0, *reversed(found)]
-
-
-def closed(graph: Graph, forward: Forward, smallest: int, largest: int) -> list[int] | None:
-    """Vertices after which the forward is cut into closed sets: splitting vertices alone, such that what lies between two
-    of them is at least `smallest` ops of weight where that can be. None if no set has more than SPREAD times as many, so
-    that `cuts` need not divide any; if one has more than `largest`; or if there is but one."""
-    splits = splitting_vertices(forward.dag)
-    _, weight = _passing(graph, forward)
-    lengths = np.diff(weight[splits])
-    if len(splits) < 3 or not SPREAD * smallest < lengths.max() <= largest:
-        return None
-    found = [splits[0]]
-    since = 0
-    for k, length in enumerate(lengths.tolist()):
-        apart = length > SPREAD * smallest
-        if since and (apart or since >= smallest):
-            found.append(splits[k])
-            since = 0
-        since = max(since, smallest) if apart else since + length
-    return [*found, splits[-1]]
-
-
-def _passing(graph: Graph, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
-    """Per vertex the bytes that pass behind it (a little more where backward does not read them), and the number of
-    ops of weight up to it."""
-    n = len(forward.ops)
-    vertex = {o: v for v, o in enumerate(forward.ops) if o >= 0}
-    handed_on = set(results(graph))
-    passing, made = np.zeros(n + 1), np.zeros(n)
-    for o, at in vertex.items():
-        for v in graph.ops[o].outputs:
-            readers = [vertex[c] for c in graph.consumers[v] if c in vertex]
-            last = n if v in handed_on else max(readers, default=at)
-            read = any(graph.ops[c].backward or c > forward.ops[-1] >= 0 for c in graph.consumers[v])
-            size = graph.arrays.bytes[v] * (1.0 if read else 1.001)
-            passing[at] += size
-            passing[last] -= size
-            made[at] += graph.arrays.bytes[v]
-    ranked = np.argsort(made, kind="stable")
-    total = np.cumsum(made[ranked])
-    weighs = np.zeros(n, np.bool_)
-    weighs[ranked[total > NEGLIGIBLE * total[-1]]] = True
-    return np.cumsum(passing)[:n], np.cumsum(weighs)
 
 
 class Kinds:

@@ -1,4 +1,4 @@
-"""Any graph as a chain of stages: what lies between the splitting vertices of its forward DAG.
+"""Any graph as a chain of stages: what lies between the splitting vertices of its forward DAG (see `cuts.series`).
 
 Forward runs stages 0 to n - 1 in order, backward runs them in reverse. The last stage is the turn: forward is the
 boundary op alone (nothing where the graph has none), which reads the results and makes the gradients that come back.
@@ -28,7 +28,7 @@ import numpy as np
 
 from ..graph import Graph
 from ..schedule import Schedule
-from .division import splitting_vertices
+from .cuts import series
 from .forward import Forward, end_of_forward, forward_dag, results
 from .lives import Lives
 from .measure import Measure
@@ -195,11 +195,11 @@ def chain_of(graph: Graph, most: int | None = None) -> Chain | None:
     forward = forward_dag(graph)
     if forward is None:
         return None
-    chain = chain_at(graph, forward, splitting_vertices(forward.dag))
+    splits = series(graph, forward)
+    chain = chain_at(graph, forward, splits)
     if most is None or len(chain) <= most:
         return chain
-    splits = _fewer(splitting_vertices(forward.dag), chain.input, most)
-    return chain_at(graph, forward, splits)
+    return chain_at(graph, forward, _fewer(splits, chain.input, most))
 
 
 def chain_at(graph: Graph, forward: Forward, splits: list[int]) -> Chain:
