@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..graph import Graph
+from ..kernels import runs as kernel
 from ..schedule import Schedule
 from .cuts import series
 from .forward import Forward, end_of_forward, forward_dag, results
@@ -253,14 +254,20 @@ class _Builder:
         self.keep(np.zeros(count, np.bool_), self.size)
 
     def keep(self, values: np.ndarray, size: np.ndarray) -> None:
-        """Make `values` stay; size : bytes of all values where none does."""
-        wanted = (self.last > self.made) | (self.used < self.n)
-        self.kept = values & (self.made >= 0) & (self.made < self.turn) & (self.used < self.n)
+        """Make `values` stay, but for those of ops that must run again for another of their outputs: nothing would be
+        spared. size : bytes of all values where none does."""
+        a = self.graph.arrays
+        wanted = (self.made >= 0) & ((self.last > self.made) | (self.used < self.n))
+        kept = values & (self.made >= 0) & (self.made < self.turn) & (self.used < self.n)
+        forward = np.array([o for o in sorted(self.stage) if o < self.end], np.int64)
+        again = kernel.prune(
+            forward, np.where(kept, -1, a.producer), a.in_ptr, a.in_ids, a.out_ptr, a.out_ids,
+            np.ones(len(a.recompute), np.bool_), wanted & ~kept,
+        )  # fmt: skip
+        self.kept = kept & ~np.isin(a.producer, again)
         self.keeping = np.bincount(self.made[self.kept], size[self.kept], self.n).astype(np.int64)
         self.size = np.where(self.kept, 0, size)
-        producer = self.graph.arrays.producer
-        again = set(producer[wanted & ~self.kept & (self.made >= 0)].tolist())
-        self.once = frozenset(producer[self.kept].tolist()) - again
+        self.once = frozenset(a.producer[self.kept].tolist())
 
     def _forward(self, ops: list[int], forward: Forward) -> None:
         vertex = {o: bisect_left(self.splits, v) - 1 for v, o in enumerate(forward.ops) if o >= 0}
