@@ -5,9 +5,11 @@ of values that stays until the backward of its stage; so the next time forward p
 the level. C(l, s, t, m) is the least time where the sets of level l are there already; to go on to the next level takes
 what forward spends on making what is new, once:
 
-    C(l, s, t, m) = min of rotor's C(s, t, m) on level l, and of enter(l + 1, s .. t) + C(l + 1, s, t, m).
+    C(l, s, t, m) = min of rotor's C(s, t, m) on level l, and of enter(l, k, s .. t) + C(k, s, t, m) over k > l.
 
-What the sets take counts from stage s on: in `hold`, `passing`, `saved` and the peaks. O(levels slots n^2 (n + K)).
+enter is what a pass that leaves the sets of level k behind costs beyond one that finds them. It is taken for a pass that
+forgets all its stages; of those that the same pass saves it is too much. What the sets take counts from stage s on: in
+`hold`, `passing`, `saved` and the peaks. O(levels slots n^2 (n + K)).
 """
 
 from __future__ import annotations
@@ -32,17 +34,19 @@ def stages_of(levels, level):
 def solve(levels, enter, unit, slots):
     """float64 [levels, n (n + 1) / 2, slots + 1]: C(l, s, t, m) in row `row(s, t)`.
 
-    enter : float64 [levels, n + 1]; before each stage the sum of what stages before it take to come to the level.
+    enter : float64 [levels, levels, n + 1]; [l, k], before each stage the sum of what stages before it take to come from
+        level l to level k > l.
     """
     count, n = levels.gradient.shape
     table = np.full((count, n * (n + 1) // 2, slots + 1), np.inf)
     for level in range(count - 1, -1, -1):
-        if level + 1 < count:
+        for deeper in range(level + 1, count):
+            before = enter[level, deeper]
             for t in range(n):
                 for s in range(t + 1):
-                    table[level, row(s, t)] = (
-                        table[level + 1, row(s, t)] + enter[level + 1, t + 1] - enter[level + 1, s]
-                    )
+                    into, best = before[t + 1] - before[s], table[level, row(s, t)]
+                    for m in range(slots + 1):
+                        best[m] = min(best[m], table[deeper, row(s, t), m] + into)
         improve(table[level], stages_of(levels, level), unit)
     return table
 
@@ -69,12 +73,15 @@ def sequence(levels, enter, unit, table, memory):
             continue
         stages = stages_of(levels, level)
         split, option, time = choice(stages, unit, table[level], s, t, m)
-        if level + 1 < count:
-            more = table[level + 1, row(s, t), m] + enter[level + 1, t + 1] - enter[level + 1, s]
+        into = level
+        for deeper in range(level + 1, count):
+            more = table[deeper, row(s, t), m] + enter[level, deeper, t + 1] - enter[level, deeper, s]
             if more < time:
-                stack[top] = (s, t, m, level + 1)
-                top += 1
-                continue
+                time, into = more, deeper
+        if into > level:
+            stack[top] = (s, t, m, into)
+            top += 1
+            continue
         if split < 0:
             found[done] = (KEEP_ALL, s, option, level)
             done += 1

@@ -126,10 +126,12 @@ class Levels(Curve):
         most = max(stages.saved.shape[1] for stages, _ in found)
         padded = [[pad(x, most) if x.ndim == 2 and k >= 4 else x for k, x in enumerate(stages)] for stages, _ in found]
         self.levels = kernel.Stages(*(np.ascontiguousarray(np.stack(rows)) for rows in zip(*padded, strict=True)))
-        save = np.array([c.times(weights).save for c in chains])
-        more = np.maximum(0.0, save - np.roll(save, -1, 0))
-        self.enter = np.zeros((len(save), len(plain) + 1))
-        self.enter[1:, 1:] = np.cumsum(more[:-1], 1)
+        self.enter = np.zeros((len(chains), len(chains), len(plain) + 1))
+        for here, c in enumerate(chains):
+            for there in range(here + 1, len(chains)):
+                other = chains[there]
+                more = np.maximum(0.0, c.leaving(other, weights) - other.times(weights).skip)
+                self.enter[here, there, 1:] = np.cumsum(more)
         self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
         super().__init__(plain, weights)
         self.slots = max(LEAST, min(SLOTS, 40 * SLOTS // len(plain)))

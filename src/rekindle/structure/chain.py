@@ -132,6 +132,20 @@ class Chain:
         once = float(weights[self.graph.needed].sum()) - float(save.sum() + backward.sum())
         return Times(skip, save, alone, backward, once)
 
+    def leaving(self, other: Chain, weights: np.ndarray) -> np.ndarray:
+        """float64 [stages]: what forward costs where it makes the output and leaves behind what stays in `other`, which is
+        the same chain with more kept."""
+        a = self.graph.arrays
+        lives, kept = self.lives, other.lives.kept
+        forward = np.array([o for ops in self.forward for o in ops if o not in self.once], np.int64)
+        wanted = lives.enters | kept
+        runs = kernel.prune(
+            forward, np.where(lives.kept, -1, a.producer), a.in_ptr, a.in_ids, a.out_ptr, a.out_ids,
+            np.ones(len(a.recompute), np.bool_), wanted & ~lives.kept,
+        )  # fmt: skip
+        stage = lives.made[a.out_ids[a.out_ptr[runs]]]
+        return np.bincount(stage, np.where(a.recompute, weights, 0.0)[runs], len(self))
+
     def runs(self, operations: Iterable[Operation], reuse: bool = False) -> list[int]:
         """The ops in the order in which they run, useless runs left out.
 
