@@ -48,7 +48,7 @@ from . import exact, registry
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
-from .hierarchical import SIZES, Known, Levels, divisions
+from .hierarchical import SIZES, Levels, curves
 from .registry import register
 from .rotor import entries, thin
 from .storages import Search
@@ -281,11 +281,11 @@ def large(problem: Problem) -> bool:
 def _blocks(problem: Problem) -> Iterator[Levels]:
     """The graph as chains of blocks of different size."""
     forward = forward_dag(problem.graph)
-    if forward is not None:
-        known = Known(problem.graph, problem.weights)
-        for splits in divisions(problem.graph, forward, SIZES[1:] if large(problem) else SIZES):
-            if problem.time_left > 0:
-                yield Levels(problem.graph, problem.weights, forward, splits, known)
+    if forward is not None and problem.time_left > 0:
+        for curve in curves(problem.graph, problem.weights, forward, SIZES[1:] if large(problem) else SIZES):
+            yield curve
+            if problem.time_left <= 0:
+                return
 
 
 def _seeds(problem: Problem, blocks: list[Levels]) -> Iterator[Entry]:

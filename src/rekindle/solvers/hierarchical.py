@@ -7,8 +7,8 @@ Problem: the whole step, as a chain of blocks. The forward is cut where little p
 layer reads pass through all blocks in between. Where it is no chain (U-Nets, branches) it is also taken apart at its
 splitting vertices alone: what lies within a skip is then one block. Each block has a set of options: which of its values
 are held from its forward to its backward, and what runs as its backward, recomputations inside, weight gradients early.
-They come from dropping values in order of what a byte of them costs to make again and, in larger blocks, from this same
-scheme inside them, skip within skip, with more or less memory left to the rest of the step. Blocks that are the same are
+They come from dropping values in order of what a byte of them costs to make again and, within skips, from this same scheme
+inside the block, skip within skip, with more or less memory left to the rest of the step. Blocks that are the same are
 planned once.
 
 The join is rotor's: for each block to run it in one of its options, or to keep its input only, or nothing, and to run it
@@ -73,35 +73,34 @@ def hierarchical(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "hierarchical")
         return
     found: list[Entry] = []
-    done: set[tuple[int, ...]] = set()
-    known = Known(problem.graph, problem.weights)
-    for at in divisions(problem.graph, forward, SIZES):
-        if tuple(at) not in done and (problem.time_left > 0 or not found):
-            found += entries(problem, Levels(problem.graph, problem.weights, forward, at, known))
-        done.add(tuple(at))
+    for curve in curves(problem.graph, problem.weights, forward, SIZES):
+        found += entries(problem, curve)
+        if problem.time_left <= 0:
+            break
     chosen = thin(choose(problem, pareto(found)))
     yield from (Schedule.from_runs(problem.graph, e.runs, "hierarchical") for e in chosen)
 
 
-def divisions(graph: Graph, forward: Forward, sizes: Sequence[int]) -> Iterator[list[int]]:
-    """The vertices after which the forward is cut: into blocks of each size and, where that is no chain, closed sets."""
-    for size in sizes:
-        yield cuts(graph, forward, size)
+def curves(graph: Graph, weights: np.ndarray, forward: Forward, sizes: Sequence[int]) -> Iterator[Levels]:
+    """The graph as chains of blocks of each size and, where it is no chain, of closed sets."""
+    known = Known(graph, weights)
+    for splits in dict.fromkeys(tuple(cuts(graph, forward, size)) for size in sizes):
+        yield Levels(graph, weights, forward, [*splits], known)
     if apart := closed(graph, forward, INNER, INSIDE):
-        yield apart
+        yield Levels(graph, weights, forward, apart, Known(graph, weights, divide=True))
 
 
 class Known:
-    """What is known of blocks, by what tells them apart."""
+    """What is known of blocks, by what tells them apart. divide : whether large ones are divided in turn."""
 
-    def __init__(self, graph: Graph, weights: np.ndarray):
-        self.kinds = Kinds(graph, weights)
+    def __init__(self, graph: Graph, weights: np.ndarray, divide: bool = False):
+        self.kinds, self.divide = Kinds(graph, weights), divide
         self.planned: dict[object, Planned] = {}
 
     def plan(self, block: Block) -> Planned:
         """The options of a block."""
         if block.key not in self.planned:
-            self.planned[block.key] = plan(block)
+            self.planned[block.key] = plan(block, self.divide)
         return self.planned[block.key]
 
 
@@ -205,9 +204,9 @@ def options(chain: Chain, known: Known) -> tuple[kernel.Stages, list[list[np.nda
     return stages, [[block.ops[q] for q in p.programs] for block, p in zip(blocks, found, strict=True)]
 
 
-def plan(block: Block) -> Planned:
-    """The options of a block."""
-    every = [*programs(block), *nested(block)]
+def plan(block: Block, divide: bool) -> Planned:
+    """The options of a block. divide : whether it is divided in turn, if it is large."""
+    every = [*programs(block), *(nested(block) if divide else ())]
     saved, peak, time = np.array([block.quick(p) for p in every]).T
     kept = best_of(saved, peak, time)
     return Planned(np.array([block.sizes(every[k]) for k in kept]), [every[k] for k in kept])
@@ -223,7 +222,8 @@ def nested(block: Block, smallest: int = INNER) -> Iterator[np.ndarray]:
         return
     if (splits := divided(block.graph, forward, smallest)) is None:
         return
-    whole = Levels(block.graph, block.weights, forward, splits, sets=INNER_LEVELS)
+    known = Known(block.graph, block.weights, divide=True)
+    whole = Levels(block.graph, block.weights, forward, splits, known, sets=INNER_LEVELS)
     for part in WAITS:
         curve = whole.beside(int(part * whole.whole))
         curve.aim(curve.whole)

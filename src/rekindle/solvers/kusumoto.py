@@ -29,7 +29,7 @@ import numpy as np
 from ..kernels import kusumoto as kernel
 from ..schedule import Schedule
 from ..structure.forward import Dag, forward_dag
-from ..structure.saved import runs_from_saved
+from ..structure.saved import Dropping, runs_from_saved
 from .base import Problem
 from .registry import register
 
@@ -70,6 +70,7 @@ def kusumoto(problem: Problem) -> Iterator[Schedule]:
         return
     weights = np.array([problem.weights[o] if o >= 0 else 0.0 for o in forward.ops])
     chains = steps(forward.dag, in_levels(weights), family(forward.dag))
+    dropping = Dropping(graph)
     seen: set[tuple[int, ...]] = set()
     for budget in budgets(chains, int(forward.dag.cost.sum())):
         if problem.time_left <= 0:
@@ -80,7 +81,9 @@ def kusumoto(problem: Problem) -> Iterator[Schedule]:
             for vertices in (kept, sorted({*kept, *last})):
                 if tuple(vertices) not in seen:
                     seen.add(tuple(vertices))
-                    yield Schedule.from_runs(graph, runs_from_saved(graph, forward.saved(vertices)), "kusumoto")
+                    yield Schedule.from_runs(
+                        graph, runs_from_saved(graph, forward.saved(vertices), dropping), "kusumoto"
+                    )
 
 
 def in_levels(weights: np.ndarray) -> np.ndarray:

@@ -63,7 +63,9 @@ def min_cut(problem: Problem) -> Iterator[Schedule]:
     for kept in [*sets.values(), *between(list(sets.values()), graph.arrays.producer)]:
         if problem.time_left <= 0:
             return
-        yield Schedule.from_runs(graph, runs_from_saved(graph, np.flatnonzero(kept).tolist()), "min-cut")
+        yield Schedule.from_runs(
+            graph, runs_from_saved(graph, np.flatnonzero(kept).tolist(), network.dropping), "min-cut"
+        )
 
 
 def between(sets: list[np.ndarray], producer: np.ndarray) -> Iterator[np.ndarray]:

@@ -81,10 +81,13 @@ class Dropping:
         return None if m < 0 else out[:m].tolist()
 
 
-def runs_from_saved(graph: Graph, saved: Iterable[int]) -> list[int]:
+def runs_from_saved(graph: Graph, saved: Iterable[int], dropping: Dropping | None = None) -> list[int]:
     """The runs of a plan that keeps `saved` (value ids) for backward; every other value that may be dropped is made
-    again when backward first needs it and then stays until its last use: each op runs at most twice."""
-    d = Dropping(graph)
+    again when backward first needs it and then stays until its last use: each op runs at most twice.
+
+    dropping : of the graph, where it is at hand.
+    """
+    d = dropping or Dropping(graph)
     modes = d.all(kernel.HOLD)
     modes[list(saved)] = kernel.KEEP
     runs = d.runs(modes, cap=2 * len(d.order) + 1)
