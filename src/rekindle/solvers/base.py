@@ -76,7 +76,7 @@ Solve = Callable[[Problem], Iterable[Schedule]]
 class Solver:
     """A registered algorithm and what is known of it; `rekindle solvers` and the docs are made from this.
 
-    graphs : "chain" (other graphs are taken as the series of blocks between splitting vertices) or "any".
+    graphs : "chain" (other graphs are taken as a series of blocks, see `structure.cuts.series`) or "any".
     objective : what it minimises, in one line.
     optimal : what its optimality claim is; "" for none. A claim is about its own stated objective.
     curve : asked for the whole frontier, it yields all it knows of it, and asking for single budgets adds nothing.

@@ -18,6 +18,7 @@ the results where the caller keeps them, what must not be made twice) is `held` 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -202,11 +203,25 @@ def segmented(turn: int, cuts: Sequence[int], last_again: bool = False) -> Itera
         yield from ((BACKWARD, stage) for stage in range(end - 1, begin - 1, -1))
 
 
+_recent: OrderedDict[tuple[object, ...], Chain | None] = OrderedDict()
+REMEMBERED = 2  # chains; one solver after the other asks for the same
+
+
 def chain_of(graph: Graph, most: int | None = None) -> Chain | None:
     """The chain of a graph, or None where nothing marks the end of forward or no op leads to a result.
 
     most : the number of stages (at least 2) beyond which neighbours are merged; what is least to keep stays an input.
     """
+    key = (graph.hash, graph.resident_bytes, graph.arrays.workspace.tobytes(), most)
+    if key not in _recent:
+        _recent[key] = _chain_of(graph, most)
+        while len(_recent) > REMEMBERED:
+            _recent.popitem(last=False)
+    _recent.move_to_end(key)
+    return _recent[key]
+
+
+def _chain_of(graph: Graph, most: int | None) -> Chain | None:
     forward = forward_dag(graph)
     if forward is None:
         return None
