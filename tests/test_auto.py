@@ -11,9 +11,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import rekindle
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate
 from rekindle.budget import Goal
 from rekindle.kernels import cuts
@@ -274,3 +277,24 @@ def test_a_graph_whose_values_hold_nothing_is_planned(solver: str) -> None:
     ops = (Op("f", (), (0,)), Op("boundary", (0,), (1,), recompute=False), Op("b", (1,), (2,), backward=True))
     graph = Graph((Value(0),) * 3, ops, (2,))
     assert plan(graph, minimize="memory", solver=solver).peak_bytes == 0
+
+
+def test_what_fits_by_one_cost_fits_by_another() -> None:
+    """Element-wise ops cost no FLOPs: the search by FLOPs stopped above what the search by seconds reached."""
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self, d: int = 64) -> None:
+            super().__init__()
+            self.norm, self.attention = nn.LayerNorm(d), nn.MultiheadAttention(d, 4, batch_first=True)
+            self.mlp = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x)
+            x = x + self.attention(y, y, y, need_weights=False)[0]
+            return x + self.mlp(x)
+
+    graph = rekindle.trace(Block(), torch.randn(8, 128, 64), target="rtx2080ti").graph
+    least = min(plan_graph(graph, Goal(least_memory=True), cost=c).peak_bytes for c in ("seconds", "unit"))
+    assert plan_graph(graph, Goal(least_memory=True), cost="flops").peak_bytes <= least
+    assert plan_graph(graph, Goal(budget=least), cost="flops").peak_bytes <= least

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,18 +68,32 @@ def plan_graph(
         wanted = limit - reserve
         problem = replace(problem, limit=wanted)
     found = [_score(graph, s, cost, finish) for s in chosen.solve(problem)]
+    if goal.least_memory:
+        found += [_score(graph, s, cost, finish) for s in _whatever_it_costs(chosen, problem)]
     best = _pick(found, wanted, goal.max_overhead) or _pick(found, limit, goal.max_overhead)
     if best is None and problem.limit is not None:
         # Aimed at the budget it may stop short of what it reaches when asked for least memory: what an error calls
         # reachable must be reached when it is asked for.
-        found += [_score(graph, s, cost, finish) for s in chosen.solve(replace(problem, limit=None))]
+        smallest = replace(problem, limit=None)
+        found += [_score(graph, s, cost, finish) for s in chosen.solve(smallest)]
         best = _pick(found, limit, goal.max_overhead)
+        if best is None:
+            found += [_score(graph, s, cost, finish) for s in _whatever_it_costs(chosen, smallest)]
+            best = _pick(found, limit, goal.max_overhead)
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
     weights = graph.weights(cost)
     bound = bounds.best(graph, weights, best.judged.overhead, _certifying(start, time_limit), best.judged.peak_bytes)
     optimal = _optimal(graph, weights, best, bound, goal, limit)
     return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start, bound, optimal)
+
+
+def _whatever_it_costs(chosen: Solver, problem: Problem) -> Iterator[Schedule]:
+    """More plans of least memory: where many ops cost nothing (element-wise ones, in FLOPs), a search by cost has little to
+    go by."""
+    unit = problem.graph.weights("unit")
+    if chosen.name == "auto" and problem.time_left > 0 and not np.array_equal(unit, problem.weights):
+        yield from chosen.solve(replace(problem, weights=unit))
 
 
 def _certifying(start: float, time_limit: float | None) -> float:

@@ -11,7 +11,7 @@ from .loglog import exponent, loglog_chart
 from .markdown import plus, slug, table
 from .rows import Row, by_model, extra, peak, pick, plain_mb, solver_of
 
-METHODS = ("plain", "chen-sqrt", "chen-recursive")  # and every goal of auto
+METHODS = ("plain", "chen-sqrt", "hong-exact", "chen-recursive")  # and every goal of auto
 CHEN = (
     48.0,
     7.0,
