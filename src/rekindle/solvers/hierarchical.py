@@ -12,13 +12,13 @@ inside the block, skip within skip, with more or less memory left to the rest of
 planned once.
 
 The join is rotor's: for each block to run it in one of its options, or to keep its input only, or nothing, and to run it
-forward again later. Beyond that a stretch of blocks may go to the next *level*: as forward passes, it leaves behind what is
+forward again later. Beyond that a stretch of blocks may go to a deeper *level*: as forward passes, it leaves behind what is
 dear to make again for its bytes (the outputs of convolutions, say), and from then on passing there again costs little.
 Levels are nested, and a stretch within a stretch may go further.
 
 Optimality: of the join, for its objective: among persistent schedules of the blocks in the given options and levels, up to
-memory slots. The objective takes the first pass at a level for as costly as a block kept whole. None is claimed for the
-cuts, the options and the sets that levels keep.
+memory slots. The objective takes a pass to a deeper level for one that forgets all its blocks: of those that the same pass
+keeps it counts too much. None is claimed for the cuts, the options and the sets that levels keep.
 
 Complexity: O(L S n^2 (n + K)) for n blocks, K options, S memory slots, L levels, and as much again for each size of
 blocks; a few ms for each block that is like no other. n is about 60 at most: longer networks have larger blocks.
@@ -50,9 +50,9 @@ from .rotor import SLOTS, Curve, entries, thin
 OPTIONS = 12  # of a block, about
 PEERS = (1, 3, 10, 40)  # how many blocks like it stand behind one, for which options are chosen
 SIZES = (5, 10, 24)  # ops of weight in a block, at least; each makes a curve of its own
-LEAST = 300  # memory slots in any case; a long chain has fewer than a short one
 INNER = 5  # the same in a block of a block
 INSIDE = 200  # and at most in a block that is divided in turn
+LEAST = 300  # memory slots in any case; a long chain has fewer than a short one
 WAITS = (0.0, 0.5, 1.0)  # what the rest of a step takes beside a block, as a part of what that does itself
 LEVELS = 6  # sets of values kept from the first forward on
 INNER_LEVELS = 2  # the same inside a block
