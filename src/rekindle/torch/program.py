@@ -317,8 +317,13 @@ class _Writer:
         if n.target in rules.PASS_THROUGH:
             return self._tensor(n.args[0], swap)
         if is_member(n):
-            part = (n.args[0], n.args[1])
-            return self.names_of(part) if part in self.low.value_of else f"{self._tensor(part[0], swap)}[{part[1]}]"  # type: ignore[arg-type, index]
+            part: Any = (n.args[0], n.args[1])
+            if part in self.low.value_of:
+                return self.names_of(part)
+            if one := rules.one_view(*part):
+                target, (base, *rest) = one
+                return f"{self._function(target)}({self._tensor(base, swap)}, {', '.join(map(repr, rest))})"
+            return f"{self._tensor(part[0], swap)}[{part[1]}]"
         if (n, 0) in self.low.value_of and isinstance(n.meta.get("val"), torch.Tensor):
             return self.names_of((n, 0))
         if n not in self.low.views:

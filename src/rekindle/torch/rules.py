@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import fx
 
 aten = torch.ops.aten
 
@@ -22,6 +23,23 @@ _COMMUNICATION = {"_c10d_functional", "c10d", "c10d_functional", "_dtensor"}
 _RANDOM = torch.Tag.nondeterministic_seeded
 _VARYING = getattr(torch.Tag, "nondeterministic_bitwise", None)  # tags that a release may lack
 _ALIASING = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
+
+
+def one_view(node: fx.Node, index: int) -> tuple[Any, tuple[Any, ...]] | None:
+    """(op, arguments) that give one of the views that `node` makes, without the others: taking an unrolled network's steps
+    out of its input one by one would else make all of them each time. None where there is no such op."""
+    arguments: Any = node.args
+    base, *rest = arguments
+    if index < 0 or node.kwargs or any(isinstance(x, fx.Node) for x in rest):
+        return None
+    if node.target is aten.unbind.int:
+        return aten.select.int, (base, rest[0] if rest else 0, index)
+    if node.target in (aten.split.Tensor, aten.split_with_sizes.default):
+        size, dim = rest[0], rest[1] if len(rest) > 1 else 0
+        begin = index * size if isinstance(size, int) else sum(size[:index])
+        length = node.meta["val"][index].shape[dim]
+        return aten.slice.Tensor, (base, dim, begin, begin + int(length))
+    return None
 
 
 def draws_random(target: Any) -> bool:
