@@ -2,7 +2,7 @@
 
 On level 0 nothing is kept but what `rotor` keeps. On level l, whatever forward passes in stages s to t leaves behind a set
 of values that stays until the backward of its stage; so the next time forward passes, it costs less. The sets grow with
-the level. C(l, s, t, m) is the least time where the sets of level l are there already; to go on to the next level takes
+the level. C(l, s, t, m) is the least time where the sets of level l are there already; to go on to a deeper level takes
 what forward spends on making what is new, once:
 
     C(l, s, t, m) = min of rotor's C(s, t, m) on level l, and of enter(l, k, s .. t) + C(k, s, t, m) over k > l.

@@ -126,10 +126,10 @@ class Levels(Curve):
         padded = [[pad(x, most) if x.ndim == 2 and k >= 4 else x for k, x in enumerate(stages)] for stages, _ in found]
         self.levels = kernel.Stages(*(np.ascontiguousarray(np.stack(rows)) for rows in zip(*padded, strict=True)))
         self.enter = np.zeros((len(chains), len(chains), len(plain) + 1))
+        skip = [c.times(weights).skip for c in chains]
         for here, c in enumerate(chains):
             for there in range(here + 1, len(chains)):
-                other = chains[there]
-                more = np.maximum(0.0, c.leaving(other, weights) - other.times(weights).skip)
+                more = np.maximum(0.0, c.leaving(chains[there], weights) - skip[there])
                 self.enter[here, there, 1:] = np.cumsum(more)
         self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
         super().__init__(plain, weights)

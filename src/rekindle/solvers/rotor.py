@@ -39,19 +39,8 @@ MOST_SEEDS = 24  # schedules given where the whole frontier is wanted
 FINER = 5  # tables at most
 SPREAD = (1.0, 0.35, 0.12)  # memory, as a part of what nothing twice takes, of the tables for the whole frontier
 EACH = 7  # schedules from each of these, at least
-OVERHEADS = (
-    0.0,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.15,
-    0.2,
-    0.33,
-    0.5,
-    0.7,
-    1.0,
-)  # for which the whole frontier has one in any case
+# extra costs for which the whole frontier has a schedule in any case
+OVERHEADS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.33, 0.5, 0.7, 1.0)
 
 
 @register(

@@ -140,10 +140,7 @@ class Chain:
         lives, kept = self.lives, other.lives.kept
         forward = np.array([o for ops in self.forward for o in ops if o not in self.once], np.int64)
         wanted = lives.enters | kept
-        runs = kernel.prune(
-            forward, np.where(lives.kept, -1, a.producer), a.in_ptr, a.in_ids, a.out_ptr, a.out_ids,
-            np.ones(len(a.recompute), np.bool_), wanted & ~lives.kept,
-        )  # fmt: skip
+        runs = _making(self.graph, forward, wanted, lives.kept)
         stage = lives.made[a.out_ids[a.out_ptr[runs]]]
         return np.bincount(stage, np.where(a.recompute, weights, 0.0)[runs], len(self))
 
@@ -213,12 +210,11 @@ def chain_of(graph: Graph, most: int | None = None) -> Chain | None:
     most : the number of stages (at least 2) beyond which neighbours are merged; what is least to keep stays an input.
     """
     key = (graph.hash, graph.resident_bytes, graph.arrays.workspace.tobytes(), most)
-    if key not in _recent:
-        _recent[key] = _chain_of(graph, most)
-        while len(_recent) > REMEMBERED:
-            _recent.popitem(last=False)
-    _recent.move_to_end(key)
-    return _recent[key]
+    chain = _recent.pop(key) if key in _recent else _chain_of(graph, most)
+    _recent[key] = chain
+    while len(_recent) > REMEMBERED:
+        _recent.popitem(last=False)
+    return chain
 
 
 def _chain_of(graph: Graph, most: int | None) -> Chain | None:
@@ -289,10 +285,7 @@ class _Builder:
         wanted = (self.made >= 0) & ((self.last > self.made) | (self.used < self.n))
         kept = values & (self.made >= 0) & (self.made < self.turn) & (self.used < self.n)
         forward = np.array([o for o in sorted(self.stage) if o < self.end], np.int64)
-        again = kernel.prune(
-            forward, np.where(kept, -1, a.producer), a.in_ptr, a.in_ids, a.out_ptr, a.out_ids,
-            np.ones(len(a.recompute), np.bool_), wanted & ~kept,
-        )  # fmt: skip
+        again = _making(self.graph, forward, wanted, kept)
         self.kept = kept & ~np.isin(a.producer, again)
         self.keeping = np.bincount(self.made[self.kept], size[self.kept], self.n).astype(np.int64)
         self.size = np.where(self.kept, 0, size)
@@ -368,6 +361,14 @@ class _Builder:
             wanted = [v for v in self.graph.ops[o].outputs if self.used[v] < self.n or self.last[v] >= 0]
             reach[o] = min((int(self.last[v]) for v in wanted), default=-1)
         return reach
+
+
+def _making(graph: Graph, ops: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Those of `ops`, in order, that make the values `wanted` where the values `kept` are there."""
+    a = graph.arrays
+    every = np.ones(len(a.recompute), np.bool_)
+    producer = np.where(kept, -1, a.producer)
+    return kernel.prune(ops, producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, every, wanted & ~kept)
 
 
 def _sums(stages: Stages, weights: np.ndarray) -> np.ndarray:
