@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
+from .watch import watch
+
 FULL, PAUSED, GOAL, EMPTY = 0, 1, 2, 3  # why `search` came back
-SMALL = 257  # a knapsack of fewer units is solved exactly
 COUNT, OPEN, EXPANDED = 0, 1, 2  # in `state`: labels made, labels in the heap, labels expanded
 
 
@@ -52,85 +53,6 @@ class Table(NamedTuple):
     best: np.ndarray
     done: np.ndarray
     done_last: np.ndarray
-
-
-@nb.njit(cache=True)
-def _cheapest(most, items, item_size, item_ratio, cheapest):
-    """cheapest[b]: least cost of making again items that hold b bytes in all, b < most; [most]: `most` or more."""
-    cheapest[: most + 1] = np.inf
-    cheapest[0] = 0.0
-    for j in items:
-        size = int(item_size[j])
-        cost = item_ratio[j] * item_size[j]
-        if cost == np.inf:
-            break
-        for b in range(max(0, most - size), most):
-            cheapest[most] = min(cheapest[most], cheapest[b] + cost)
-        for b in range(most - 1, size - 1, -1):
-            cheapest[b] = min(cheapest[b], cheapest[b - size] + cost)
-
-
-@nb.njit(cache=True)
-def watch(low, high, watches, cap, slack, by_cost, items, cheapest):
-    """What the first runs of a few ops say of the rest of the schedule, for the needed set (low, high).
-
-    When op w runs for the first time, each of its items (a value made before w and read after it) that the set still
-    calls for is live or made again later, at `ratio` a byte at least. by_cost: the least cost of making again that
-    brings w's memory down to `cap`; else the least memory that a cost of `slack` can bring it down to. That is a
-    knapsack: relaxed to fractions for all these ops, then exact for the one that says most, where the numbers are small.
-    """
-    own, w_low, w_high, item_ptr, item_low, item_high, item_size, item_ratio = watches
-    bound = 0.0
-    at = -1
-    for w in range(len(own)):
-        if (low & w_low[w]) == 0 and (high & w_high[w]) == 0:
-            continue
-        total = own[w]
-        for j in range(item_ptr[w], item_ptr[w + 1]):
-            if (low & item_low[j]) != 0 or (high & item_high[j]) != 0:
-                total += item_size[j]
-        if total <= (cap if by_cost else bound):
-            continue
-        left, left_cost, found = total - cap, slack, 0.0 if by_cost else total
-        for j in range(item_ptr[w], item_ptr[w + 1]):
-            if (low & item_low[j]) == 0 and (high & item_high[j]) == 0:
-                continue
-            ratio, size = item_ratio[j], item_size[j]
-            if by_cost:
-                found += ratio * min(left, size)
-                left -= size
-                if left <= 0:
-                    break
-            else:
-                if ratio == np.inf:
-                    break
-                if ratio * size > left_cost:
-                    found -= left_cost / ratio
-                    break
-                left_cost -= ratio * size
-                found -= size
-        if by_cost and left > 0:
-            return np.inf
-        found = found * (1 - 1e-12) if by_cost else np.ceil(found * (1 - 1e-12) - 1e-6)
-        if found > bound:
-            bound, at = found, w
-    if at < 0:
-        return bound
-    total, m = own[at], 0
-    for j in range(item_ptr[at], item_ptr[at + 1]):
-        if (low & item_low[j]) != 0 or (high & item_high[j]) != 0:
-            total += item_size[j]
-            items[m] = j
-            m += 1
-    most = int(total - cap if by_cost else total - bound)
-    if most >= len(cheapest) or most <= 0:
-        return bound
-    _cheapest(most, items[:m], item_size, item_ratio, cheapest)
-    if by_cost:
-        return max(bound, cheapest[most] * (1 - 1e-12))
-    while most > 0 and cheapest[most] * (1 - 1e-12) > slack:
-        most -= 1
-    return max(bound, total - most)
 
 
 @nb.njit(cache=True)
@@ -239,7 +161,7 @@ def _commutes(q, o, low, high, held, room, model):
 
 
 @nb.njit(cache=True)
-def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
+def search(chunk, by_cost, cap, cutoff, state, table, model, watches, again_cost, work):
     """(why it came back, label): expands up to `chunk` labels, the one with the lowest key first.
 
     by_cost: key bounds the extra cost, and no run may hold more than `cap`; else key bounds the peak. No more extra
@@ -253,11 +175,10 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
         model.makes, model.heavy, model.reads, model.below, model.cost, model.again,
     )  # fmt: skip
     lows, highs, keys, extras, helds, parents, by_op, last, heap, best, done, done_last = table
-    items = np.empty(len(model.size), np.int64)
-    cheapest = np.empty(SMALL)
     n = len(cost)
     child_op = np.empty(n, np.int64)
     child_first = np.empty(n, np.bool_)
+    child_last = np.empty(n, np.int64)
     child_mem = np.empty(n, np.int64)
     child_held = np.empty(n, np.int64)
     child_extra = np.empty(n)
@@ -298,7 +219,9 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
             during, after = _undo(q, low, high, held, model)
             if by_cost and during > cap:
                 continue
-            forced = not wanted_again and after <= held and during <= room
+            inputs_there = (reads[q, 0] & ~low) == 0 and (reads[q, 1] & ~high) == 0
+            free = inputs_there if wanted_again and cost[q] == 0.0 else not wanted_again and after <= held
+            forced = free and during <= room
             if forced:
                 m = 0  # right here is as good as anywhere
             up = parents[label]
@@ -309,6 +232,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
             ):
                 child_op[m], child_mem[m], child_held[m], child_extra[m] = q, during, after, more
                 child_first[m] = not wanted_again
+                child_last[m] = q if wanted_again and not forced else -1
                 m += 1
             if forced:
                 break
@@ -317,7 +241,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
             gone = makes if child_first[c] else heavy
             new_low = (low & ~gone[q, 0]) | reads[q, 0]
             new_high = (high & ~gone[q, 1]) | reads[q, 1]
-            new_last = -1 if child_first[c] else q
+            new_last = child_last[c]
             new_key = max(key, float(child_mem[c])) if not by_cost else max(key, more)
             slot = _slot(best, new_low, new_high, lows, highs)
             known = best[slot]
@@ -326,7 +250,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches):
                     continue
                 if extras[known] <= more and keys[known] <= new_key and last[known] in (-1, new_last):
                     continue
-            bound = watch(new_low, new_high, watches, cap, cutoff - more, by_cost, items, cheapest)
+            bound = watch(new_low, new_high, watches, cap, cutoff - more, by_cost, again_cost, work)
             if by_cost:
                 bound += more
                 if bound > cutoff:

@@ -59,6 +59,8 @@ SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: 
 SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
+MIDDLING, CLOSER = 64, 100_000  # ops of graphs that a closer look at a stretch solves exactly, and sets looked at a peak
+STEPS, TRIES = 40, 3  # peaks from the plain one to none, of which those in the stretch are asked; failures until it stops
 LIMITS = 6  # peaks of a stretch for which blocks are joined
 LARGE = 2500  # ops
 CELLS = 6  # stretches of the curve that are looked at closer
@@ -236,6 +238,7 @@ class Curve:
             if not large(problem):
                 elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
                 found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
+                found = _proven_between(problem, low, high, found)
             if problem.time_left <= 0:
                 return found
             self.looked_at[k] = found
@@ -247,6 +250,30 @@ def _pressed(problem: Problem, found: list[Entry]) -> list[Entry]:
     fine = Polish(problem, Reduced(problem.graph, Dropping(problem.graph), negligible=0.0))
     with problem.interruptible():
         found = pareto(found + fine.press(found))
+    return found
+
+
+def _proven_between(problem: Problem, low: float, high: float, found: list[Entry]) -> list[Entry]:
+    """What was found, with what the exact search proves best at some peaks of a stretch. The peaks do not depend on the
+    goal: what answers one is also seen where a larger budget, or more overhead, asks."""
+    g, w = problem.graph, problem.weights
+    if not exact.fits(g) or int(g.needed.sum()) > MIDDLING:
+        return found
+    plain = simulate(g, Schedule.baseline(g)).peak_bytes - g.resident_bytes
+    failed = 0
+    for k in range(STEPS, 0, -1):
+        peak = int(plain * k / STEPS)
+        if not low <= peak <= high or failed == TRIES or problem.time_left <= 0:
+            continue
+        best = min((e.extra for e in found if e.peak <= peak), default=np.inf)
+        if best == 0:
+            continue
+        most = None if best == np.inf else problem.base_cost + best
+        nodes = int(CLOSER * problem.effort)
+        one = exact.solve(g, w, g.resident_bytes + peak, most, nodes, problem.deadline, safe=True)
+        failed += not one.proven
+        if one.schedule is not None:
+            found = pareto([*found, entry(g, w, one.schedule.runs)])
     return found
 
 

@@ -27,11 +27,13 @@ import numpy as np
 
 from ..graph import Graph
 from ..kernels import needed as kernel
+from ..kernels import watch
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..structure.needed import MOST, Needed
 from .base import Problem
 from .registry import register
+from .watches import Watches
 
 NODES = 1_000_000  # labels expanded before the search gives up, about 10 s
 WATCHED = 8  # ops whose first run is looked at to bound the rest of a schedule
@@ -197,28 +199,28 @@ class Search:
         self.model = model.arrays._replace(cost=np.zeros(len(model.ops))) if cost_free else model.arrays
         self.start = model.start
         self.held = model.held(model.start)
-        self.watches = self._pick(model)
+        every = Watches(model)
+        self.again, self.room = every.again, every.room()
+        self.watches = self._pick(every)
         self.state = np.zeros(3, np.int64)
         self._grow(1 << 14)
         self._enter()
 
-    def _pick(self, model: Needed) -> tuple[np.ndarray, ...]:
+    def _pick(self, every: Watches) -> watch.Watches:
         """The ops whose first run says most at the start: with the whole slack, with half of it and with none."""
-        every = Watches(model, range(len(model.ops)))
         if not self.by_cost and self.slack == np.inf:
             return every.of([])
         slacks = [self.slack] if self.by_cost else [self.slack, self.slack / 2, 0.0]
         chosen: list[int] = []
         for slack in slacks:
-            score = [self._watch(every.of([k]), slack) for k in range(len(model.ops))]
+            score = [self._watch(every.of([k]), slack) for k in range(len(every.rows))]
             best = sorted(range(len(score)), key=lambda k: (-score[k], k))
             chosen += [k for k in best if k not in chosen][: max(2, WATCHED // len(slacks))]
         return every.of(chosen)
 
-    def _watch(self, watches: tuple[np.ndarray, ...], slack: float) -> float:
-        work = np.empty(len(self.model.size), np.int64), np.empty(kernel.SMALL)
+    def _watch(self, watches: watch.Watches, slack: float) -> float:
         low, high = self.start
-        return float(kernel.watch(low, high, watches, self.cap, slack, self.by_cost, *work))
+        return float(watch.watch(low, high, watches, self.cap, slack, self.by_cost, self.again, self.room))
 
     def _enter(self) -> None:
         bound = self._watch(self.watches, self.slack)
@@ -249,7 +251,8 @@ class Search:
         while True:
             chunk = min(CHUNK, nodes - int(self.state[kernel.EXPANDED]))
             status, label = kernel.search(
-                chunk, self.by_cost, self.cap, self.slack, self.state, self.table, self.model, self.watches
+                chunk, self.by_cost, self.cap, self.slack, self.state, self.table, self.model, self.watches,
+                self.again, self.room,
             )
             t = self.table
             lowest = float(t.key[t.heap[0]]) if self.state[kernel.OPEN] else np.inf
@@ -269,48 +272,3 @@ class Search:
             runs.append(int(self.table.op[label]))
             label = int(self.table.parent[label])
         return runs
-
-
-class Watches:
-    """For each op what may wait while it runs for the first time, as `kernel.watch` takes it."""
-
-    def __init__(self, model: Needed, ops: range):
-        self.model = model
-        self.rows = [self._items(k) for k in ops]
-
-    def _items(self, k: int) -> list[tuple[float, int, int]]:
-        """(cost a byte, value, set of values as an int whose being needed makes it wait) in order of that cost."""
-        m = self.model
-        reads = set(m.in_ids[m.in_ptr[k] : m.in_ptr[k + 1]].tolist())
-        readers: dict[int, int] = {}
-        for c in range(len(m.ops)):
-            if m.after[k] >> c & 1 and c != k:
-                for v in m.in_ids[m.in_ptr[c] : m.in_ptr[c + 1]].tolist():
-                    readers[v] = readers.get(v, 0) | _int(m.below[c])
-        items = []
-        for p in range(len(m.ops)):
-            if p == k or not m.before[k] >> p & 1:
-                continue
-            mine = [v for v in m.out_ids[m.out_ptr[p] : m.out_ptr[p + 1]].tolist() if v not in reads and m.size[v]]
-            total = sum(int(m.size[v]) for v in mine)
-            for v in mine:
-                ratio = m.cost[p] / total if m.again[p] else np.inf
-                items.append((float(ratio), v, readers.get(v, 0) | 1 << v))
-        return sorted(items)
-
-    def of(self, chosen: list[int]) -> tuple[np.ndarray, ...]:
-        m = self.model
-        items = [item for k in chosen for item in self.rows[k]]
-        ptr = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum([len(self.rows[k]) for k in chosen], out=ptr[1:])
-        word = (1 << 64) - 1
-        return (
-            np.array([m.own(k) for k in chosen], np.float64),
-            m.below[chosen, 0], m.below[chosen, 1], ptr,
-            np.array([i[2] & word for i in items], np.uint64), np.array([i[2] >> 64 for i in items], np.uint64),
-            np.array([m.size[i[1]] for i in items], np.float64), np.array([i[0] for i in items], np.float64),
-        )  # fmt: skip
-
-
-def _int(mask: np.ndarray) -> int:
-    return int(mask[0]) | int(mask[1]) << 64

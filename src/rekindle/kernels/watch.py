@@ -1,0 +1,163 @@
+"""What the first run of an op says of the rest of a schedule: a knapsack over what waits, closed under what it needs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+SMALL = 257  # a knapsack of fewer units is solved exactly
+
+
+class Watches(NamedTuple):
+    """The ops whose first runs are looked at, as solvers.watches.Watches finds them; its docstring tells the fields."""
+
+    own: np.ndarray
+    below: np.ndarray
+    ptr: np.ndarray
+    maker: np.ndarray
+    calls: np.ndarray
+    held: np.ndarray
+    up: np.ndarray
+    through: np.ndarray
+
+
+@nb.njit(cache=True)
+def _calls(low, high, mask):
+    return (low & mask[0]) != 0 or (high & mask[1]) != 0
+
+
+@nb.njit(cache=True)
+def _items(w, low, high, watches, again_cost, waiting, seen, item_size, item_cost):
+    """The number of items; into item_size and item_cost what they hold, and what it costs to do without.
+
+    Per op of which the set still calls for values: they are live, or it runs again, and then what it reads is live or
+    made again too. Of that way upwards, which takes one of the inputs of every op and ends where another has passed,
+    the records count: an item holds what the next smaller value on the way spares, and costs the runs up to that.
+    """
+    ptr, maker, calls, held, up, through = (
+        watches.ptr, watches.maker, watches.calls, watches.held, watches.up, watches.through,
+    )  # fmt: skip
+    seen[:] = False
+    waiting[:] = 0.0
+    for j in range(ptr[w], ptr[w + 1]):
+        if _calls(low, high, calls[j]):
+            waiting[maker[j]] += held[j]
+            seen[maker[j]] = True
+    m = 0
+    for j in range(ptr[w], ptr[w + 1]):
+        op = maker[j]
+        left = waiting[op]
+        if left == 0:
+            continue
+        waiting[op] = 0
+        cost = again_cost[op]
+        while left > 0 and cost < np.inf and up[w, op] >= 0 and not seen[up[w, op]]:
+            size = through[w, op]
+            op = up[w, op]
+            seen[op] = True
+            if size < left:
+                item_size[m], item_cost[m] = left - size, cost
+                m += 1
+                left, cost = size, 0.0
+            cost += again_cost[op]
+        if left > 0:
+            item_size[m], item_cost[m] = left, cost
+            m += 1
+    return m
+
+
+@nb.njit(cache=True)
+def _cheapest(most, count, item_size, item_cost, order, cheapest):
+    """cheapest[b]: least cost of doing without items that hold b bytes in all, b < most; [most]: `most` or more."""
+    cheapest[: most + 1] = np.inf
+    cheapest[0] = 0.0
+    for k in range(count):
+        size, cost = int(item_size[order[k]]), item_cost[order[k]]
+        if cost == np.inf:
+            break
+        for b in range(max(0, most - size), most):
+            cheapest[most] = min(cheapest[most], cheapest[b] + cost)
+        for b in range(most - 1, size - 1, -1):
+            cheapest[b] = min(cheapest[b], cheapest[b - size] + cost)
+
+
+class Room(NamedTuple):
+    """Arrays to work in: per op, per item, and per unit of a knapsack."""
+
+    waiting: np.ndarray
+    seen: np.ndarray
+    item_size: np.ndarray
+    item_cost: np.ndarray
+    ratio: np.ndarray
+    order: np.ndarray
+    best_size: np.ndarray
+    best_cost: np.ndarray
+    best_order: np.ndarray
+    cheapest: np.ndarray
+
+
+@nb.njit(cache=True)
+def watch(low, high, watches, cap, slack, by_cost, again_cost, room):
+    """What the first runs of a few ops say of the rest of the schedule, for the needed set (low, high).
+
+    When op w runs for the first time, each value made before it and read after it that the set still calls for is live
+    or made again later (see `_items`). by_cost: the least cost of making again that brings w's memory down to `cap`;
+    else the least memory that a cost of `slack` can bring it down to. That is a knapsack: relaxed to fractions for all
+    these ops, then exact for the one that says most, where the numbers are small.
+    """
+    bound = 0.0
+    best, best_total = 0, 0.0
+    for w in range(len(watches.own)):
+        if not _calls(low, high, watches.below[w]):
+            continue
+        total = watches.own[w]
+        for j in range(watches.ptr[w], watches.ptr[w + 1]):
+            if _calls(low, high, watches.calls[j]):
+                total += watches.held[j]
+        if total <= (cap if by_cost else bound):
+            continue
+        m = _items(w, low, high, watches, again_cost, room.waiting, room.seen, room.item_size, room.item_cost)
+        for i in range(m):
+            ratio = room.item_cost[i] / room.item_size[i]
+            k = i
+            while k > 0 and room.ratio[room.order[k - 1]] > ratio:
+                room.order[k] = room.order[k - 1]
+                k -= 1
+            room.order[k] = i
+            room.ratio[i] = ratio
+        left, left_cost, found = total - cap, slack, 0.0 if by_cost else total
+        for i in room.order[:m]:
+            size, cost = room.item_size[i], room.item_cost[i]
+            if by_cost:
+                found += room.ratio[i] * min(left, size)
+                left -= size
+                if left <= 0:
+                    break
+            else:
+                if cost > left_cost:
+                    found -= left_cost / room.ratio[i]
+                    break
+                left_cost -= cost
+                found -= size
+        if by_cost and left > 0:
+            return np.inf
+        found = found * (1 - 1e-12) if by_cost else np.ceil(found * (1 - 1e-12) - 1e-6)
+        if found > bound:
+            bound, best, best_total = found, m, total
+            room.best_size[:m] = room.item_size[:m]
+            room.best_cost[:m] = room.item_cost[:m]
+            room.best_order[:m] = room.order[:m]
+    if bound == 0.0:
+        return bound
+    most = int(best_total - cap if by_cost else best_total - bound)
+    if most >= len(room.cheapest) or most <= 0:
+        return bound
+    cheapest = room.cheapest
+    _cheapest(most, best, room.best_size, room.best_cost, room.best_order, cheapest)
+    if by_cost:
+        return max(bound, cheapest[most] * (1 - 1e-12))
+    while most > 0 and cheapest[most] * (1 - 1e-12) > slack:
+        most -= 1
+    return max(bound, best_total - most)
