@@ -13,6 +13,8 @@ from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting
 
 SEARCHED = 100_000  # sets of values that the search looks at, per second allowed
+LOOSE, PATIENT = 0.02, 4  # where more than that part is missing, on graphs of few ops, so many times as many
+FEW = 64  # ops
 CUTS = 10_000  # ops at whose first run a linear program is solved, times ops of the graph, per second allowed
 LEAST_CUTS = 2
 STAGES = (6, 12)
@@ -75,7 +77,10 @@ def _by_search(graph: Graph, weights: np.ndarray, overhead: float, seconds: floa
     """The exact search, on graphs small enough."""
     if not exact.fits(graph):
         return single_op(graph)
-    peak = exact.least_peak_bound(graph, weights, overhead, max(1, int(SEARCHED * seconds)), upper)
+    nodes = max(1, int(SEARCHED * seconds))
+    peak = exact.least_peak_bound(graph, weights, overhead, nodes, upper)
+    if upper is not None and peak < (1 - LOOSE) * upper and int(graph.needed.sum()) <= FEW:
+        peak = exact.least_peak_bound(graph, weights, overhead, PATIENT * nodes, upper)
     ops = most_waiting(graph, weights, 1)
     return Bound(peak, ops[0] if ops else None)
 

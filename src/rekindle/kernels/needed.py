@@ -10,6 +10,7 @@ import numpy as np
 from .watch import watch
 
 FULL, PAUSED, GOAL, EMPTY = 0, 1, 2, 3  # why `search` came back
+AHEAD = 64  # sets looked at to see whether first runs settle
 COUNT, OPEN, EXPANDED = 0, 1, 2  # in `state`: labels made, labels in the heap, labels expanded
 
 
@@ -25,6 +26,7 @@ class Model(NamedTuple):
     below: np.ndarray
     other: np.ndarray
     first: np.ndarray
+    made_by: np.ndarray
     in_ptr: np.ndarray
     in_ids: np.ndarray
     out_ptr: np.ndarray
@@ -55,7 +57,7 @@ class Table(NamedTuple):
     done_last: np.ndarray
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _slot(best, low, high, lows, highs):
     """The place of a set in the hash table: where it is, or where it belongs."""
     mask = np.uint64(len(best) - 1)
@@ -69,7 +71,7 @@ def _slot(best, low, high, lows, highs):
     return i
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def rehash(low, high, old_best, old_done, old_last, best, done, done_last):
     """Moves the hash table to a larger one."""
     for i in range(len(old_best)):
@@ -80,13 +82,13 @@ def rehash(low, high, old_best, old_done, old_last, best, done, done_last):
             done_last[j] = old_last[i]
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _before(key, a, b):
     """Whether label a is expanded before label b: the lower key; of equal ones the younger, so that ways end soon."""
     return key[a] < key[b] or (key[a] == key[b] and a > b)
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def push(heap, size, key, label):
     """Enters a label."""
     i = size
@@ -99,7 +101,7 @@ def push(heap, size, key, label):
     heap[i] = label
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _pop(heap, size, key):
     top = heap[0]
     label = heap[size - 1]
@@ -117,7 +119,7 @@ def _pop(heap, size, key):
     return top
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _undo(q, low, high, held, model):
     """(memory while q runs for the needed set (low, high), size of the set before that run)."""
     size, first, other = model.size, model.first, model.other
@@ -141,7 +143,7 @@ def _undo(q, low, high, held, model):
     return during + after, after
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _commutes(q, o, low, high, held, room, model):
     """Whether o can be undone before q from the set (low, high) as well as after it, q being a run again."""
     makes, reads, heavy = model.makes, model.reads, model.heavy
@@ -160,16 +162,71 @@ def _commutes(q, o, low, high, held, room, model):
     return during <= room
 
 
-@nb.njit(cache=True)
-def search(chunk, by_cost, cap, cutoff, state, table, model, watches, again_cost, work):
+@nb.njit(cache=True, nogil=True)
+def _settles(q, low, high, held, room, model, lows, highs, helds, fits):
+    """Whether first runs that begin with that of q bring the set back to `held` or less, with no run above `room`.
+
+    Looks at the least number of runs that do, all of them of ops that make what the runs before them ask for. With
+    fewer the set holds more, whichever they are, so doing them all right here is as good as anywhere.
+    """
+    during, after = _undo(q, low, high, held, model)
+    lows[0] = (low & ~model.makes[q, 0]) | model.reads[q, 0]
+    highs[0] = (high & ~model.makes[q, 1]) | model.reads[q, 1]
+    helds[0], fits[0] = after, True
+    begin, end = 0, 1
+    while begin < end:
+        there, reached = end, False
+        for i in range(begin, end):
+            for word in range(2):
+                new = lows[i] & ~low if word == 0 else highs[i] & ~high
+                bit = 64 * word
+                while new != 0:
+                    while new & np.uint64(0xFF) == 0:
+                        new >>= np.uint64(8)
+                        bit += 8
+                    while new & np.uint64(1) == 0:
+                        new >>= np.uint64(1)
+                        bit += 1
+                    p = model.made_by[bit]
+                    new >>= np.uint64(1)
+                    bit += 1
+                    left_low, left_high = lows[i] & ~model.makes[p, 0], highs[i] & ~model.makes[p, 1]
+                    if (left_low & model.below[p, 0]) != 0 or (left_high & model.below[p, 1]) != 0:
+                        continue
+                    during, after = _undo(p, lows[i], highs[i], helds[i], model)
+                    fit = fits[i] and during <= room
+                    if after <= held:
+                        if fit:
+                            return True
+                        reached = True
+                    to_low, to_high = left_low | model.reads[p, 0], left_high | model.reads[p, 1]
+                    j = end
+                    while j < there and (lows[j] != to_low or highs[j] != to_high):
+                        j += 1
+                    if j == there:
+                        if there == len(lows):
+                            return False
+                        lows[j], highs[j], helds[j], fits[j] = to_low, to_high, after, fit
+                        there += 1
+                    else:
+                        fits[j] = fits[j] or fit
+        if reached:
+            return False
+        begin, end = end, there
+    return False
+
+
+@nb.njit(cache=True, nogil=True)
+def search(chunk, by_cost, cap, cutoff, state, table, model, watches, work):
     """(why it came back, label): expands up to `chunk` labels, the one with the lowest key first.
 
     by_cost: key bounds the extra cost, and no run may hold more than `cap`; else key bounds the peak. No more extra
     cost than `cutoff` in either case. The lowest open key is a bound on what is left whenever this comes back.
 
-    Two rules spare most of the work. The first run of an op that holds no more before it than after it is undone as
-    soon as it can be. And runs again are undone as late as possible: right after one comes only what could not have
-    come before it (of two runs again that could change places, the one with the lower number comes first).
+    Three rules spare most of the work. First runs that together hold no more before them than after them are undone as
+    soon as they can be (see `_settles`). So are runs again that cost nothing, of an op whose inputs are needed anyway.
+    And other runs again are undone as late as possible: right after one comes only what could not have come before it
+    (of two runs again that could change places, the one with the lower number comes first).
     """
     makes, heavy, reads, below, cost, again = (
         model.makes, model.heavy, model.reads, model.below, model.cost, model.again,
@@ -182,6 +239,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches, again_cost
     child_mem = np.empty(n, np.int64)
     child_held = np.empty(n, np.int64)
     child_extra = np.empty(n)
+    some = np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.int64), np.empty(AHEAD, np.bool_)
     for _ in range(chunk):
         if state[OPEN] == 0:
             return EMPTY, -1
@@ -237,6 +295,15 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches, again_cost
             if forced:
                 break
         for c in range(m):
+            grows = child_first[c] and child_held[c] > held and child_mem[c] <= room
+            if grows and _settles(child_op[c], low, high, held, room, model, *some):
+                child_op[0], child_mem[0], child_held[0], child_extra[0] = (
+                    child_op[c], child_mem[c], child_held[c], child_extra[c],
+                )  # fmt: skip
+                child_first[0], child_last[0] = True, -1
+                m = 1
+                break
+        for c in range(m):
             q, more = child_op[c], child_extra[c]
             gone = makes if child_first[c] else heavy
             new_low = (low & ~gone[q, 0]) | reads[q, 0]
@@ -250,7 +317,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches, again_cost
                     continue
                 if extras[known] <= more and keys[known] <= new_key and last[known] in (-1, new_last):
                     continue
-            bound = watch(new_low, new_high, watches, cap, cutoff - more, by_cost, again_cost, work)
+            bound = watch(new_low, new_high, watches, cap, cutoff - more, by_cost, work)
             if by_cost:
                 bound += more
                 if bound > cutoff:

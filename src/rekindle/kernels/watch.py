@@ -21,24 +21,26 @@ class Watches(NamedTuple):
     held: np.ndarray
     up: np.ndarray
     through: np.ndarray
+    again: np.ndarray
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _calls(low, high, mask):
     return (low & mask[0]) != 0 or (high & mask[1]) != 0
 
 
-@nb.njit(cache=True)
-def _items(w, low, high, watches, again_cost, waiting, seen, item_size, item_cost):
-    """The number of items; into item_size and item_cost what they hold, and what it costs to do without.
+@nb.njit(cache=True, nogil=True)
+def _items(w, low, high, watches, room):
+    """The number of items; into room.item_size and .item_cost what they hold, and what it costs to do without.
 
     Per op of which the set still calls for values: they are live, or it runs again, and then what it reads is live or
     made again too. Of that way upwards, which takes one of the inputs of every op and ends where another has passed,
     the records count: an item holds what the next smaller value on the way spares, and costs the runs up to that.
     """
-    ptr, maker, calls, held, up, through = (
-        watches.ptr, watches.maker, watches.calls, watches.held, watches.up, watches.through,
+    ptr, maker, calls, held, up, through, again = (
+        watches.ptr, watches.maker, watches.calls, watches.held, watches.up, watches.through, watches.again,
     )  # fmt: skip
+    waiting, seen, item_size, item_cost = room.waiting, room.seen, room.item_size, room.item_cost
     seen[:] = False
     waiting[:] = 0.0
     for j in range(ptr[w], ptr[w + 1]):
@@ -52,7 +54,7 @@ def _items(w, low, high, watches, again_cost, waiting, seen, item_size, item_cos
         if left == 0:
             continue
         waiting[op] = 0
-        cost = again_cost[op]
+        cost = again[op]
         while left > 0 and cost < np.inf and up[w, op] >= 0 and not seen[up[w, op]]:
             size = through[w, op]
             op = up[w, op]
@@ -61,14 +63,14 @@ def _items(w, low, high, watches, again_cost, waiting, seen, item_size, item_cos
                 item_size[m], item_cost[m] = left - size, cost
                 m += 1
                 left, cost = size, 0.0
-            cost += again_cost[op]
+            cost += again[op]
         if left > 0:
             item_size[m], item_cost[m] = left, cost
             m += 1
     return m
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _cheapest(most, count, item_size, item_cost, order, cheapest):
     """cheapest[b]: least cost of doing without items that hold b bytes in all, b < most; [most]: `most` or more."""
     cheapest[: most + 1] = np.inf
@@ -98,8 +100,8 @@ class Room(NamedTuple):
     cheapest: np.ndarray
 
 
-@nb.njit(cache=True)
-def watch(low, high, watches, cap, slack, by_cost, again_cost, room):
+@nb.njit(cache=True, nogil=True)
+def watch(low, high, watches, cap, slack, by_cost, room):
     """What the first runs of a few ops say of the rest of the schedule, for the needed set (low, high).
 
     When op w runs for the first time, each value made before it and read after it that the set still calls for is live
@@ -118,7 +120,7 @@ def watch(low, high, watches, cap, slack, by_cost, again_cost, room):
                 total += watches.held[j]
         if total <= (cap if by_cost else bound):
             continue
-        m = _items(w, low, high, watches, again_cost, room.waiting, room.seen, room.item_size, room.item_cost)
+        m = _items(w, low, high, watches, room)
         for i in range(m):
             ratio = room.item_cost[i] / room.item_size[i]
             k = i

@@ -38,13 +38,12 @@ import numpy as np
 from .. import bounds
 from ..budget import format_bytes
 from ..schedule import Schedule
-from ..simulate import simulate
 from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import exact, registry
+from . import registry, small
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
@@ -57,10 +56,6 @@ SEEDS = ("min-cut", "feng", "hong-exact")
 SEEDS_OF_SMALLER = ("chen-sqrt", "kusumoto")  # of graphs that are not large
 SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: it takes O(n^2) tables
 SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
-SMALL, NODES = 40, 20_000  # ops of graphs that are solved exactly, and sets of values looked at for it
-POINTS = 64  # of the curve of such a graph
-MIDDLING, CLOSER = 64, 100_000  # ops of graphs that a closer look at a stretch solves exactly, and sets looked at a peak
-STEPS, TRIES = 40, 3  # peaks from the plain one to none, of which those in the stretch are asked; failures until it stops
 LIMITS = 6  # peaks of a stretch for which blocks are joined
 LARGE = 2500  # ops
 CELLS = 6  # stretches of the curve that are looked at closer
@@ -78,54 +73,13 @@ REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answe
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
     """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""
-    proven = _proven(problem)
+    proven = small.proven(problem)
     if proven:
         yield from proven
         return
     curve = _curve(problem)
     chosen = thin(choose(problem, curve.look_closer(problem)))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)
-
-
-def _proven(problem: Problem) -> list[Schedule]:
-    """What the exact search proves best within few steps; empty where it does not."""
-    g, w = problem.graph, problem.weights
-    if not exact.fits(g) or int(g.needed.sum()) > SMALL:
-        return []
-
-    def solve(limit: int | None, max_cost: float | None) -> Schedule | None:
-        found = exact.solve(g, w, limit, max_cost, NODES, problem.deadline, safe=True)
-        if not found.proven or found.schedule is None:
-            return None
-        return Schedule.from_runs(g, found.schedule.runs, "auto")
-
-    def least(max_cost: float | None) -> Schedule | None:
-        """Of the least peak within a cost, the cheapest."""
-        small = solve(None, max_cost)
-        return small and solve(simulate(g, small).peak_bytes, None)
-
-    if not problem.whole:
-        most = None if problem.max_overhead is None else problem.base_cost * (1 + problem.max_overhead)
-        one = least(most) if problem.limit is None else solve(problem.limit, None)
-        return [one] if one else []
-    found: list[Schedule] = []
-    smallest = least(None)
-    if smallest is None:
-        return []
-    goal, peak = simulate(g, smallest).peak_bytes, -1
-    cost = problem.base_cost
-    while peak != goal and len(found) < POINTS:
-        one = least(cost * (1 + 1e-12))
-        if one is None:
-            return []
-        peak = simulate(g, one).peak_bytes
-        found.append(one)
-        if peak > goal:  # what the next smaller peak costs
-            cheaper = solve(peak - 1, None)
-            if cheaper is None:
-                return []
-            cost = float(w[cheaper.runs].sum())
-    return found
 
 
 _curves: OrderedDict[tuple[object, ...], Any] = OrderedDict()
@@ -215,7 +169,9 @@ class Curve:
     def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:
         if problem.limit is not None:
             room = problem.limit - problem.graph.resident_bytes
-            return self.cells[k] <= room and (best.peak > room or self.least_extra[k] < best.extra)
+            if best.peak > room:
+                return k == 0 or self.cells[k] <= room
+            return self.cells[k] <= room and self.least_extra[k] < best.extra
         if problem.max_overhead is not None:
             return self.cells[k] < best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
         return k == 0
@@ -238,7 +194,7 @@ class Curve:
             if not large(problem):
                 elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
                 found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
-                found = _proven_between(problem, low, high, found)
+                found = small.proven_between(problem, low if k else 0.0, high, found)
             if problem.time_left <= 0:
                 return found
             self.looked_at[k] = found
@@ -250,30 +206,6 @@ def _pressed(problem: Problem, found: list[Entry]) -> list[Entry]:
     fine = Polish(problem, Reduced(problem.graph, Dropping(problem.graph), negligible=0.0))
     with problem.interruptible():
         found = pareto(found + fine.press(found))
-    return found
-
-
-def _proven_between(problem: Problem, low: float, high: float, found: list[Entry]) -> list[Entry]:
-    """What was found, with what the exact search proves best at some peaks of a stretch. The peaks do not depend on the
-    goal: what answers one is also seen where a larger budget, or more overhead, asks."""
-    g, w = problem.graph, problem.weights
-    if not exact.fits(g) or int(g.needed.sum()) > MIDDLING:
-        return found
-    plain = simulate(g, Schedule.baseline(g)).peak_bytes - g.resident_bytes
-    failed = 0
-    for k in range(STEPS, 0, -1):
-        peak = int(plain * k / STEPS)
-        if not low <= peak <= high or failed == TRIES or problem.time_left <= 0:
-            continue
-        best = min((e.extra for e in found if e.peak <= peak), default=np.inf)
-        if best == 0:
-            continue
-        most = None if best == np.inf else problem.base_cost + best
-        nodes = int(CLOSER * problem.effort)
-        one = exact.solve(g, w, g.resident_bytes + peak, most, nodes, problem.deadline, safe=True)
-        failed += not one.proven
-        if one.schedule is not None:
-            found = pareto([*found, entry(g, w, one.schedule.runs)])
     return found
 
 

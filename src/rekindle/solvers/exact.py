@@ -3,7 +3,8 @@
 The model is the needed-set view of pebbling with recomputation: read backwards, a schedule is a path over the sets of
 values that the future needs (structure/needed.py). Least peak is a bottleneck shortest path (Dijkstra), least cost
 within a peak is a shortest path found by A* (Hart, Nilsson, Raphael, 1968) whose estimate counts every op that must
-still run, and the least cost of making again what cannot wait in memory when one of a few ops first runs.
+still run, and the least cost of making again what cannot wait in memory when one of a few ops first runs, with all that
+this needs in turn (see kernels/watch.py).
 
 Problem: the goal itself, on the whole step: any order of the ops, any number of runs, workspace, ops of several
 outputs, ops that may run only once, writing in place.
@@ -36,7 +37,7 @@ from .registry import register
 from .watches import Watches
 
 NODES = 1_000_000  # labels expanded before the search gives up, about 10 s
-WATCHED = 8  # ops whose first run is looked at to bound the rest of a schedule
+WATCHED = 8
 NEGLIGIBLE = 0.001  # values that together hold at most this part of all bytes are first left out
 QUESTIONS = 6  # peaks asked about when the least peak is bounded
 CHUNK = 20_000  # labels between two looks at the clock
@@ -45,12 +46,14 @@ CHUNK = 20_000  # labels between two looks at the clock
 @dataclass(frozen=True)
 class Solution:
     """schedule : the best found, or None. peak_bound : no schedule within `max_cost` holds less, resident included.
-    cost_bound : no schedule within `limit` costs less; infinite where there is none. proven : the bound is reached."""
+    cost_bound : no schedule within `limit` costs less; infinite where there is none. proven : the bound is reached.
+    nodes : labels expanded."""
 
     schedule: Schedule | None
     peak_bound: int
     cost_bound: float
     proven: bool
+    nodes: int = 0
 
 
 @register(
@@ -110,6 +113,7 @@ def solve(
     result = Solution(None, 0, once, False)
     small, whole = Needed(graph, weights, safe, NEGLIGIBLE), Needed(graph, weights, safe)
     found = _search(small, limit, slack, nodes, deadline)
+    nodes -= found.nodes
     result = _better(graph, weights, result, found, limit)
     if result.proven or not found.proven:
         return result
@@ -117,6 +121,7 @@ def solve(
     over = 0 if limit is None or found.schedule is None else simulate(graph, found.schedule).peak_bytes - limit
     if limit is not None and over > 0:
         lower = _search(small, limit - over, slack, nodes, deadline)
+        nodes -= lower.nodes
         if lower.schedule is not None:
             result = _better(graph, weights, result, replace(lower, peak_bound=0, cost_bound=0.0), limit)
             if result.proven:
@@ -126,12 +131,12 @@ def solve(
 
 
 def least_peak_bound(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, upper: int | None = None) -> int:
-    """A certified bound on the peak within an extra cost. Half of the labels go into the search for the least peak, the
+    """A certified bound on the peak within an extra cost. Three labels of four go into the search for the least peak, the
     rest into questions whether any schedule stays within a given peak; `upper` is known to be reached."""
     once = float(weights[graph.needed].sum())
     slack = once * (max(0.0, overhead) + 1e-9)
     model = Needed(graph, weights, drop=NEGLIGIBLE)
-    found = _search(model, None, slack, max(1, nodes // 2), None).peak_bound
+    found = _search(model, None, slack, max(1, 3 * nodes // 4), None).peak_bound
     resident = graph.resident_bytes
     top = simulate(graph, Schedule.baseline(graph)).peak_bytes if upper is None else upper
     low, high = (found - resident) // model.unit, -((resident - top) // model.unit)
@@ -139,7 +144,7 @@ def least_peak_bound(graph: Graph, weights: np.ndarray, overhead: float, nodes: 
     for _ in range(QUESTIONS):
         if low >= high:
             break
-        answer = _search(model, resident + probe * model.unit, slack, max(1, nodes // 2 // QUESTIONS), None)
+        answer = _search(model, resident + probe * model.unit, slack, max(1, nodes // 4 // QUESTIONS), None)
         if answer.proven and answer.schedule is None:
             low = probe + 1
         else:
@@ -157,10 +162,11 @@ def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline
     search = Search(model, floor, None if limit is None else (limit - resident) // model.unit, slack)
     status, bound, runs = search.run(nodes, deadline)
     schedule = None if runs is None else model.schedule(runs, "exact")
+    looked = int(search.state[kernel.EXPANDED])
     ended = status in (kernel.GOAL, kernel.EMPTY)
     if limit is None:
-        return Solution(schedule, resident + int(min(bound * model.unit, 2**62)), once, ended)
-    return Solution(schedule, least, once + bound, ended)
+        return Solution(schedule, resident + int(min(bound * model.unit, 2**62)), once, ended, looked)
+    return Solution(schedule, least, once + bound, ended, looked)
 
 
 def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, limit: int | None) -> Solution:
@@ -200,7 +206,7 @@ class Search:
         self.start = model.start
         self.held = model.held(model.start)
         every = Watches(model)
-        self.again, self.room = every.again, every.room()
+        self.room = every.room()
         self.watches = self._pick(every)
         self.state = np.zeros(3, np.int64)
         self._grow(1 << 14)
@@ -220,7 +226,7 @@ class Search:
 
     def _watch(self, watches: watch.Watches, slack: float) -> float:
         low, high = self.start
-        return float(watch.watch(low, high, watches, self.cap, slack, self.by_cost, self.again, self.room))
+        return float(watch.watch(low, high, watches, self.cap, slack, self.by_cost, self.room))
 
     def _enter(self) -> None:
         bound = self._watch(self.watches, self.slack)
@@ -251,8 +257,7 @@ class Search:
         while True:
             chunk = min(CHUNK, nodes - int(self.state[kernel.EXPANDED]))
             status, label = kernel.search(
-                chunk, self.by_cost, self.cap, self.slack, self.state, self.table, self.model, self.watches,
-                self.again, self.room,
+                chunk, self.by_cost, self.cap, self.slack, self.state, self.table, self.model, self.watches, self.room
             )
             t = self.table
             lowest = float(t.key[t.heap[0]]) if self.state[kernel.OPEN] else np.inf

@@ -22,6 +22,7 @@ class Watches:
         values need this one after the run.
     up, through : [chosen, ops]; the op that makes one of the inputs of each op, the one dearest to do without, and the
         size of that input; -1 where all inputs are live anyway or none has a maker.
+    again : what running an op again costs; infinite where it may not.
     """
 
     def __init__(self, model: Needed):
@@ -71,6 +72,7 @@ class Watches:
             np.array([m.size[v] for _, v, _ in values], np.float64),
             np.array([self.rows[k][1] for k in chosen], np.int64).reshape(len(chosen), len(m.ops)),
             np.array([self.rows[k][2] for k in chosen], np.float64).reshape(len(chosen), len(m.ops)),
+            self.again,
         )
 
     def room(self) -> kernel.Room:

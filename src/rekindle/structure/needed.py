@@ -94,7 +94,7 @@ class Needed:
         for k in range(len(self.ops)):
             for p in _ones(before[k]):
                 after[p] |= 1 << k
-        self.made_by = made_by
+        self.made_by = np.array(made_by, np.int64)
         return before, after
 
     @property
