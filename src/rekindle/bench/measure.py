@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .cases import Case
 
 Tell = Callable[[str], None]
+CERTIFYING = 4.0  # seconds, about, for what a budget costs at least
 
 
 def measure(task: Task, tell: Tell) -> Iterator[Row]:
@@ -98,13 +99,28 @@ def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Trace
         plan = api.plan(traced.trace, solver=asked.solver, cost=about.task.cost, **goal)
         api.apply(case.model, plan, on_new_shape="error")
         try:
-            return make_row(about, method, case.measure(about.task.target), plan, case.parity())
+            measured, same = case.measure(about.task.target), case.parity()
+            return make_row(about, method, measured, plan, same, least_overhead=_least(plan, case))
         finally:
             api.restore(case.model)
     except InfeasibleBudget as e:
         return make_row(about, method, note=_why(e), impossible=e.bound_bytes - traced.trace.graph.resident_bytes)
     except Exception as e:
         return make_row(about, method, plan=plan, note=_why(e))
+
+
+def _least(plan: Plan, case: Case) -> float | None:
+    """What a plan within the same budget costs at least, certified; None: there is no budget, or costs are measured,
+    and so not the same twice."""
+    from .. import bounds
+
+    graph = plan.graph
+    limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
+    if limit is None or not case.fake:
+        return None
+    weights = graph.weights(plan.cost)
+    once = float(weights[graph.needed].sum())
+    return bounds.time_at(graph, weights, limit, CERTIFYING) / once if once else None
 
 
 def _goal(asked: Asked, about: About, case: Case, traced: _Traced) -> dict[str, Any]:

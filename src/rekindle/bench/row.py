@@ -54,10 +54,10 @@ class About:
 
 def make_row(
     about: About, method: str, measured: Measured | None = None, plan: Plan | None = None, parity: bool | None = None,
-    note: str = "", impossible: int | None = None,
+    note: str = "", impossible: int | None = None, least_overhead: float | None = None,
 ) -> Row:  # fmt: skip
     """measured : None where the method failed; `note` then says why, and `impossible` where no plan fits: the certified
-    bound in bytes."""
+    bound in bytes. least_overhead : certified, of any plan within the same budget."""
     asked, plain, task = parse(method), about.plain, about.task
     failed = measured is None or parity is False
     flops = _ratio(measured, plain, "flops")
@@ -75,6 +75,7 @@ def make_row(
         "overhead": plan.overhead if plan is not None else flops if eager and task.cost == "flops" else None,
         "bound_mb": None if bound is None else bound / MB,
         "gap": None if plan is None else plan.gap,
+        "least_overhead": least_overhead,
         "plan_status": None if plan is None else plan.status,
         "parity": parity,
         "trace_seconds": about.trace_seconds,
