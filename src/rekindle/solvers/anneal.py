@@ -32,6 +32,7 @@ from .registry import register
 
 SLICES = 8
 ROUNDS = ((0.5, 0.004), (0.5, 0.0012))  # share of the work, first temperature in units of the plain step's cost
+FEW = 1000  # ops; with fewer one run is more of the whole cost, and the temperature higher in proportion
 CHANGES = 1e5  # of all chains together
 ANCHORS = 12  # peaks at which chains aim
 CLOSER = 6  # the same, for a closer look at a part of the curve
@@ -124,6 +125,7 @@ class Polish:
         archive, stop = self.archive, self.problem
         goals = [limit_goal(a, self.plain_peak, self.base_cost) for a in anchors]
         changes = int(CHANGES * self.problem.effort * share / len(anchors))
+        heat *= max(1.0, FEW / len(self.reduced.ops))
 
         def one(i: int, goal: Goal, start: Entry) -> Archive:
             mine = archive.like()

@@ -44,6 +44,7 @@ from .registry import register
 WORK = 5e8
 ANCHORS = 12  # peaks at which chains aim
 CLOSER = 6  # the same, for a closer look at a part of the curve
+ABOVE = 1.15  # times the peak aimed at: from there every second chain of a closer look comes down, to see other valleys
 BINS = 256  # peaks told apart in the archive
 # Of each round: the share of the work, the first temperature in units of the plain step's cost.
 ROUNDS = ((0.35, 0.012), (0.4, 0.005), (0.25, 0.0015))
@@ -263,7 +264,9 @@ class Search:
         for k, (share, heat) in enumerate(ROUNDS[1:]):
             if self.problem.time_left <= 0:
                 return
-            self._chains([self._goal(a) for a in anchors], self._proposals() * share, heat, k + 11)
+            above = [a * ABOVE if k == 0 and i % 2 == 0 else a for i, a in enumerate(anchors)]
+            starts = [self._start(self._goal(a)) for a in above]
+            self._chains([self._goal(a) for a in anchors], self._proposals() * share, heat, k + 11, starts)
             self._report()
         self._descend(anchors)
 
@@ -290,9 +293,11 @@ class Search:
         b = min(np.flatnonzero(np.isfinite(extra)), key=lambda b: kernel.score(peaks[b], extra[b], goal))
         return modes[b].copy(), orders[b].copy()
 
-    def _chains(self, goals: list[Goal], proposals: float, heat: float, number: int) -> None:
-        """One annealing chain for each goal from the archive's best for it, two at a time. What they find is put
-        together afterwards, in order, so that threads change nothing."""
+    def _chains(
+        self, goals: list[Goal], proposals: float, heat: float, number: int, starts: list[Point] | None = None
+    ) -> None:
+        """One annealing chain for each goal, from the archive's best for it where `starts` are not given, two at a time.
+        What they find is put together afterwards, in order, so that threads change nothing."""
         r = self.reduced
         each = max(64, int(proposals / len(goals) / SLICES))
         classes = self._classes
@@ -310,7 +315,7 @@ class Search:
                 point = modes, order
             return archive
 
-        starts = [self._start(g) for g in goals]
+        starts = starts or [self._start(g) for g in goals]
         for archive in in_threads(self.problem, one, list(zip(range(len(goals)), goals, starts, strict=True))):
             self._merge(archive)
 
