@@ -209,7 +209,7 @@ def test_small_graphs_are_solved_exactly(graph: Graph) -> None:
     assert found.seconds <= simulate(graph, best.schedule).seconds
 
 
-@pytest.mark.parametrize("graph", [chain(9), chain(70)], ids=["proven", "searched"])
+@pytest.mark.parametrize("graph", [chain(9), chain(21), chain(70)], ids=["proven", "proven in part", "searched"])
 def test_a_larger_budget_is_never_slower_and_more_overhead_never_larger(graph: Graph) -> None:
     top = simulate(graph, Schedule.baseline(graph)).peak_bytes
     budgets = list(range(6, top + 1, max(3, top // 7)))

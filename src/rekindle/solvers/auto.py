@@ -13,15 +13,16 @@ How, in this order:
 5. The three look closer at the stretch of the curve where the goal lies.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
+7. On graphs of up to `small.MIDDLING` ops the exact search answers at round peaks of the stretch what it can.
 
 On large graphs (more than `LARGE` ops) of step 2 only what matters most is done, and nothing of step 6.
 
 A larger budget never gives a slower plan, and more overhead never a larger one: steps 2 to 4 do not know the goal, and
-steps 5 and 6 look at every stretch of which it is not certified that it cannot serve the goal better. Both cores
+steps 5 to 7 look at every stretch of which it is not certified that it cannot serve the goal better. Both cores
 are used; the result is the same for the same seed, unless a time limit or an interruption (Ctrl-C) cuts the
 search short, which then gives the best so far. A time limit beyond half a minute makes the search work longer.
 
-Optimality: proven where step 1 applies or a bound is met (`status`); else `gap` tells the distance.
+Optimality: proven where step 1 or 7 ends or a bound is met (`status`); else `gap` tells the distance.
 
 Complexity: O(k n) for k proposals on n ops; k is chosen so that seconds pass.
 """

@@ -1,0 +1,51 @@
+"""What `auto` takes from the exact search on graphs of a few dozen ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle import Graph, Schedule, simulate
+from rekindle.budget import Goal
+from rekindle.planner import plan_graph
+from rekindle.solvers import exact
+
+
+class Block(nn.Module):
+    """A transformer block: 56 ops with its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(64), nn.MultiheadAttention(64, 4, batch_first=True)
+        self.second_norm = nn.LayerNorm(64)
+        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.second_norm(x))
+
+
+@pytest.fixture(scope="module")
+def block() -> Graph:
+    return rekindle.trace(Block(), torch.randn(8, 128, 64), target="rtx2080ti").graph
+
+
+@pytest.mark.parametrize(("cost", "most"), [("flops", 0.17), ("unit", 0.19)])
+def test_half_the_memory_of_a_block_is_certified(block: Graph, cost: str, most: float) -> None:
+    assert len(block.ops) <= 60
+    plan = plan_graph(block, Goal(fraction=0.5), cost=cost)
+    assert plan.gap <= 0.05
+    assert plan.overhead <= most  # searches alone end at 0.32 and 0.25
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.6])
+def test_a_round_fraction_is_answered_as_the_exact_search_does(block: Graph, fraction: float) -> None:
+    plan = plan_graph(block, Goal(fraction=fraction), cost="unit")
+    plain = simulate(block, Schedule.baseline(block)).peak_bytes - block.resident_bytes
+    limit = block.resident_bytes + int(fraction * plain)
+    best = exact.solve(block, block.weights("unit"), limit, nodes=100_000, safe=True).schedule
+    assert best is not None
+    assert plan.overhead <= simulate(block, best, "unit").overhead + 1e-9
