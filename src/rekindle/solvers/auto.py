@@ -13,7 +13,7 @@ How, in this order:
 5. The three look closer at the stretch of the curve where the goal lies.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
-7. On graphs of up to `small.MIDDLING` ops the exact search answers at round peaks of the stretch what it can.
+7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
 
 On large graphs (more than `LARGE` ops) of step 2 only what matters most is done, and nothing of step 6.
 

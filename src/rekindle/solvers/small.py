@@ -15,9 +15,9 @@ from .choice import in_threads
 
 SMALL, NODES = 40, 20_000  # ops of graphs that are answered exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
-MIDDLING, CLOSER = 64, 200_000  # ops of graphs that are looked at exactly here and there, and sets looked at for a peak
+CLOSER = 200_000  # sets of values looked at for a peak
 STEPS = 40  # peaks asked about, from the plain one down to none
-FAILURES = 2  # in a stretch of the curve, until the rest of it is left
+FAILURES = 4  # in a stretch of the curve, until the rest of it is left
 BETTER = 1e-4  # of the extra cost an answer must save at least
 
 
@@ -68,7 +68,7 @@ def proven_between(problem: Problem, low: float, high: float, found: list[Entry]
     The peaks do not depend on the goal: what answers one is also seen where a larger budget, or more overhead, asks.
     """
     g, w = problem.graph, problem.weights
-    if not exact.fits(g) or int(g.needed.sum()) > MIDDLING:
+    if not exact.fits(g):
         return found
     plain = simulate(g, Schedule.baseline(g)).peak_bytes - g.resident_bytes
     rounded = sorted(range(1, STEPS + 1), key=lambda k: (-gcd(k, STEPS), -k))  # halves first: what people ask for
@@ -86,7 +86,9 @@ def proven_between(problem: Problem, low: float, high: float, found: list[Entry]
         pair = [(p, min((e.extra for e in found if e.peak <= p), default=np.inf)) for p in asked]
         pair = [(p, best) for p, best in pair if best > 0 and not any(p <= q and best <= x for q, x in least)]
         for (p, best), one in zip(pair, in_threads(problem, solve, pair), strict=True):
-            failed += not one.proven
+            if not one.proven:
+                failed += 1
+                peaks = [q for q in peaks if q > p]  # what holds less is harder yet
             if one.proven and one.schedule is None:
                 least.append((p, best))
             if one.schedule is not None:
