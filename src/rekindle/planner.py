@@ -20,6 +20,7 @@ from .solvers.base import Problem, Progress, Solver
 
 EPS = 1e-9
 CERTIFY = 1.0  # seconds, about, for the certificate of a plan
+PATIENCE = 15.0  # seconds that must be left for a patient one
 USUAL = 30.0  # seconds; a longer time limit makes searches work longer
 SMALL = 128  # ops of graphs on which optimality may be searched for
 Finish = Callable[[Graph, Schedule], Schedule]
@@ -83,7 +84,10 @@ def plan_graph(
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
     weights = graph.weights(cost)
-    bound = bounds.best(graph, weights, best.judged.overhead, _certifying(start, time_limit), best.judged.peak_bytes)
+    # What else patience may take, the limit has room for, or there is none.
+    patient = time_limit is None or start + time_limit - time.monotonic() > PATIENCE
+    certifying = _certifying(start, time_limit)
+    bound = bounds.best(graph, weights, best.judged.overhead, certifying, best.judged.peak_bytes, patient)
     optimal = _optimal(graph, weights, best, bound, goal, limit)
     return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start, bound, optimal)
 

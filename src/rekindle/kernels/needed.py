@@ -294,16 +294,13 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches, work):
                 m += 1
             if forced:
                 break
+        begin = 0
         for c in range(m):
             grows = child_first[c] and child_held[c] > held and child_mem[c] <= room
             if grows and _settles(child_op[c], low, high, held, room, model, *some):
-                child_op[0], child_mem[0], child_held[0], child_extra[0] = (
-                    child_op[c], child_mem[c], child_held[c], child_extra[c],
-                )  # fmt: skip
-                child_first[0], child_last[0] = True, -1
-                m = 1
+                begin, m = c, c + 1
                 break
-        for c in range(m):
+        for c in range(begin, m):
             q, more = child_op[c], child_extra[c]
             gone = makes if child_first[c] else heavy
             new_low = (low & ~gone[q, 0]) | reads[q, 0]

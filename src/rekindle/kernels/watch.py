@@ -11,7 +11,7 @@ SMALL = 257  # a knapsack of fewer units is solved exactly
 
 
 class Watches(NamedTuple):
-    """The ops whose first runs are looked at, as solvers.watches.Watches finds them; its docstring tells the fields."""
+    """The ops whose first runs are looked at, as structure.watches.Watches finds them; its docstring tells the fields."""
 
     own: np.ndarray
     below: np.ndarray

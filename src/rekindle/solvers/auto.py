@@ -15,14 +15,14 @@ How, in this order:
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
 
-On large graphs (more than `LARGE` ops) of step 2 only what matters most is done, and nothing of step 6.
+On large graphs (more than `LARGE` ops) of step 2 only what matters most is done, and nothing of steps 6 and 7.
 
 A larger budget never gives a slower plan, and more overhead never a larger one: steps 2 to 4 do not know the goal, and
 steps 5 to 7 look at every stretch of which it is not certified that it cannot serve the goal better. Both cores
 are used; the result is the same for the same seed, unless a time limit or an interruption (Ctrl-C) cuts the
 search short, which then gives the best so far. A time limit beyond half a minute makes the search work longer.
 
-Optimality: proven where step 1 or 7 ends or a bound is met (`status`); else `gap` tells the distance.
+Optimality: proven where step 1 applies or a bound is met (`status`); else `gap` tells the distance.
 
 Complexity: O(k n) for k proposals on n ops; k is chosen so that seconds pass.
 """
@@ -44,7 +44,7 @@ from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import registry, small
+from . import exact, registry, small
 from .anneal import Polish
 from .base import Problem
 from .choice import choose
@@ -170,12 +170,16 @@ class Curve:
     def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:
         if problem.limit is not None:
             room = problem.limit - problem.graph.resident_bytes
-            if best.peak > room:
-                return k == 0 or self.cells[k] <= room
-            return self.cells[k] <= room and self.least_extra[k] < best.extra
+            return self._begin(problem, k) <= room and (best.peak > room or self.least_extra[k] < best.extra)
         if problem.max_overhead is not None:
-            return self.cells[k] < best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
+            return (
+                self._begin(problem, k) < best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
+            )
         return k == 0
+
+    def _begin(self, problem: Problem, k: int) -> float:
+        """The least peak of a stretch: of the lowest one, what only the exact search may reach, where it is asked."""
+        return 0.0 if k == 0 and exact.fits(problem.graph) else float(self.cells[k])
 
     def _look(self, problem: Problem, k: int) -> list[Entry]:
         if k not in self.looked_at:
@@ -195,7 +199,7 @@ class Curve:
             if not large(problem):
                 elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
                 found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
-                found = small.proven_between(problem, low if k else 0.0, high, found)
+                found = small.proven_between(problem, self._begin(problem, k), high, found)
             if problem.time_left <= 0:
                 return found
             self.looked_at[k] = found

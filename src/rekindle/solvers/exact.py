@@ -32,12 +32,12 @@ from ..kernels import watch
 from ..schedule import Schedule
 from ..simulate import simulate
 from ..structure.needed import MOST, Needed
+from ..structure.watches import Watches
 from .base import Problem
 from .registry import register
-from .watches import Watches
 
 NODES = 1_000_000  # labels expanded before the search gives up, about 10 s
-WATCHED = 8
+WATCHED = 8  # ops whose first run is looked at to bound the rest of a schedule
 NEGLIGIBLE = 0.001  # values that together hold at most this part of all bytes are first left out
 QUESTIONS = 6  # peaks asked about when the least peak is bounded
 CHUNK = 20_000  # labels between two looks at the clock
@@ -88,9 +88,10 @@ def exact(problem: Problem) -> Iterator[Schedule]:
 
 def fits(graph: Graph) -> bool:
     """Whether the graph is small enough to be searched."""
-    a = graph.arrays
+    if int(graph.needed.sum()) > MOST:
+        return False
     read = {v for i in np.flatnonzero(graph.needed) for v in graph.ops[i].inputs} | set(graph.keep)
-    return int(graph.needed.sum()) <= MOST and sum(bool(a.producer[v] >= 0) for v in read) <= MOST
+    return sum(bool(graph.arrays.producer[v] >= 0) for v in read) <= MOST
 
 
 def solve(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..kernels import watch as kernel
-from ..structure.needed import WORDS, Needed
+from .needed import WORDS, Needed
 
 WORD = (1 << 64) - 1
 
