@@ -49,3 +49,10 @@ def test_a_round_fraction_is_answered_as_the_exact_search_does(block: Graph, fra
     best = exact.solve(block, block.weights("unit"), limit, nodes=100_000, safe=True).schedule
     assert best is not None
     assert plan.overhead <= simulate(block, best, "unit").overhead + 1e-9
+
+
+def test_more_overhead_is_never_larger_below_what_the_searches_reach(block: Graph) -> None:
+    peaks = [plan_graph(block, Goal(max_overhead=x), cost="flops").peak_bytes for x in (0.15, 0.2, 0.4)]
+    assert peaks == sorted(peaks, reverse=True)
+    within = plan_graph(block, Goal(fraction=0.5), cost="flops")
+    assert plan_graph(block, Goal(max_overhead=within.overhead), cost="flops").peak_bytes <= within.peak_bytes
