@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rekindle.graph import BOUNDARY, Graph, Op, Value
 from rekindle.schedule import Schedule
 from rekindle.simulate import simulate
 from rekindle.solvers.base import Problem
-from rekindle.solvers.exact import exact, fits, solve
+from rekindle.solvers.exact import exact, fits, least_peak_bound, solve
 from strategies import chains, dags, graphs, joint_graphs, schedules, u_nets
 
 Front = list[tuple[int, float]]
@@ -113,6 +114,24 @@ def test_ops_that_cost_nothing(graph: Graph, data: st.DataObject) -> None:
             smallest = solve(graph, weights, max_cost=cheapest).peak_bound
             assert smallest <= cap
             assert read_backwards(graph, smallest - 1, weights) > cheapest
+
+
+@settings(max_examples=25)
+@given(st.one_of(dags(6), joint_graphs(4)), st.integers(0, 12))
+def test_what_coarser_models_leave_out_is_not_lost(graph: Graph, more: int) -> None:
+    weights = graph.weights()
+    # Graphs this small have no negligible values.
+    with mock.patch("rekindle.solvers.exact.NEGLIGIBLE", (0.4, 0.15, 0.0)):
+        least = solve(graph, weights).peak_bound
+        assert least_peak_bound(graph, weights, 1e9, 100_000) == least
+        found = solve(graph, weights, limit=least + more)
+    cheapest = read_backwards(graph, least + more, weights)
+    assert found.proven
+    assert found.schedule is not None
+    assert found.cost_bound == pytest.approx(cheapest, abs=1e-9)
+    judged = simulate(graph, found.schedule)
+    assert judged.peak_bytes <= least + more
+    assert judged.seconds == pytest.approx(cheapest, abs=1e-9)
 
 
 def small() -> st.SearchStrategy[Graph]:

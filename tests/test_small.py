@@ -16,11 +16,11 @@ from rekindle.solvers import exact
 class Block(nn.Module):
     """A transformer block: 56 ops with its backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64, heads: int = 4) -> None:
         super().__init__()
-        self.norm, self.attention = nn.LayerNorm(64), nn.MultiheadAttention(64, 4, batch_first=True)
-        self.second_norm = nn.LayerNorm(64)
-        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, heads, batch_first=True)
+        self.second_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norm(x)
@@ -39,6 +39,12 @@ def test_half_the_memory_of_a_block_is_certified(block: Graph, cost: str, most: 
     plan = plan_graph(block, Goal(fraction=0.5), cost=cost)
     assert plan.gap <= 0.05
     assert plan.overhead <= most  # searches alone end at 0.32 and 0.25
+
+
+def test_small_values_do_not_stand_in_the_way_of_a_certificate() -> None:
+    """On this narrow block biases and statistics are a few thousandths of all bytes: enough to hide the bound once."""
+    graph = rekindle.trace(Block(32, 2), torch.randn(2, 32, 32), target="rtx2080ti").graph
+    assert plan_graph(graph, Goal(fraction=0.5), cost="flops").gap <= 0.01
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.6])

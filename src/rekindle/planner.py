@@ -95,9 +95,11 @@ def plan_graph(
 def _whatever_it_costs(chosen: Solver, problem: Problem) -> Iterator[Schedule]:
     """More plans of least memory: where many ops cost nothing (element-wise ones, in FLOPs), a search by cost has little to
     go by."""
-    unit = problem.graph.weights("unit")
-    if chosen.name == "auto" and problem.time_left > 0 and np.any(problem.weights[unit > 0] == 0):
-        yield from chosen.solve(replace(problem, weights=unit))
+    unit, seconds = problem.graph.weights("unit"), problem.graph.weights("seconds")
+    if chosen.name == "auto" and np.any(problem.weights[unit > 0] == 0):
+        for weights in (unit, seconds):
+            if problem.time_left > 0 and weights.any() and not np.array_equal(weights, problem.weights):
+                yield from chosen.solve(replace(problem, weights=weights))
 
 
 def _certifying(start: float, time_limit: float | None) -> float:

@@ -199,7 +199,8 @@ class Curve:
             if not large(problem):
                 elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
                 found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
-                found = small.proven_between(problem, self._begin(problem, k), high, found)
+                proven = small.proven_between(problem, self._begin(problem, k), high, found)
+                found = proven if proven is found else _pressed(problem, proven)
             if problem.time_left <= 0:
                 return found
             self.looked_at[k] = found

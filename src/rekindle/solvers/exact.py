@@ -38,7 +38,7 @@ from .registry import register
 
 NODES = 1_000_000  # labels expanded before the search gives up, about 10 s
 WATCHED = 8  # ops whose first run is looked at to bound the rest of a schedule
-NEGLIGIBLE = 0.001  # values that together hold at most this part of all bytes are first left out
+NEGLIGIBLE = (0.01, 0.001, 0.0)  # the least values that together hold at most this part of all bytes are left out
 QUESTIONS = 6  # peaks asked about when the least peak is bounded
 CHUNK = 20_000  # labels between two looks at the clock
 
@@ -112,23 +112,29 @@ def solve(
     once = float(weights[graph.needed].sum())
     slack = np.inf if max_cost is None else max_cost - once + 1e-9 * once
     result = Solution(None, 0, once, False)
-    small, whole = Needed(graph, weights, safe, NEGLIGIBLE), Needed(graph, weights, safe)
-    found = _search(small, limit, slack, nodes, deadline)
-    nodes -= found.nodes
-    result = _better(graph, weights, result, found, limit)
-    if result.proven or not found.proven:
-        return result
-    # Small values make a search long and hardly matter. Here they do: what it found holds too much with them.
-    over = 0 if limit is None or found.schedule is None else simulate(graph, found.schedule).peak_bytes - limit
-    if limit is not None and over > 0:
-        lower = _search(small, limit - over, slack, nodes, deadline)
-        nodes -= lower.nodes
-        if lower.schedule is not None:
-            result = _better(graph, weights, result, replace(lower, peak_bound=0, cost_bound=0.0), limit)
-            if result.proven:
-                return result
-    found = _search(whole, limit, slack, nodes, deadline)
-    return _better(graph, weights, result, found, limit)
+    # Small values make a search long and hardly matter: each of these models bounds the truth, the last one is it.
+    models = _models(graph, weights, safe)
+    for model in models:
+        found = _search(model, limit, slack, nodes, deadline)
+        nodes -= found.nodes
+        result = _better(graph, weights, result, found, limit)
+        if limit is not None and found.schedule is not None and model is models[-2]:
+            over = simulate(graph, found.schedule).peak_bytes - limit
+            if over > 0:  # here they do matter: with them it holds too much
+                lower = _search(model, limit - over, slack, nodes, deadline)
+                nodes -= lower.nodes
+                if lower.schedule is not None:
+                    result = _better(graph, weights, result, replace(lower, peak_bound=0, cost_bound=0.0), limit)
+        if result.proven or not found.proven:
+            break
+    return result
+
+
+def _models(graph: Graph, weights: np.ndarray, safe: bool = False) -> list[Needed]:
+    """From the one that leaves out most to the whole."""
+    coarse, fine, whole = (Needed(graph, weights, safe, drop) for drop in NEGLIGIBLE)
+    same = np.array_equal(coarse.size * coarse.unit, fine.size * fine.unit)
+    return [fine, whole] if same else [coarse, fine, whole]
 
 
 def least_peak_bound(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, upper: int | None = None) -> int:
@@ -136,22 +142,34 @@ def least_peak_bound(graph: Graph, weights: np.ndarray, overhead: float, nodes: 
     rest into questions whether any schedule stays within a given peak; `upper` is known to be reached."""
     once = float(weights[graph.needed].sum())
     slack = once * (max(0.0, overhead) + 1e-9)
-    model = Needed(graph, weights, drop=NEGLIGIBLE)
-    found = _search(model, None, slack, max(1, 3 * nodes // 4), None).peak_bound
-    resident = graph.resident_bytes
     top = simulate(graph, Schedule.baseline(graph)).peak_bytes if upper is None else upper
-    low, high = (found - resident) // model.unit, -((resident - top) // model.unit)
-    probe = high - 1
-    for _ in range(QUESTIONS):
-        if low >= high:
+    bound = 0
+    for model in _models(graph, weights):
+        found = _search(model, None, slack, max(1, 3 * nodes // 4), None)
+        nodes -= found.nodes
+        bound = max(bound, found.peak_bound)
+        if bound >= top:
             break
-        answer = _search(model, resident + probe * model.unit, slack, max(1, nodes // 4 // QUESTIONS), None)
+        if not found.proven:  # finer models are harder yet
+            return max(bound, _asked(model, slack, nodes, bound, top))
+    return bound
+
+
+def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> int:
+    """A bound on the peak from `low` to `high`, by halving: is there a schedule within it?"""
+    resident, unit = model.graph.resident_bytes, model.unit
+    least, most = (low - resident) // unit, -((resident - high) // unit)
+    probe = most - 1
+    for _ in range(QUESTIONS):
+        if least >= most:
+            break
+        answer = _search(model, resident + probe * unit, slack, max(1, nodes // QUESTIONS), None)
         if answer.proven and answer.schedule is None:
-            low = probe + 1
+            least = probe + 1
         else:
-            high = probe
-        probe = (low + high - 1) // 2
-    return max(found, min(top, resident + low * model.unit))
+            most = probe
+        probe = (least + most - 1) // 2
+    return max(low, min(high, resident + least * unit))
 
 
 def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline: float | None) -> Solution:

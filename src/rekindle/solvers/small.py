@@ -40,7 +40,11 @@ def proven(problem: Problem) -> list[Schedule]:
 
     if not problem.whole:
         most = None if problem.max_overhead is None else problem.base_cost * (1 + problem.max_overhead)
-        one = least(most) if problem.limit is None else solve(problem.limit, None)
+        if problem.limit is None:
+            one = least(most)
+        else:
+            one = solve(problem.limit, None)
+            one = one and (solve(None, float(w[one.runs].sum()) * (1 + 1e-12)) or one)  # no dearer, and the smallest
         return [one] if one else []
     found: list[Schedule] = []
     smallest = least(None)
