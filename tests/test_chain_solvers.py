@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rekindle.graph import BOUNDARY, Graph, Op, Value
 from rekindle.kernels import hong as kernel
+from rekindle.kernels.range_max import largest, range_max
 from rekindle.schedule import Schedule
 from rekindle.simulate import Simulation, simulate
 from rekindle.solvers import registry
@@ -183,6 +184,15 @@ def test_the_least_peak_is_found_without_looking_at_every_pair(rows: list[tuple[
         best = max(*takes, *([best + hold[i, end], *(passing[i, k] for k in segment)] if end < n else [0]))
         end = i
     assert best == peak
+
+
+@given(st.integers(1, 2000), st.integers(0, 2**32 - 1))
+def test_the_largest_of_any_range(n: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    numbers = random.integers(0, 10_000, n)
+    known = range_max(numbers)
+    for low, high in random.integers(0, n + 1, (50, 2)).tolist():
+        assert largest(known, low, high) == max(numbers[low:high], default=0)
 
 
 @given(chains())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from .range_max import largest, range_max
+
 
 @nb.njit(cache=True)
 def cheapest_kept(limit, cost, begin, end, kept):
@@ -128,15 +130,17 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
     grows with j and as i falls; M falls along the candidates j that no earlier one beats. So the best j is near where the
     two cross, and is looked for from there both ways until one of them alone is no better. Two things of U concern the
     segment's end and need not grow: its last stage is run alone, and its own gradient waits while it runs forward. Where
-    they may give an earlier candidate away, the later one stays. O(n log n), and what is looked at around the crossings.
+    they may give an earlier candidate away, the later one stays. O(n) where backward reads all that passes between stages
+    and the ends do not matter: the crossing moves one way. Else what is looked at around a crossing comes on top, and the
+    logarithm of how far it jumps.
     """
     n = len(saved)
     begin = np.zeros(n + 1, np.int64)
     begin[1:] = saved.cumsum()
     end = np.zeros(n + 1, np.int64)  # of a segment that ends before j: its last stage alone
     end[1:] = begin[:-1] + alone_peak
-    behind, ahead = _spans(begin[:-1] + backward_peak), _spans(begin[:-1] + save_peak)
-    passed = _spans(read + unread + skip_peak)
+    behind, ahead = range_max(begin[:-1] + backward_peak), range_max(begin[:-1] + save_peak)
+    passed = range_max(read + unread + skip_peak)
     highest = begin[:-1] + save_peak  # of all before and here
     for k in range(1, n):
         highest[k] = max(highest[k], highest[k - 1])
@@ -146,6 +150,7 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
     first = n
     mains, count = np.empty(n, np.int64), 0  # candidates whose M none before them reaches; the last is the first
     main = np.zeros(n + 1, np.bool_)
+    crossing = 0
     peak = 0
     for i in range(n - 1, -1, -1):
         if i + 1 < n:
@@ -154,7 +159,7 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
                 count -= 1
                 old = mains[count]
                 main[old] = False
-                reached = max(end[old], _most(behind, new - 1, old - 1))
+                reached = max(end[old], largest(behind, new - 1, old - 1))
                 waits = (
                     new < 2 or gradient[new - 1] <= gradient[old - 1] or highest[new - 2] + gradient[new - 1] <= reached
                 )
@@ -171,20 +176,13 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
             mains[count] = new
             count += 1
         base, extra = begin[i], unread[i]
-        best = max(_most(behind, i, n - 1), end[n]) - base
+        best = max(largest(behind, i, n - 1), end[n]) - base
         if n - 1 > i:
-            best = max(best, _most(ahead, i, n - 1) + gradient[n - 1] - base)
+            best = max(best, largest(ahead, i, n - 1) + gradient[n - 1] - base)
         chosen = n
         if count:
-            low, high = 0, count - 1  # mains[low] is the furthest at which A has reached M, or the first of all
-            while low < high:
-                middle = (low + high) // 2
-                j = mains[middle]
-                if _inside(behind, passed, skip_peak, base, extra, i, j) >= extra + m[j]:
-                    low = middle + 1
-                else:
-                    high = middle
-            start = mains[low]
+            crossing = _crossing(mains, count, min(crossing, count - 1), m, behind, passed, skip_peak, base, extra, i)
+            start = mains[crossing]
             for direction in range(2):
                 j = right[start] if direction == 0 else start
                 while j < n:
@@ -193,7 +191,7 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
                         break
                     value = max(inside, end[j] - base, extra + m[j])
                     if j - 1 > i:
-                        value = max(value, _most(ahead, i, j - 1) + gradient[j - 1] - base)
+                        value = max(value, largest(ahead, i, j - 1) + gradient[j - 1] - base)
                     if value < best:
                         best, chosen = value, j
                     j = right[j] if direction == 0 else left[j]
@@ -204,36 +202,27 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
 
 
 @nb.njit(cache=True)
+def _crossing(mains, count, guess, m, behind, passed, skip_peak, base, extra, i):
+    """The first k at which A(i, mains[k]) has not reached M, or the last k. Looks ever further from a guess, then halves."""
+    low, high, step = 0, count - 1, 1  # it is one of low to high
+    at = min(guess, high - 1)
+    while low < high:
+        if _inside(behind, passed, skip_peak, base, extra, i, mains[at]) >= extra + m[mains[at]]:
+            low = at + 1
+            ahead = at + step
+        else:
+            high = at
+            ahead = at - step
+        known = low > 0 and high < count - 1
+        at = (low + high) // 2 if known else max(low, min(ahead, high - 1))
+        step *= 2
+    return low
+
+
+@nb.njit(cache=True)
 def _inside(behind, passed, skip_peak, base, extra, i, j):
     """A(i, j) of `least`."""
-    return max(_most(behind, i, j - 1) - base, extra + max(skip_peak[i], _most(passed, i + 1, j)))
-
-
-@nb.njit(cache=True)
-def _spans(x):
-    """int64 [levels, n]: [k, i] is the largest of the 2^k numbers from x[i] on."""
-    n = len(x)
-    levels = 1
-    while 1 << levels <= n:
-        levels += 1
-    spans = np.empty((levels, n), np.int64)
-    spans[0] = x
-    for k in range(1, levels):
-        half = 1 << (k - 1)
-        for i in range(n):
-            spans[k, i] = max(spans[k - 1, i], spans[k - 1, min(i + half, n - 1)])
-    return spans
-
-
-@nb.njit(cache=True)
-def _most(spans, low, high):
-    """The largest of x[low:high], where spans = _spans(x); 0 where that is nothing."""
-    if high <= low:
-        return 0
-    k = 0
-    while 2 << k <= high - low:
-        k += 1
-    return max(spans[k, low], spans[k, high - (1 << k)])
+    return max(largest(behind, i, j - 1) - base, extra + max(skip_peak[i], largest(passed, i + 1, j)))
 
 
 @nb.njit(cache=True)

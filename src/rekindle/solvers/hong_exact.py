@@ -13,9 +13,10 @@ Optimality: for peak and time, among plans that keep inputs of stages and run ea
 whole. On a chain of single ops, each of which needs its input and its gradient, the peak is the judge's. It is one
 forward more at most. Where more than MOST plans from a stage on are undominated, as many are gone on with.
 
-Complexity: O(n log n) for the least peak where what passes from one stage is read by the next alone: the queue of `hong`,
-with its largest terms looked up, as they need not grow with the segment here. With time as well O(n^2 f log(n f)) for f
-undominated plans; longer chains are taken with some stages merged for that.
+Complexity: O(n) for the least peak where what passes from one stage is read by the next alone: the queue of `hong`, with
+its largest terms looked up, as they need not grow with the segment here. (What backward does not read of it may make
+the best next stage jump, by d stages at the cost of log d.) With time as well O(n^2 f log(n f)) for f undominated plans;
+longer chains are taken with some stages merged for that.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SPREAD = 40  # plans where the whole frontier is wanted
     graphs="chain",
     objective="peak and time, of keeping inputs of stages and running each segment again once",
     optimal="for peak and time among single-level plans, on a chain",
-    complexity="O(n log n) for the least peak; with time O(n^2 f log n) for f undominated plans",
+    complexity="O(n) for the least peak; with time O(n^2 f log n) for f undominated plans",
     citation="after Hong, Tsai, Wang, Liu, Wu, GPU Memory Usage Optimization for Backward Propagation in Deep Network "
     "Training, JPDC 2025, arXiv:2502.12499",
     curve=True,
