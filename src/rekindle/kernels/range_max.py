@@ -5,7 +5,9 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-BLOCK = 32  # at least the logarithm of any length: what is known of runs of blocks fits into a row as long as the numbers
+BLOCK = (
+    32  # at least the logarithm of any length: what is known of runs of blocks fits into a row as long as the numbers
+)
 
 
 @nb.njit(cache=True)
