@@ -15,7 +15,7 @@ from rekindle.graph import BOUNDARY, Graph, Op, Value
 from rekindle.schedule import Schedule
 from rekindle.simulate import simulate
 from rekindle.solvers.base import Problem
-from rekindle.solvers.exact import exact, fits, least_peak_bound, solve
+from rekindle.solvers.exact import exact, fits, least_peak, solve
 from strategies import chains, dags, graphs, joint_graphs, schedules, u_nets
 
 Front = list[tuple[int, float]]
@@ -123,7 +123,7 @@ def test_what_coarser_models_leave_out_is_not_lost(graph: Graph, more: int) -> N
     # Graphs this small have no negligible values.
     with mock.patch("rekindle.solvers.exact.NEGLIGIBLE", (0.4, 0.15, 0.0)):
         least = solve(graph, weights).peak_bound
-        assert least_peak_bound(graph, weights, 1e9, 100_000) == least
+        assert least_peak(graph, weights, 1e9, 100_000).peak_bound == least
         found = solve(graph, weights, limit=least + more)
     cheapest = read_backwards(graph, least + more, weights)
     assert found.proven

@@ -15,12 +15,13 @@ from .graph import Graph
 from .plan import Plan
 from .schedule import Schedule
 from .simulate import Simulation, simulate
-from .solvers import registry
+from .solvers import exact, registry
 from .solvers.base import Problem, Progress, Solver
 
 EPS = 1e-9
 CERTIFY = 1.0  # seconds, about, for the certificate of a plan
-PATIENCE = 15.0  # seconds that must be left for a patient one
+PATIENCE = 15.0  # seconds that must be left to look longer: at SETS sets of values
+LOOSE, FEW, SETS = 0.02, 80, 400_000  # if it misses more than that part, on graphs of so few ops
 USUAL = 30.0  # seconds; a longer time limit makes searches work longer
 SMALL = 128  # ops of graphs on which optimality may be searched for
 Finish = Callable[[Graph, Schedule], Schedule]
@@ -87,7 +88,14 @@ def plan_graph(
     # What else patience may take, the limit has room for, or there is none.
     patient = time_limit is None or start + time_limit - time.monotonic() > PATIENCE
     certifying = _certifying(start, time_limit)
-    bound = bounds.best(graph, weights, best.judged.overhead, certifying, best.judged.peak_bytes, patient)
+    bound = bounds.best(graph, weights, best.judged.overhead, certifying, best.judged.peak_bytes)
+    if patient and int(graph.needed.sum()) <= FEW and bound.bytes < (1 - LOOSE) * best.judged.peak_bytes:
+        closer = exact.least_peak(graph, weights, best.judged.overhead, SETS, best.judged.peak_bytes)
+        bound = bound._replace(bytes=max(bound.bytes, closer.peak_bound))
+        # Within an overhead it may find nothing where more is allowed: then more could turn out larger.
+        if closer.schedule is not None and chosen.name == "auto" and limit is not None:
+            met = Schedule.from_runs(graph, closer.schedule.runs, "auto")
+            best = _smaller(best, _score(graph, met, cost, finish))
     optimal = _optimal(graph, weights, best, bound, goal, limit)
     return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start, bound, optimal)
 
@@ -218,6 +226,12 @@ def _problem(
 def _score(graph: Graph, schedule: Schedule, cost: str, finish: Finish | None) -> Scored:
     schedule = finish(graph, schedule) if finish else schedule
     return Scored(schedule, simulate(graph, schedule, cost))
+
+
+def _smaller(one: Scored, two: Scored) -> Scored:
+    """The second if it holds less than the first and costs no more."""
+    less = two.judged.peak_bytes < one.judged.peak_bytes and two.judged.overhead <= one.judged.overhead + EPS
+    return two if less else one
 
 
 def _pick(found: list[Scored], limit: int | None, max_overhead: float | None) -> Scored | None:

@@ -89,9 +89,8 @@ class Schedule:
         cls, graph: Graph, runs: Sequence[int] | np.ndarray, solver: str = "", inplace: bool = True
     ) -> Schedule:
         """The schedule of a sequence of runs: every value ends right after its last use before it is
-        produced again, and with `inplace` an op writes over a dying input wherever `Op.inplace` allows it
-        safely (never over what the caller holds, nor, in backward, over what forward saved: a second
-        backward over the same step must find it whole)."""
+        produced again, and with `inplace` an op writes over a dying input wherever `Op.inplace` allows it,
+        but not over what the boundary reads or makes: the caller may hold that."""
         rows = liveness.lower(np.asarray(runs, np.int64), inplace, *graph.arrays)
         return cls._from_array(rows, graph.hash, solver)
 

@@ -13,8 +13,6 @@ from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting
 
 SEARCHED = 100_000  # sets of values that the search looks at, per second allowed
-LOOSE, PATIENT = 0.02, 4  # who is patient, and misses more than that part, has it look at so many times as many
-FEW = 64  # ops of graphs where that helps
 CUTS = 10_000  # ops at whose first run a linear program is solved, times ops of the graph, per second allowed
 LEAST_CUTS = 2
 STAGES = (6, 12)
@@ -23,23 +21,18 @@ STAGED = 500  # graphs of at most so many ops get programs of several stages
 
 
 def best(
-    graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.0, upper: int | None = None,
-    patient: bool = False,
-) -> Bound:  # fmt: skip
+    graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.0, upper: int | None = None
+) -> Bound:
     """The best bound on the peak of every schedule whose extra cost is at most `overhead`.
 
     seconds : about how long it may take. Work is counted rather than timed as far as possible.
     upper : the peak of a schedule within that cost, where one is known: nothing is done beyond proving it best.
-    patient : where the bound stays far from `upper`, on a graph of few ops, it may take several times as long.
     """
     found = at_overhead(graph, weights, overhead)
     for attempt in (_looking_ahead, _at_one_run, _at_several_runs, _by_search):
         if upper is not None and found.bytes >= upper or seconds <= 0:
             break
         found = max(found, attempt(graph, weights, overhead, seconds, upper), key=lambda b: b.bytes)
-    few = int(graph.needed.sum()) <= FEW
-    if patient and few and upper is not None and found.bytes < (1 - LOOSE) * upper:
-        found = max(found, _by_search(graph, weights, overhead, PATIENT * seconds, upper), key=lambda b: b.bytes)
     return found
 
 
@@ -84,9 +77,9 @@ def _by_search(graph: Graph, weights: np.ndarray, overhead: float, seconds: floa
     """The exact search, on graphs small enough."""
     if not exact.fits(graph):
         return single_op(graph)
-    peak = exact.least_peak_bound(graph, weights, overhead, max(1, int(SEARCHED * seconds)), upper)
+    found = exact.least_peak(graph, weights, overhead, max(1, int(SEARCHED * seconds)), upper)
     ops = most_waiting(graph, weights, 1)
-    return Bound(peak, ops[0] if ops else None)
+    return Bound(found.peak_bound, ops[0] if ops else None)
 
 
 def time_at(graph: Graph, weights: np.ndarray, peak: int, seconds: float = 0.0) -> float:

@@ -83,8 +83,8 @@ def pool(width: int, n_values: int, n_ops: int) -> Pool:
 
 
 @nb.njit(cache=True)
-def during(live, held, q, forward, net):
-    """Bytes while q runs, where `live` is needed after it. forward: the boundary has not run yet."""
+def during(live, held, q, net):
+    """Bytes while q runs, where `live` is needed after it."""
     total = held + net.workspace[q]
     for j in range(net.out_ptr[q], net.out_ptr[q + 1]):
         if not live[net.out_ids[j]]:
@@ -97,13 +97,7 @@ def during(live, held, q, forward, net):
         first = net.out_ids[net.out_ptr[q]]
         for j in range(net.over_ptr[q], net.over_ptr[q + 1]):
             v = net.over_ids[j]
-            # On which side of the boundary an input was made is known where that can be only one.
-            if (
-                live[first]
-                and not live[v]
-                and net.size[v] >= net.size[first]
-                and (forward or net.after[net.producer[v]])
-            ):
+            if live[first] and not live[v] and net.size[v] >= net.size[first]:
                 return total - net.size[first]
     return total
 
@@ -192,7 +186,6 @@ def retire(pool, i, to, n, net, cap, soft, price, window, flipped):
     """(whether one fits, whether one stays below `soft`, n): each way to retire an op among the last `window` ones, put
     into pool `to`."""
     live, retired = pool.live[i], pool.retired[i]
-    forward = net.boundary < 0 or retired[net.boundary]
     run = np.empty(1, np.int64)
     fits, well = False, False
     seen = 0
@@ -200,7 +193,7 @@ def retire(pool, i, to, n, net, cap, soft, price, window, flipped):
     while q >= 0 and seen < window:
         if not retired[q]:
             seen += 1
-            if not is_read(retired, q, net) and during(live, pool.held[i], q, forward, net) <= cap:
+            if not is_read(retired, q, net) and during(live, pool.held[i], q, net) <= cap:
                 held, key, m = undo(live, pool.held[i], pool.key[i], q, net, flipped, 0)
                 put_back(live, flipped, m)
                 fits = True
@@ -227,7 +220,7 @@ def is_read_behind(retired, v, net):
 
 
 @nb.njit(cache=True)
-def best_chain(live, start, v, forward, net, cap, most, chain, flipped):
+def best_chain(live, start, v, net, cap, most, chain, flipped):
     """(cost per byte, runs) of the best drop that begins with taking back the run that made v; the runs in `chain`.
 
     As long as a run brings in a large value, its maker's run is taken back next, and no
@@ -239,7 +232,7 @@ def best_chain(live, start, v, forward, net, cap, most, chain, flipped):
     kept = 0
     q = net.producer[v]
     count = 0
-    while q >= 0 and count < CHAIN and cost <= most and during(live, held, q, forward, net) <= cap:
+    while q >= 0 and count < CHAIN and cost <= most and during(live, held, q, net) <= cap:
         held, key, m = undo(live, held, key, q, net, flipped, m)
         cost += net.weight[q]
         chain[count] = q
@@ -262,7 +255,6 @@ def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
     """Number of states in pool `to` after the drops of state i that cost least for the bytes they give up, and
     less than `dearest` per byte."""
     live, retired = pool.live[i], pool.retired[i]
-    forward = net.boundary < 0 or retired[net.boundary]
     rate = np.full(choices, dearest)
     chains = np.empty((choices, CHAIN), np.int64)
     length = np.zeros(choices, np.int64)
@@ -272,7 +264,7 @@ def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
         if not live[v] or not net.recompute[net.producer[v]] or not is_read(retired, net.producer[v], net):
             continue
         most = WORTH * net.size[v] * rate[choices - 1]
-        best, kept = best_chain(live, pool.held[i], v, forward, net, cap, most, chain, flipped)
+        best, kept = best_chain(live, pool.held[i], v, net, cap, most, chain, flipped)
         if is_read_behind(retired, v, net):
             best *= AGAIN
         k = choices

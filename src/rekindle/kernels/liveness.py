@@ -42,7 +42,6 @@ def lower(runs, inplace, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_p
                 live[v] = True
         free_ptr[s] = m  # frees of run s lie in [free_ptr[s + 1], free_ptr[s])
     # Forward pass: emit, choosing `into` where an input dies and may be overwritten.
-    side = np.zeros(n_values, np.int64)  # where the live copy was made: 1 forward, 2 backward
     shared = np.zeros(n_values, np.bool_)  # read or produced by the boundary: the caller may hold it
     if boundary >= 0:
         for j in range(in_ptr[boundary], in_ptr[boundary + 1]):
@@ -51,11 +50,8 @@ def lower(runs, inplace, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_p
             shared[out_ids[j]] = True
     rows = np.empty((n_steps + m, 3), np.int64)
     k = 0
-    now = 1
     for s in range(n_steps):
         o = runs[s]
-        if o == boundary:
-            now = 2
         lo = free_ptr[s + 1] if s + 1 < n_steps else 0
         hi = free_ptr[s]
         into = -1
@@ -68,7 +64,7 @@ def lower(runs, inplace, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_p
             if not arrives_dead:
                 for q in range(inp_ptr[o], inp_ptr[o + 1]):
                     v = inp_ids[q]
-                    if into >= 0 or producer[v] < 0 or shared[v] or side[v] != now or size[v] < size[first]:
+                    if into >= 0 or producer[v] < 0 or shared[v] or size[v] < size[first]:
                         continue
                     for j in range(lo, hi):
                         if free_ids[j] == v:
@@ -77,8 +73,6 @@ def lower(runs, inplace, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_p
         rows[k, 1] = o
         rows[k, 2] = into
         k += 1
-        for j in range(out_ptr[o], out_ptr[o + 1]):
-            side[out_ids[j]] = now
         for j in range(lo, hi):
             if free_ids[j] != into:
                 rows[k, 0] = 1

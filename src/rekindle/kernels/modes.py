@@ -70,30 +70,16 @@ def expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, 
 
 
 @nb.njit(cache=True)
-def peak(runs, m, live, side, may, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
+def peak(runs, m, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
          recompute, keep, boundary, shared):  # fmt: skip
     """(peak bytes without the resident ones, index of the run that holds it) of runs[:m].
 
     The same as judging `Schedule.from_runs`, in one backward scan: what is live after a run is known there, and an
     input that is not live after the run dies in it.
 
-    live : bool [values]; side : int8 [values]; may : int64 [runs]; scratch.
+    live : bool [values]; scratch.
     shared : bool [values]: what the boundary reads or makes, which nothing may be written over.
     """
-    # Which inplace candidates were made on the same side of the boundary as the op that would overwrite them.
-    now = 1
-    for s in range(m):
-        o = runs[s]
-        if o == boundary:
-            now = 2
-        bits = 0
-        for q in range(inp_ptr[o], inp_ptr[o + 1]):
-            v = inp_ids[q]
-            if producer[v] >= 0 and not shared[v] and side[v] == now:
-                bits |= 1 << (q - inp_ptr[o])
-        may[s] = bits
-        for j in range(out_ptr[o], out_ptr[o + 1]):
-            side[out_ids[j]] = now
     held = 0
     for v in range(len(size)):
         live[v] = keep[v]
@@ -115,11 +101,11 @@ def peak(runs, m, live, side, may, size, producer, in_ptr, in_ids, out_ptr, out_
                     first_lives = True
             else:
                 during += size[v]
-        if may[s] != 0 and first_lives:
+        if first_lives and inp_ptr[o + 1] > inp_ptr[o]:
             first = out_ids[out_ptr[o]]
             for q in range(inp_ptr[o], inp_ptr[o + 1]):
                 v = inp_ids[q]
-                if (may[s] >> (q - inp_ptr[o])) & 1 and not live[v] and size[v] >= size[first]:
+                if producer[v] >= 0 and not shared[v] and not live[v] and size[v] >= size[first]:
                     during -= size[first]
                     break
         for j in range(in_ptr[o], in_ptr[o + 1]):

@@ -28,8 +28,7 @@ def scratch_for(problem, graph):
     n_values, n_ops, cap = len(graph[0]), len(graph[8]), problem[9]
     return (
         np.empty(n_values, np.bool_), np.empty(n_values, np.bool_), np.empty(n_ops + 1, np.int64),
-        np.empty(n_values + 1, np.int64), np.empty(n_values, np.bool_), np.empty(n_values, np.int8),
-        np.empty(cap, np.int64), np.empty(cap, np.int64),
+        np.empty(n_values + 1, np.int64), np.empty(n_values, np.bool_), np.empty(cap, np.int64),
     )  # fmt: skip
 
 
@@ -82,80 +81,24 @@ def _expand(modes, order, ends, weights, graph, avail, gone, stack, passing, run
 
 
 @nb.njit(cache=True, nogil=True)
-def _peak(runs, m, modes, ends, shared, graph, live):
-    """As `modes.peak`. What may be written over was made on the same side of the end of forward: that is known from the
-    mode."""
-    size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, _, keep, _ = graph
-    held = 0
-    for v in range(len(size)):
-        live[v] = keep[v]
-        if keep[v]:
-            held += size[v]
-    best = 0
-    at = 0
-    for s in range(m - 1, -1, -1):
-        o = runs[s]
-        during = held + workspace[o]
-        before = held
-        first_lives = False
-        for j in range(out_ptr[o], out_ptr[o + 1]):
-            v = out_ids[j]
-            if live[v]:
-                before -= size[v]
-                live[v] = False
-                if j == out_ptr[o]:
-                    first_lives = True
-            else:
-                during += size[v]
-        if first_lives and inp_ptr[o + 1] > inp_ptr[o]:
-            first = out_ids[out_ptr[o]]
-            for q in range(inp_ptr[o], inp_ptr[o + 1]):
-                v = inp_ids[q]
-                if (
-                    not live[v]
-                    and not shared[v]
-                    and size[v] >= size[first]
-                    and (s < ends or producer[v] >= ends or modes[v] != 2)
-                ):
-                    during -= size[first]
-                    break
-        for j in range(in_ptr[o], in_ptr[o + 1]):
-            v = in_ids[j]
-            if not live[v]:
-                live[v] = True
-                during += size[v]
-                before += size[v]
-        if during > best:
-            best = during
-            at = s
-        held = before
-    return best, at
-
-
-@nb.njit(cache=True, nogil=True)
 def evaluate(modes, order, problem, graph, scratch):
     """(peak, index of the run that holds it, extra cost, number of runs); the runs lie in the last of `scratch`."""
-    ends = problem[8][1]
-    if ends > 0:
-        m, more = _expand(modes, order, ends, problem[3], graph, scratch[0], scratch[1], scratch[2], scratch[3],
-                          scratch[7])  # fmt: skip
-        if m < 0:
-            return INFEASIBLE, 0, INFEASIBLE, 0
-        highest, when = _peak(scratch[7], m, modes, ends, problem[4], graph, scratch[4])
-        return float(highest), when, more, m
-    drop_ptr, drop_ids, producer, weights, shared, base_cost, _, _, _, _ = problem
+    drop_ptr, drop_ids, producer, weights, shared, base_cost, _, _, regions, _ = problem
     size, _, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep, boundary = graph
-    avail, gone, stack, passing, live, side, may, runs = scratch
-    m = expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, out_ids, avail, gone, stack,
-               passing, runs)  # fmt: skip
+    avail, gone, stack, passing, live, runs = scratch
+    if regions[1] > 0:
+        m, extra = _expand(modes, order, regions[1], weights, graph, avail, gone, stack, passing, runs)
+    else:
+        m = expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, out_ids, avail, gone, stack,
+                   passing, runs)  # fmt: skip
+        extra = -base_cost
+        for s in range(m):
+            extra += weights[runs[s]]
     if m < 0:
         return INFEASIBLE, 0, INFEASIBLE, 0
-    top, at = peak(runs, m, live, side, may, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids,
-                   workspace, recompute, keep, boundary, shared)  # fmt: skip
-    cost = 0.0
-    for s in range(m):
-        cost += weights[runs[s]]
-    return float(top), at, cost - base_cost, m
+    top, at = peak(runs, m, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
+                   recompute, keep, boundary, shared)  # fmt: skip
+    return float(top), at, extra, m
 
 
 @nb.njit(cache=True, nogil=True)
@@ -232,7 +175,7 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
     before_ptr, before_ids, regions = problem[6], problem[7], problem[8]
     n_values, n_ops, n = len(size), len(in_ptr) - 1, len(candidates)
     scratch = scratch_for(problem, graph)
-    runs = scratch[7]
+    runs = scratch[-1]
     is_candidate = np.zeros(n_values, np.bool_)
     for v in candidates:
         is_candidate[v] = True

@@ -208,8 +208,7 @@ def refresh(s, t, ops):
                     if ops.value[v, SHARED] or ops.value[v, SIZE] < ops.value[first, SIZE]:
                         continue
                     p = production_before(s, v, t)
-                    border = s.counts[BOUNDARY]
-                    if (s.event[p, SLOT] < border) == (t < border) and life_end(s, p, v, ops) == t:
+                    if life_end(s, p, v, ops) == t:
                         spared = ops.value[first, SIZE]
                         break
     if spared != s.saved[t]:

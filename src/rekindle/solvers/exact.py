@@ -137,39 +137,50 @@ def _models(graph: Graph, weights: np.ndarray, safe: bool = False) -> list[Neede
     return [fine, whole] if same else [coarse, fine, whole]
 
 
-def least_peak_bound(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, upper: int | None = None) -> int:
-    """A certified bound on the peak within an extra cost. Three labels of four go into the search for the least peak, the
-    rest into questions whether any schedule stays within a given peak; `upper` is known to be reached."""
+def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, upper: int | None = None) -> Solution:
+    """A certified bound on the peak within an extra cost, and the smallest schedule met on the way that writes in place
+    only where a second backward stays possible, or None.
+
+    Three labels of four go into the search for the least peak, the rest into questions whether any schedule stays
+    within a given peak; `upper` is known to be reached.
+    """
     once = float(weights[graph.needed].sum())
     slack = once * (max(0.0, overhead) + 1e-9)
     top = simulate(graph, Schedule.baseline(graph)).peak_bytes if upper is None else upper
-    bound = 0
+    bound, met = 0, []
     for model in _models(graph, weights):
         found = _search(model, None, slack, max(1, 3 * nodes // 4), None)
         nodes -= found.nodes
         bound = max(bound, found.peak_bound)
-        if bound >= top:
+        met.append(found.schedule)
+        if not found.proven and bound < top:  # finer models are harder yet
+            asked = _asked(model, slack, nodes, bound, top)
+            bound = asked.peak_bound
+            met.append(asked.schedule)
+        if not found.proven or bound >= top:
             break
-        if not found.proven:  # finer models are harder yet
-            return max(bound, _asked(model, slack, nodes, bound, top))
-    return bound
+    safe = [Schedule.from_runs(graph, s.runs, "exact") for s in met if s is not None]
+    peaks = [simulate(graph, s).peak_bytes for s in safe]
+    smallest = safe[int(np.argmin(peaks))] if safe else None
+    return Solution(smallest, bound, once, bool(safe) and min(peaks) <= bound)
 
 
-def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> int:
-    """A bound on the peak from `low` to `high`, by halving: is there a schedule within it?"""
+def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> Solution:
+    """The least peak from `low` to `high`, by halving: is there a schedule within it?"""
     resident, unit = model.graph.resident_bytes, model.unit
     least, most = (low - resident) // unit, -((resident - high) // unit)
-    probe = most - 1
+    probe, schedule = most - 1, None
     for _ in range(QUESTIONS):
         if least >= most:
             break
         answer = _search(model, resident + probe * unit, slack, max(1, nodes // QUESTIONS), None)
+        schedule = answer.schedule or schedule
         if answer.proven and answer.schedule is None:
             least = probe + 1
         else:
             most = probe
         probe = (least + most - 1) // 2
-    return max(low, min(high, resident + least * unit))
+    return Solution(schedule, max(low, min(high, resident + least * unit)), 0.0, False)
 
 
 def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline: float | None) -> Solution:

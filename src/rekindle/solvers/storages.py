@@ -356,5 +356,5 @@ class Search:
         found = []
         for b in np.flatnonzero(np.isfinite(extra)):
             m = kernel.evaluate(modes[b], orders[b], self._arguments, self.reduced.arrays, self.scratch)[3]
-            found.append(Entry(float(peaks[b]), float(extra[b]), self.scratch[7][:m].copy()))
+            found.append(Entry(float(peaks[b]), float(extra[b]), self.scratch[-1][:m].copy()))
         return pareto(found)

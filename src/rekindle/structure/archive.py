@@ -33,9 +33,7 @@ def entry(graph: Graph, weights: np.ndarray, runs: Sequence[int] | np.ndarray) -
 
 def peak_of(arrays: Arrays, shared: np.ndarray, runs: np.ndarray) -> int:
     """Peak bytes, without the resident ones, of runs lowered by `Schedule.from_runs`. shared : as `Graph.shared`."""
-    n = len(arrays.bytes)
-    top, _ = peak(runs, len(runs), np.empty(n, np.bool_), np.zeros(n, np.int8), np.empty(len(runs), np.int64), *arrays,
-                  shared)  # fmt: skip
+    top, _ = peak(runs, len(runs), np.empty(len(arrays.bytes), np.bool_), *arrays, shared)
     return int(top)
 
 

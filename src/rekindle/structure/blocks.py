@@ -147,9 +147,9 @@ class Block:
         together = np.concatenate([alone, program])
         return (
             float(self.size[saved].sum()),
-            float(self._peak(save, here, self.passed_on | saved | self.passing, here)),
+            float(self._peak(save, here, self.passed_on | saved | self.passing)),
             float(again[save].sum()),
-            float(self._peak(together, here | self.ending | self.behind, self.left, self.unread | self.waiting) - self._ends),
+            float(self._peak(together, here | self.ending | self.behind, self.left) - self._ends),
             float(again[alone].sum()),
             float(self._backward_peak(program, extra)),
             float(self.weights[program].sum()),
@@ -166,7 +166,7 @@ class Block:
         return self.own & needs | self.saved | extra, extra, needs
 
     def _backward_peak(self, program: np.ndarray, extra: np.ndarray) -> int:
-        return self._peak(program, self.own | extra | self.ending | self.behind, self.left, self.waiting) - self._ends
+        return self._peak(program, self.own | extra | self.ending | self.behind, self.left) - self._ends
 
     @cached_property
     def _ends(self) -> int:
@@ -186,14 +186,11 @@ class Block:
         wanted = np.append(wanted & ~self.kept, False)
         return prune(runs, producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, every, wanted)
 
-    def _peak(self, runs: np.ndarray, counted: np.ndarray, left: np.ndarray, writable: np.ndarray) -> int:
-        """Most bytes of the values `counted` during the runs, where those of `left` must be there after them. What
-        comes from outside may be written over only if `writable`."""
+    def _peak(self, runs: np.ndarray, counted: np.ndarray, left: np.ndarray) -> int:
+        """Most bytes of the values `counted` during the runs, where those of `left` must be there after them."""
         size = np.append(np.where(counted, self.size, 0), 0)
-        top, _ = modes.peak(
-            runs, len(runs), np.empty(len(size), np.bool_), np.append(writable, False).astype(np.int8),
-            np.empty(len(runs), np.int64), *self._arrays._replace(bytes=size, keep=np.append(left, False)), self._shared,
-        )  # fmt: skip
+        arrays = self._arrays._replace(bytes=size, keep=np.append(left, False))
+        top, _ = modes.peak(runs, len(runs), np.empty(len(size), np.bool_), *arrays, self._shared)
         return max(int(top), int(size[:-1][left].sum()))
 
     @cached_property

@@ -60,14 +60,11 @@ class Measure:
                 again, producer, local.in_ptr, local.in_ids, local.out_ptr, local.out_ids, every, values & ~kept
             )  # fmt: skip
 
-        def peak(runs: np.ndarray, counted: np.ndarray, left: np.ndarray, writable: np.ndarray) -> int:
-            """Most bytes of the values `counted` during the runs, where those of `left` must be there after them. What
-            comes from outside may be written over only if `writable`."""
+        def peak(runs: np.ndarray, counted: np.ndarray, left: np.ndarray) -> int:
+            """Most bytes of the values `counted` during the runs, where those of `left` must be there after them."""
             here = np.where(counted, size, 0)
-            top, _ = modes.peak(
-                runs, len(runs), np.empty(len(here), np.bool_), writable.astype(np.int8), np.empty(len(runs), np.int64),
-                *local._replace(bytes=here, keep=left), shared,
-            )  # fmt: skip
+            scratch = np.empty(len(here), np.bool_)
+            top, _ = modes.peak(runs, len(runs), scratch, *local._replace(bytes=here, keep=left), shared)
             return max(int(top), int(here[left].sum()))
 
         skip, save, alone = (pruned(values) for values in (passed_on, passed_on | own & read, wanted))
@@ -76,12 +73,10 @@ class Measure:
         sizes = [
             int(size[own & read].sum()),
             int(size[passed_on & read].sum()),
-            peak(skip, own, passed_on, own),
-            peak(save, own | unread, passed_on | own & read | unread & (last > stage), own | unread) + idle,
-            peak(np.concatenate([alone, program]), own | unread | ending | behind, left, unread | waiting)
-            + waits
-            - ends,
-            peak(program, own | ending | behind, left, waiting) + waits - ends,
+            peak(skip, own, passed_on),
+            peak(save, own | unread, passed_on | own & read | unread & (last > stage)) + idle,
+            peak(np.concatenate([alone, program]), own | unread | ending | behind, left) + waits - ends,
+            peak(program, own | ending | behind, left) + waits - ends,
         ]
         parts = tuple(tuple(ops[runs].tolist()) for runs in (skip, save, alone))
         return (parts[0], parts[1], parts[2]), sizes

@@ -24,8 +24,7 @@ class Needed:
 
     drop : the least values that together hold at most this part of all bytes count as nothing: what is found in that
         model is a bound on the truth.
-    safe : writes in place only where the copy under it is surely not what forward saved or the caller holds; else
-        wherever the judge allows it.
+    safe : writes over nothing that the caller may hold; else wherever the judge allows it.
 
     Attributes
     ----------
@@ -138,8 +137,7 @@ def overwritable(graph: Graph, i: int, safe: bool) -> list[int]:
     found = [v for v in op.inplace if a.producer[v] >= 0 and a.bytes[v] >= a.bytes[op.outputs[0]]]
     if not safe or graph.boundary is None:
         return found
-    shared = {*graph.ops[graph.boundary].inputs, *graph.ops[graph.boundary].outputs}
-    return [v for v in found if v not in shared and graph.ops[a.producer[v]].backward]
+    return [v for v in found if not graph.shared[v]]
 
 
 def rows(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

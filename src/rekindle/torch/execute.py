@@ -48,7 +48,8 @@ class Step:
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
-        self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out)
+        retain = torch._C._autograd._get_current_graph_task_keep_graph()
+        self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain)
 
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""

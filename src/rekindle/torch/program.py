@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from . import rng, rules
 from .normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
 
 _LITERALS = (bool, int, str, type(None))
-_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "members")
+_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "members")
 
 
 @dataclass
@@ -31,14 +31,15 @@ class Program:
     """The two halves of a step, compiled from `source`.
 
     forward(inputs, rng) -> (results, saved): `inputs` is one tensor per placeholder (emptied), `rng` a dict.
-    backward(saved, tangents, rng, out): a generator; both lists are emptied. Each `next` runs one stage.
+    backward(saved, tangents, rng, out, retain): a generator; both lists are emptied. Each `next` runs one stage. `retain`:
+        another backward may follow, so nothing is written over what forward saved.
     stages : per stage the placeholders whose gradients it puts into `out`, in order.
     saved_inputs : placeholders that backward reads; their tensors follow what forward saved.
     """
 
     source: str
     forward: Callable[[list[Any], dict[int, Any]], tuple[list[Any], list[Any]]]
-    backward: Callable[[list[Any], list[Any], dict[int, Any], list[Any]], Iterator[None]]
+    backward: Callable[[list[Any], list[Any], dict[int, Any], list[Any], bool], Iterator[None]]
     stages: list[list[fx.Node]]
 
 
@@ -162,7 +163,7 @@ class _Writer:
         names = [*(x for v in saved for x in self._variables(v)), *map(self._var, used)]
         tangents = [self._var(t) for t in self.low.captured.tangents]
         self.lines += [
-            "def backward(saved, tangents, rng, out):",
+            "def backward(saved, tangents, rng, out, retain):",
             f"    {self._unpack(names, 'saved')}",
             f"    {self._unpack(tangents, 'tangents')}",
         ]
@@ -172,6 +173,7 @@ class _Writer:
                 self._delete(s.value)
         stages: list[list[fx.Node]] = []
         handed: list[fx.Node] = []
+        untouched = set(saved)  # copies that forward made
         last_read = self._last_reads(steps)
         for i, s in enumerate(steps):
             if isinstance(s, Free):
@@ -187,7 +189,8 @@ class _Writer:
                 self.lines.append(f"    out.append({self._tensor(self.low.captured.gradients[call.node], False)})")
                 handed.append(call.node)
             else:
-                self._run(s, call, replay=s.op in replayed, outlive=set())
+                self._run(s, call, replay=s.op in replayed, outlive=set(), saved=untouched)
+                untouched -= {*self.graph.ops[s.op].outputs, s.into}
             for v in last_read.get(i, []):  # a gradient that stays belongs to the caller from here on
                 self._delete(v)
         if handed:
@@ -211,7 +214,7 @@ class _Writer:
                         rows.setdefault(i, []).append(v)
         return rows
 
-    def _run(self, s: Run, call: Call, replay: bool, outlive: set[int]) -> None:
+    def _run(self, s: Run, call: Call, replay: bool, outlive: set[int], saved: Container[int] = ()) -> None:
         n = call.node
         assert n is not None
         op = self.graph.ops[s.op]
@@ -229,7 +232,8 @@ class _Writer:
         name = self._function(rules.runnable(target))
         if s.into is not None:
             position = call.over[s.into]
-            name = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
+            over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
+            name = f"({name} if retain else {over})" if s.into in saved else over
         arguments = [self._argument(a, n) for a in n.args] + [
             f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()
         ]
