@@ -20,9 +20,7 @@ RELAXED = 4  # ops looked at on larger graphs
 STAGED = 500  # graphs of at most so many ops get programs of several stages
 
 
-def best(
-    graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.0, upper: int | None = None
-) -> Bound:
+def best(graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.0, upper: int | None = None) -> Bound:
     """The best bound on the peak of every schedule whose extra cost is at most `overhead`.
 
     seconds : about how long it may take. Work is counted rather than timed as far as possible.

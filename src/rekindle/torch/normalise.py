@@ -12,7 +12,7 @@ What PyTorch does implicitly becomes explicit ops here, so that one simulator se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -365,6 +365,9 @@ class _Lowering:
                 self.keep.append(token)
                 if p not in self.c.params:
                     self.keep += values  # the gradient of an input stays with the caller
+        # What the caller may hold is never written over, whoever makes the schedule.
+        held = {v for op in ops if op.name == BOUNDARY for v in (*op.inputs, *op.outputs)}
+        ops = [replace(op, inplace=tuple(v for v in op.inplace if v not in held)) for op in ops]
         self.ops, self.calls = ops, calls
         return Graph(tuple(self.values), tuple(ops), tuple(dict.fromkeys(self.keep)), resident_bytes, name)
 
