@@ -5,9 +5,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-BLOCK = (
-    32  # at least the logarithm of any length: what is known of runs of blocks fits into a row as long as the numbers
-)
+# At least the logarithm of any length: then what is known of blocks in a row is no longer than the numbers.
+BLOCK = 32
 
 
 @nb.njit(cache=True)

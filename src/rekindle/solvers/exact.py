@@ -11,8 +11,8 @@ outputs, ops that may run only once, writing in place.
 
 Optimality: least cost among all schedules that the judge accepts and that stay within `limit`; least peak among those
 within `max_overhead`; least peak of all with neither, and then least cost at that peak. So where the search ends by
-itself and the graph allows no unsafe write in place: the schedules given here write in place only where a second
-backward stays possible. When it is cut short, what is still open gives a certified bound.
+itself and no op may write over what the boundary reads or makes, as traced graphs never allow: the schedules given here
+leave that alone. When it is cut short, what is still open gives a certified bound.
 
 Complexity: exponential; about 10^5 sets a second. Graphs of more than 128 needed ops, or values that something reads,
 are declined: there the baseline is all it gives.
@@ -107,7 +107,7 @@ def solve(
     `max_cost`. The graph must fit.
 
     nodes : labels expanded at most. deadline : `time.monotonic()` at which to stop.
-    safe : writes in place only where a second backward stays possible; else wherever the judge allows it.
+    safe : writes over nothing that the caller may hold; else wherever the judge allows it.
     """
     once = float(weights[graph.needed].sum())
     slack = np.inf if max_cost is None else max_cost - once + 1e-9 * once
@@ -138,8 +138,8 @@ def _models(graph: Graph, weights: np.ndarray, safe: bool = False) -> list[Neede
 
 
 def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, upper: int | None = None) -> Solution:
-    """A certified bound on the peak within an extra cost, and the smallest schedule met on the way that writes in place
-    only where a second backward stays possible, or None.
+    """A certified bound on the peak within an extra cost, and the smallest schedule met on the way, or None. It writes
+    over nothing that the caller may hold.
 
     Three labels of four go into the search for the least peak, the rest into questions whether any schedule stays
     within a given peak; `upper` is known to be reached.
