@@ -54,7 +54,7 @@ def test_writing_over_an_input_changes_no_bit(op: Any, dtype: torch.dtype) -> No
             args = [a.clone() if isinstance(a, torch.Tensor) else a for a in ARGUMENTS[op](x, y, mask)]
             found = call(*args)
             assert found.data_ptr() == args[position].data_ptr()
-            assert torch.equal(found, expected)
+            assert torch.allclose(found, expected, rtol=0, atol=0, equal_nan=True)  # bfloat16 draws zeros: 0 / 0
 
 
 def test_what_a_view_shows_whole_is_written_over() -> None:
