@@ -135,9 +135,7 @@ def overwritable(graph: Graph, i: int, safe: bool) -> list[int]:
     """The inputs over which op i may write its first output."""
     a, op = graph.arrays, graph.ops[i]
     found = [v for v in op.inplace if a.producer[v] >= 0 and a.bytes[v] >= a.bytes[op.outputs[0]]]
-    if not safe or graph.boundary is None:
-        return found
-    return [v for v in found if not graph.shared[v]]
+    return [v for v in found if not (safe and graph.shared[v])]
 
 
 def rows(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -48,6 +48,7 @@ class Step:
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
+        # The flag of the backward call at work; AOTAutograd asks for it the same way, there is no public one.
         retain = torch._C._autograd._get_current_graph_task_keep_graph()
         self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain)
 

@@ -34,7 +34,6 @@ class Program:
     backward(saved, tangents, rng, out, retain): a generator; both lists are emptied. Each `next` runs one stage. `retain`:
         another backward may follow, so nothing is written over what forward saved.
     stages : per stage the placeholders whose gradients it puts into `out`, in order.
-    saved_inputs : placeholders that backward reads; their tensors follow what forward saved.
     """
 
     source: str
