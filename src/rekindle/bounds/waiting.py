@@ -31,15 +31,15 @@ def at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> Bound:
 def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) -> list[Bound]:
     """`at_overhead` for several overheads at once: what waits at an op is looked up once."""
     once = float(weights[graph.needed].sum())
-    extra = [max(0.0, overhead) * once * (1 + 1e-9) for overhead in overheads]
+    extra = np.array([max(0.0, overhead) * once * (1 + 1e-9) for overhead in overheads])
     best = [single_op(graph)] * len(extra)
     for v, cost, held in _first_runs(graph, weights):
         own = graph.resident_bytes + working_set(graph, v)
-        for k, more in enumerate(extra):
-            if own + held.sum() > best[k].bytes:
-                found = own + int(kernel.least_waiting(cost, held, more))
-                if found > best[k].bytes:
-                    best[k] = Bound(found, v)
+        if own + held.sum() <= min((b.bytes for b in best), default=0):
+            continue
+        for k, waiting in enumerate(kernel.least_waiting(cost, held, extra).tolist()):
+            if own + int(waiting) > best[k].bytes:
+                best[k] = Bound(own + int(waiting), v)
     return best
 
 
@@ -51,13 +51,13 @@ def extra_at(graph: Graph, weights: np.ndarray, peak: int) -> float:
 def extras_at(graph: Graph, weights: np.ndarray, peaks: Sequence[int]) -> list[float]:
     """`extra_at` for several peaks at once."""
     least = single_op(graph).bytes
-    found = [float("inf") if peak < least else 0.0 for peak in peaks]
+    found = np.array([np.inf if peak < least else 0.0 for peak in peaks])
+    tops = np.array(peaks, np.float64)
     for v, cost, held in _first_runs(graph, weights):
-        all_held = graph.resident_bytes + working_set(graph, v) + held.sum()
-        for k, peak in enumerate(peaks):
-            if all_held > peak >= least:
-                found[k] = max(found[k], float(kernel.least_cost(cost, held, all_held - peak)))
-    return [x * (1 - 1e-9) for x in found]
+        excess = graph.resident_bytes + working_set(graph, v) + held.sum() - tops
+        if (excess > 0).any():
+            found = np.maximum(found, kernel.least_cost(cost, held, excess))
+    return (found * (1 - 1e-9)).tolist()
 
 
 def most_waiting(graph: Graph, weights: np.ndarray, count: int) -> list[int]:

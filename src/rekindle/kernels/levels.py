@@ -20,7 +20,7 @@ import numpy as np
 from .rotor import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Stages, _slots, choice, improve, row
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def stages_of(levels, level):
     """The `rotor.Stages` of a level. levels : `rotor.Stages` with one more axis, the first."""
     return Stages(
@@ -30,7 +30,7 @@ def stages_of(levels, level):
     )  # fmt: skip
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def solve(levels, enter, unit, slots):
     """float64 [levels, n (n + 1) / 2, slots + 1]: C(l, s, t, m) in row `row(s, t)`.
 
@@ -51,7 +51,7 @@ def solve(levels, enter, unit, slots):
     return table
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def sequence(levels, enter, unit, table, memory):
     """int64 [operations, 4]: what, stage, option, level of the least time in `memory` slots; it must be finite."""
     count, n = levels.gradient.shape

@@ -51,26 +51,37 @@ def rows(v, needed, weights, size, producer, in_ptr, in_ids, out_ptr, out_ids, i
 
 
 @nb.njit(cache=True)
-def least_waiting(cost, held, extra):
-    """The least bytes that still wait when `extra` is spent on making rows again: a knapsack, relaxed to fractions."""
-    waiting = held.sum()
-    for i in np.argsort(cost / held):
-        if cost[i] > extra:
-            if cost[i] < np.inf:
-                waiting -= held[i] * extra / cost[i]
-            break
-        waiting -= held[i]
-        extra -= cost[i]
-    return max(0.0, waiting)
+def least_waiting(cost, held, extras):
+    """For each of `extras` the least bytes that still wait when it is spent on making rows again: a knapsack, relaxed to
+    fractions."""
+    order = np.argsort(cost / held)
+    found = np.empty(len(extras))
+    for k in range(len(extras)):
+        waiting, extra = held.sum(), extras[k]
+        for i in order:
+            if cost[i] > extra:
+                if cost[i] < np.inf:
+                    waiting -= held[i] * extra / cost[i]
+                break
+            waiting -= held[i]
+            extra -= cost[i]
+        found[k] = max(0.0, waiting)
+    return found
 
 
 @nb.njit(cache=True)
-def least_cost(cost, held, excess):
-    """The least cost of making rows again that hold `excess` bytes, relaxed to fractions; infinite where none do."""
-    found = 0.0
-    for i in np.argsort(cost / held):
-        if excess <= 0:
-            break
-        found += cost[i] * min(1.0, excess / held[i])
-        excess -= held[i]
-    return np.inf if excess > 0 else found
+def least_cost(cost, held, excesses):
+    """For each of `excesses` the least cost of making rows again that hold so many bytes, relaxed to fractions; infinite
+    where none do."""
+    order = np.argsort(cost / held)
+    found = np.zeros(len(excesses))
+    for k in range(len(excesses)):
+        excess = excesses[k]
+        for i in order:
+            if excess <= 0:
+                break
+            found[k] += cost[i] * min(1.0, excess / held[i])
+            excess -= held[i]
+        if excess > 0:
+            found[k] = np.inf
+    return found

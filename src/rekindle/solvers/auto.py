@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ from ..structure.saved import Dropping
 from . import exact, registry, small
 from .anneal import Polish
 from .base import Problem
-from .choice import choose
+from .choice import choose, in_threads
 from .hierarchical import SIZES, Levels, curves
 from .registry import register
 from .rotor import entries, thin
@@ -187,10 +188,8 @@ class Curve:
             search, polish = self.search.copy(problem), self.polish.copy(problem)
             seeds: list[Entry] = []
             with problem.interruptible():
-                for room in np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]:
-                    goal = replace(problem, limit=problem.graph.resident_bytes + int(room), max_overhead=None)
-                    for curve in self.blocks if problem.time_left > 0 else ():
-                        seeds += entries(goal, curve)
+                rooms = np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]
+                seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
                 polish.enter([search.reduced.reduced_runs(e.runs) for e in seeds])
                 search.look(low, high)
                 polish.enter([e.runs for e in search.entries()])
@@ -253,19 +252,38 @@ def _blocks(problem: Problem) -> Iterator[Levels]:
                 return
 
 
-def _seeds(problem: Problem, blocks: list[Levels]) -> Iterator[Entry]:
+def _seeds(problem: Problem, blocks: list[Levels]) -> list[Entry]:
     """What the fast solvers propose."""
     any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
-    for curve in blocks:
-        yield from entries(any_goal, curve)
     chain = chain_of(problem.graph)
     stages = 0 if chain is None else chain.turn
     names = [*SEEDS]
     names += [] if large(problem) else SEEDS_OF_SMALLER
     names += SEEDS_BY_TABLE if stages <= TABLE else ()
     names += SEEDS_OF_LONG if stages > LONG else ()
-    for name in dict.fromkeys(names):
+    from_blocks = [partial(entries, any_goal, curve) for curve in blocks]
+    return _all_of(problem, [*from_blocks, *(partial(_proposed, any_goal, name) for name in dict.fromkeys(names))])
+
+
+def _proposed(problem: Problem, name: str) -> Iterator[Entry]:
+    """What a solver finds."""
+    for schedule in registry.get(name).solve(problem):
+        yield entry(problem.graph, problem.weights, schedule.runs)
+
+
+def _joined(problem: Problem, curve: Levels, rooms: np.ndarray) -> Iterator[Entry]:
+    """What blocks give within each of several peaks, without resident bytes."""
+    for room in rooms:
         if problem.time_left <= 0:
             return
-        for schedule in registry.get(name).solve(any_goal):
-            yield entry(problem.graph, problem.weights, schedule.runs)
+        limit = problem.graph.resident_bytes + int(room)
+        yield from entries(replace(problem, limit=limit, max_overhead=None), curve)
+
+
+def _all_of(problem: Problem, sources: list[Callable[[], Iterator[Entry]]]) -> list[Entry]:
+    """What all sources give, in their order; two are asked at a time, while time is left."""
+
+    def one(source: Callable[[], Iterator[Entry]]) -> list[Entry]:
+        return list(source()) if problem.time_left > 0 else []
+
+    return [e for found in in_threads(problem, one, [(source,) for source in sources]) for e in found]
