@@ -161,6 +161,17 @@ def _hot(runs, m, at, modes, is_candidate, in_ptr, in_ids, out_ptr, out_ids, mar
 
 
 @nb.njit(cache=True, nogil=True)
+def _peer(candidates, klass, modes, i, start):
+    """The first candidate from the `start`-th on that is of the class of the i-th and has another mode; -1: none."""
+    n = len(candidates)
+    for q in range(n):
+        j = (start + q) % n
+        if klass[j] == klass[i] and modes[candidates[j]] != modes[candidates[i]]:
+            return candidates[j]
+    return -1
+
+
+@nb.njit(cache=True, nogil=True)
 def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, hot_start, seed):
     """(modes, order, peak, extra cost) of the best point after `iterations` proposals; every point taken on the way is
     recorded in the archive.
@@ -239,16 +250,24 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
                 k += 1
                 modes[v] = (modes[v] + 1 + np.random.randint(2)) % 3
         elif u < 0.93:
-            # Keep something again that is made again.
+            # Keep something again that is made again, at times in the place of another of its class.
             i = np.random.randint(n)
             for q in range(n):
                 v = candidates[(i + q) % n]
-                if modes[v] != 2:
-                    touched[0] = v
-                    old[0] = modes[v]
-                    k = 1
+                if modes[v] == 2:
+                    continue
+                touched[0] = v
+                old[0] = modes[v]
+                k = 1
+                w = _peer(candidates, klass, modes, (i + q) % n, np.random.randint(n)) if u > 0.87 else -1
+                if w >= 0:
+                    touched[1] = w
+                    old[1] = modes[w]
+                    k = 2
+                    modes[v], modes[w] = modes[w], modes[v]
+                else:
                     modes[v] = 2 if np.random.random() < 0.7 else 1 - modes[v]
-                    break
+                break
         else:
             # One class, over a stretch of the network or all of it.
             i = np.random.randint(n)
