@@ -16,6 +16,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from . import changes
 from .modes import expand, peak
 from .order import leeway, move
 
@@ -161,14 +162,22 @@ def _hot(runs, m, at, modes, is_candidate, in_ptr, in_ids, out_ptr, out_ids, mar
 
 
 @nb.njit(cache=True, nogil=True)
-def _peer(candidates, klass, modes, i, start):
-    """The first candidate from the `start`-th on that is of the class of the i-th and has another mode; -1: none."""
-    n = len(candidates)
-    for q in range(n):
-        j = (start + q) % n
-        if klass[j] == klass[i] and modes[candidates[j]] != modes[candidates[i]]:
-            return candidates[j]
-    return -1
+def _place(order, near, regions, before_ptr, before_ids):
+    """(source, target): another place in the order for some op, half of the time for one beside the op `near`; target is -1
+    where it may not move."""
+    n = len(order)
+    source = np.random.randint(n)
+    if np.random.random() < 0.5:
+        for i in range(n):
+            if order[i] == near:
+                source = min(n - 1, max(0, i + np.random.randint(-6, 7)))
+                break
+    if regions[0] <= source < regions[1]:
+        return source, -1
+    low = 0 if source < regions[0] else regions[1]
+    high = regions[0] if source < regions[0] else n
+    first, last = leeway(order, source, max(low, source - 40), min(high, source + 41), before_ptr, before_ids)
+    return source, first + np.random.randint(last - first + 1)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -176,15 +185,13 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
     """(modes, order, peak, extra cost) of the best point after `iterations` proposals; every point taken on the way is
     recorded in the archive.
 
-    candidates : int64, values whose mode may change, in order of production.
-    klass : int64 per candidate; values of one class are made by the same kind of op with the same shape, and
-        sometimes change together.
+    candidates, klass : as `changes` has them.
     hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
     """
     np.random.seed(seed)
     size, producer, in_ptr, in_ids, out_ptr, out_ids, _, _, _, _, _, _ = graph
     before_ptr, before_ids, regions = problem[6], problem[7], problem[8]
-    n_values, n_ops, n = len(size), len(in_ptr) - 1, len(candidates)
+    n_values = len(size)
     scratch = scratch_for(problem, graph)
     runs = scratch[-1]
     is_candidate = np.zeros(n_values, np.bool_)
@@ -200,8 +207,7 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
     best_modes, best_order = modes.copy(), order.copy()
     n_hot = 0
     peak_op = 0
-    touched = np.empty(n + 1, np.int64)
-    old = np.empty(n + 1, np.int8)
+    changed = np.empty((len(candidates) + 1, 2), np.int64)
     movable = regions[1] > 0
     for it in range(iterations):
         if it % 64 == 0:
@@ -214,72 +220,18 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
         source = target = -1
         u = np.random.random()
         if movable and u < 0.15:
-            # Another place in the order, half of the time for what runs near the peak.
-            source = np.random.randint(n_ops)
-            if np.random.random() < 0.5:
-                for i in range(n_ops):
-                    if order[i] == peak_op:
-                        source = min(n_ops - 1, max(0, i + np.random.randint(-6, 7)))
-                        break
-            low = 0 if source < regions[0] else regions[1]
-            high = regions[0] if source < regions[0] else n_ops
-            if source < regions[0] or source >= regions[1]:
-                first, last = leeway(order, source, max(low, source - 40), min(high, source + 41), before_ptr,
-                                     before_ids)  # fmt: skip
-                target = first + np.random.randint(last - first + 1)
+            source, target = _place(order, peak_op, regions, before_ptr, before_ids)
             if target < 0 or target == source:
                 continue
             move(order, source, target)
         elif u < 0.42 and n_hot > 0:
-            # Where it hurts: drop something that waits at the peak.
-            v = hot[np.random.randint(n_hot)]
-            old[0] = modes[v]
-            touched[0] = v
-            modes[v] = np.random.randint(modes[v]) if modes[v] > 0 else 1 + np.random.randint(2)
-            k = 1
+            k = changes.drop(hot[np.random.randint(n_hot)], modes, changed)
         elif u < 0.75:
-            # One to three neighbours.
-            i = np.random.randint(n)
-            count = 1 if u < 0.64 else 2 + np.random.randint(2)
-            for q in range(count):
-                if q > 0:
-                    i = min(n - 1, max(0, i + np.random.randint(-6, 7)))
-                v = candidates[i]
-                touched[k] = v
-                old[k] = modes[v]
-                k += 1
-                modes[v] = (modes[v] + 1 + np.random.randint(2)) % 3
+            k = changes.neighbours(u > 0.64, candidates, modes, changed)
         elif u < 0.93:
-            # Keep something again that is made again, at times in the place of another of its class.
-            i = np.random.randint(n)
-            for q in range(n):
-                v = candidates[(i + q) % n]
-                if modes[v] == 2:
-                    continue
-                touched[0] = v
-                old[0] = modes[v]
-                k = 1
-                w = _peer(candidates, klass, modes, (i + q) % n, np.random.randint(n)) if u > 0.87 else -1
-                if w >= 0:
-                    touched[1] = w
-                    old[1] = modes[w]
-                    k = 2
-                    modes[v], modes[w] = modes[w], modes[v]
-                else:
-                    modes[v] = 2 if np.random.random() < 0.7 else 1 - modes[v]
-                break
+            k = changes.keep_again(u > 0.87, candidates, klass, modes, changed)
         else:
-            # One class, over a stretch of the network or all of it.
-            i = np.random.randint(n)
-            to = np.random.randint(3)
-            reach = n if np.random.random() < 0.3 else 1 + np.random.randint(max(1, n // 4))
-            for q in range(max(0, i - reach), min(n, i + reach)):
-                v = candidates[q]
-                if klass[q] == klass[i] and modes[v] != to:
-                    touched[k] = v
-                    old[k] = modes[v]
-                    k += 1
-                    modes[v] = to
+            k = changes.one_class(candidates, klass, modes, changed)
         if k == 0 and target < 0:
             continue
         top, at, extra, m = evaluate(modes, order, problem, graph, scratch)
@@ -295,8 +247,7 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
         else:
             if target >= 0:
                 move(order, target, source)
-            for q in range(k - 1, -1, -1):
-                modes[touched[q]] = old[q]
+            changes.undo(k, modes, changed)
     return best_modes, best_order, best_top, best_extra
 
 

@@ -1,0 +1,101 @@
+"""Changes of the modes of values (see `modes`), as annealing proposes them.
+
+Arguments that they share:
+
+candidates : int64, values whose mode may change, in order of production.
+klass : int64 per candidate; values of one class are made by the same kind of op with the same shape.
+modes : int8 [values]; changed in place.
+changed : int64 [at least candidates + 1, 2]; what was changed, and what its mode was. Each returns how many rows it wrote.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from .modes import KEEP
+
+
+@nb.njit(cache=True, nogil=True)
+def _note(v, k, modes, changed):
+    changed[k, 0], changed[k, 1] = v, modes[v]
+    return k + 1
+
+
+@nb.njit(cache=True, nogil=True)
+def undo(k, modes, changed):
+    """Take back the first k changes."""
+    for q in range(k - 1, -1, -1):
+        modes[changed[q, 0]] = changed[q, 1]
+
+
+@nb.njit(cache=True, nogil=True)
+def drop(v, modes, changed):
+    """Hold v for less time."""
+    k = _note(v, 0, modes, changed)
+    modes[v] = np.random.randint(modes[v]) if modes[v] > 0 else 1 + np.random.randint(2)
+    return k
+
+
+@nb.njit(cache=True, nogil=True)
+def neighbours(several, candidates, modes, changed):
+    """Another mode for a value, or for two or three that are made near each other."""
+    n = len(candidates)
+    i = np.random.randint(n)
+    k = 0
+    for q in range(2 + np.random.randint(2) if several else 1):
+        if q > 0:
+            i = min(n - 1, max(0, i + np.random.randint(-6, 7)))
+        v = candidates[i]
+        k = _note(v, k, modes, changed)
+        modes[v] = (modes[v] + 1 + np.random.randint(2)) % 3
+    return k
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_again(exchange, candidates, klass, modes, changed):
+    """Keep a value that is made again; or let it and another of its class change places: one change, where two would
+    first cost bytes or time."""
+    n = len(candidates)
+    first = np.random.randint(n)
+    for q in range(n):
+        i = (first + q) % n
+        v = candidates[i]
+        if modes[v] == KEEP:
+            continue
+        k = _note(v, 0, modes, changed)
+        w = _peer(candidates, klass, modes, i, np.random.randint(n)) if exchange else -1
+        if w >= 0:
+            k = _note(w, k, modes, changed)
+            modes[v], modes[w] = modes[w], modes[v]
+        else:
+            modes[v] = KEEP if np.random.random() < 0.7 else 1 - modes[v]
+        return k
+    return 0
+
+
+@nb.njit(cache=True, nogil=True)
+def _peer(candidates, klass, modes, i, start):
+    """The first candidate from the `start`-th on that is of the class of the i-th and has another mode; -1: none."""
+    n = len(candidates)
+    for q in range(n):
+        j = (start + q) % n
+        if klass[j] == klass[i] and modes[candidates[j]] != modes[candidates[i]]:
+            return candidates[j]
+    return -1
+
+
+@nb.njit(cache=True, nogil=True)
+def one_class(candidates, klass, modes, changed):
+    """One mode for a class, over a stretch of the network or all of it."""
+    n = len(candidates)
+    i = np.random.randint(n)
+    to = np.random.randint(3)
+    reach = n if np.random.random() < 0.3 else 1 + np.random.randint(max(1, n // 4))
+    k = 0
+    for q in range(max(0, i - reach), min(n, i + reach)):
+        v = candidates[q]
+        if klass[q] == klass[i] and modes[v] != to:
+            k = _note(v, k, modes, changed)
+            modes[v] = to
+    return k
