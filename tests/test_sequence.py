@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rekindle import Graph, Op, Schedule, Value, simulate
 from rekindle.graph import Arrays
-from rekindle.kernels import moves
+from rekindle.kernels import moves, slots
 from rekindle.kernels import sequence as kernel
 from rekindle.solvers.anneal import Polish
 from rekindle.solvers.base import Problem
@@ -20,7 +20,7 @@ from rekindle.structure.saved import Dropping
 from strategies import graphs, run_sequences
 
 
-def packed(graph: Graph) -> kernel.Ops:
+def packed(graph: Graph) -> slots.Ops:
     """All ops and all values that ops make."""
     a = graph.arrays
     ids = np.flatnonzero(a.producer >= 0)
@@ -41,39 +41,35 @@ def packed(graph: Graph) -> kernel.Ops:
         *rows([made(o.outputs) for o in graph.ops]), *rows([made(o.inplace) for o in graph.ops]),
         a.workspace, a.recompute, a.keep[ids], a.boundary,
     )  # fmt: skip
-    return kernel.pack(arrays, graph.weights(), graph.shared[ids], *rows(before))
+    return slots.pack(arrays, graph.weights(), graph.shared[ids], *rows(before))
 
 
-def told(graph: Graph, s: kernel.Sequence) -> tuple[int, float]:
+def told(graph: Graph, s: slots.Sequence) -> tuple[int, float]:
     """(peak with the resident bytes, cost), as the state has it."""
-    return int(s.tree[1, kernel.MOST]) + graph.resident_bytes, float(s.cost[0])
+    return int(s.tree[1, slots.MOST]) + graph.resident_bytes, float(s.cost[0])
 
 
-def judged(graph: Graph, s: kernel.Sequence) -> tuple[int, float]:
+def judged(graph: Graph, s: slots.Sequence) -> tuple[int, float]:
     out = np.empty(10_000, np.int64)
     found = simulate(graph, Schedule.from_runs(graph, out[: kernel.runs_of(s, out)]))
     kept = sum(graph.arrays.bytes[list(set(graph.keep))])
     return max(found.peak_bytes, graph.resident_bytes + int(kept)), found.seconds
 
 
-def change(s: kernel.Sequence, ops: kernel.Ops, runs: list[int], choose: random.Random) -> None:
+def change(s: slots.Sequence, ops: slots.Ops, runs: list[int], choose: random.Random) -> None:
     what = choose.randrange(3)
     if what == 0:
         o = choose.choice(runs)
         t = choose.randint(0, len(s.slot) - 2)
-        if (
-            t > s.run[s.changing[o, kernel.FIRST], kernel.AT]
-            and ops.op[o, kernel.RECOMPUTE]
-            and s.slot[t] == kernel.NONE
-        ):
+        if t > s.run[s.changing[o, slots.FIRST], slots.AT] and ops.op[o, slots.RECOMPUTE] and s.slot[t] == slots.NONE:
             kernel.insert(s, o, t, ops)
-    elif what == 1 and s.counts[kernel.N_AGAIN]:
-        kernel.remove(s, s.repeats[choose.randrange(s.counts[kernel.N_AGAIN])], ops)
+    elif what == 1 and s.counts[slots.N_AGAIN]:
+        kernel.remove(s, s.repeats[choose.randrange(s.counts[slots.N_AGAIN])], ops)
     else:
-        r = choose.choice([r for r in s.slot.tolist() if r != kernel.NONE])
+        r = choose.choice([r for r in s.slot.tolist() if r != slots.NONE])
         first, last = kernel.leeway(s, r, ops)
         t = choose.randint(first, last)
-        if s.slot[t] == kernel.NONE:
+        if s.slot[t] == slots.NONE:
             kernel.move(s, r, t, ops)
 
 
@@ -97,9 +93,9 @@ def test_first_runs_keep_an_order_that_no_value_carries() -> None:
     ops = (Op("a", (), (0, 1)), Op("b", (1,), (2, 3)), Op("add", (0, 2), (4,)))
     graph = Graph(values, ops, (4,))
     r = Reduced(graph, Dropping(graph))
-    s = kernel.build(np.arange(3), kernel.pack(r.arrays, np.ones(3), r.shared, r.before_ptr, r.before_ids))
-    packed_ops = kernel.pack(r.arrays, np.ones(3), r.shared, r.before_ptr, r.before_ids)
-    at = s.run[:3, kernel.AT].tolist()
+    s = kernel.build(np.arange(3), slots.pack(r.arrays, np.ones(3), r.shared, r.before_ptr, r.before_ids))
+    packed_ops = slots.pack(r.arrays, np.ones(3), r.shared, r.before_ptr, r.before_ids)
+    at = s.run[:3, slots.AT].tolist()
     assert kernel.leeway(s, 0, packed_ops)[1] < at[1]
     assert kernel.leeway(s, 1, packed_ops)[0] > at[0]
 

@@ -85,19 +85,28 @@ def plan_graph(
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
     weights = graph.weights(cost)
-    # What else patience may take, the limit has room for, or there is none.
-    patient = time_limit is None or start + time_limit - time.monotonic() > PATIENCE
     certifying = _certifying(start, time_limit)
     bound = bounds.best(graph, weights, best.judged.overhead, certifying, best.judged.peak_bytes)
-    if patient and int(graph.needed.sum()) <= FEW and bound.bytes < (1 - LOOSE) * best.judged.peak_bytes:
-        closer = exact.least_peak(graph, weights, best.judged.overhead, SETS, best.judged.peak_bytes)
-        bound = bound._replace(bytes=max(bound.bytes, closer.peak_bound))
+    if time_limit is None or start + time_limit - time.monotonic() > PATIENCE:
+        bound, met = _look_longer(graph, weights, best, bound)
         # Within an overhead it may find nothing where more is allowed: then more could turn out larger.
-        if closer.schedule is not None and chosen.name == "auto" and limit is not None:
-            met = Schedule.from_runs(graph, closer.schedule.runs, "auto")
+        if met is not None and chosen.name == "auto" and limit is not None:
             best = _smaller(best, _score(graph, met, cost, finish))
     optimal = _optimal(graph, weights, best, bound, goal, limit)
     return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start, bound, optimal)
+
+
+def _look_longer(
+    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound
+) -> tuple[bounds.Bound, Schedule | None]:
+    """Where the bound on a small graph is far off, one that takes longer; and the smallest schedule met on the way that
+    costs no more."""
+    peak = best.judged.peak_bytes
+    if int(graph.needed.sum()) > FEW or bound.bytes >= (1 - LOOSE) * peak:
+        return bound, None
+    closer = exact.least_peak(graph, weights, best.judged.overhead, SETS, peak)
+    met = None if closer.schedule is None else Schedule.from_runs(graph, closer.schedule.runs, "auto")
+    return bound._replace(bytes=max(bound.bytes, closer.peak_bound)), met
 
 
 def _whatever_it_costs(chosen: Solver, problem: Problem) -> Iterator[Schedule]:

@@ -91,7 +91,7 @@ class Schedule:
         """The schedule of a sequence of runs: every value ends right after its last use before it is
         produced again, and with `inplace` an op writes over a dying input wherever `Op.inplace` allows it,
         but not over what the boundary reads or makes: the caller may hold that."""
-        rows = liveness.lower(np.asarray(runs, np.int64), inplace, *graph.arrays)
+        rows = liveness.lower(np.asarray(runs, np.int64), inplace, graph.shared, *graph.arrays)
         return cls._from_array(rows, graph.hash, solver)
 
     @classmethod

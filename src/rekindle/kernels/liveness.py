@@ -7,15 +7,16 @@ import numpy as np
 
 
 @nb.njit(cache=True)
-def lower(runs, inplace, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
+def lower(runs, inplace, shared, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
           keep, boundary):  # fmt: skip
     """int64 [steps, 3] rows (kind, id, into): runs with each value freed after its last use.
 
     One backward scan: a value is live before a run if the run reads it, or if it was live after the
     run and the run does not produce it. Every production starts a new life, so nothing is held that is
     about to be made again. O(runs + edges).
+
+    shared : bool [values]; as `Graph.shared`: what nothing is written over.
     """
-    n_values = len(size)
     n_steps = len(runs)
     # Frees per run, in the order met; a run frees at most its inputs and outputs.
     cap = 0
@@ -42,12 +43,6 @@ def lower(runs, inplace, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_p
                 live[v] = True
         free_ptr[s] = m  # frees of run s lie in [free_ptr[s + 1], free_ptr[s])
     # Forward pass: emit, choosing `into` where an input dies and may be overwritten.
-    shared = np.zeros(n_values, np.bool_)  # read or produced by the boundary: the caller may hold it
-    if boundary >= 0:
-        for j in range(in_ptr[boundary], in_ptr[boundary + 1]):
-            shared[in_ids[j]] = True
-        for j in range(out_ptr[boundary], out_ptr[boundary + 1]):
-            shared[out_ids[j]] = True
     rows = np.empty((n_steps + m, 3), np.int64)
     k = 0
     for s in range(n_steps):

@@ -11,7 +11,9 @@ import numpy as np
 
 from .borrow import borrow
 from .search import score, soft
-from .sequence import (
+from .sequence import empty_before, fill, insert, leeway, move, remove, runs_of, useless
+from .slot_lives import life_end, peak_slot, production_before
+from .slots import (
     AFTER,
     AGAIN,
     AT,
@@ -34,17 +36,6 @@ from .sequence import (
     SLOT,
     Ops,
     Sequence,
-    empty_before,
-    fill,
-    insert,
-    leeway,
-    life_end,
-    move,
-    peak_slot,
-    production_before,
-    remove,
-    runs_of,
-    useless,
 )
 
 INSERTED, REMOVED, MOVED = 0, 1, 2

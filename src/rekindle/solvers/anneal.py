@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..kernels import moves, sequence
+from ..kernels import moves, sequence, slots
 from ..schedule import Schedule
 from ..structure.archive import Archive, Entry, Goal, limit_goal, pareto, peak_of
 from ..structure.reduced import Reduced
@@ -35,7 +35,7 @@ ROUNDS = ((0.5, 0.004), (0.5, 0.0012))  # share of the work, first temperature i
 FEW = 1000  # ops; with fewer one run is more of the whole cost, and the temperature higher in proportion
 CHANGES = 1e5  # of all chains together
 ANCHORS = 12  # peaks at which chains aim
-CLOSER = 6  # the same, for a closer look at a part of the curve
+CLOSER, LONGER = 6, 3  # the same, for a closer look at a part of the curve, and times the changes
 PRESS = 5e4  # changes of all chains that press the peak at a fixed cost together
 PRESS_HEAT = 1e-4
 FINE, FINE_BINS = 0.02, 64  # how far below a start such a chain tells peaks apart, and how many
@@ -68,7 +68,7 @@ class Polish:
     def __init__(self, problem: Problem, reduced: Reduced):
         self.problem, self.reduced = problem, reduced
         r = reduced
-        self.ops = sequence.pack(r.arrays, search_weights(problem, r), r.shared, r.before_ptr, r.before_ids)
+        self.ops = slots.pack(r.arrays, search_weights(problem, r), r.shared, r.before_ptr, r.before_ids)
         self.base_cost = float(self.ops.weights.sum()) or 1.0
         self.plain_peak = max(1.0, float(peak_of(r.arrays, r.shared, np.arange(len(r.ops)))))
         self.archive = Archive(r.largest_input, 1.02 * self.plain_peak, 4 * len(r.ops) + 64)
@@ -98,7 +98,7 @@ class Polish:
     def look(self, low: float, high: float) -> None:
         """Go on where the peak lies between low and high."""
         for number, (share, heat) in enumerate(ROUNDS):
-            self._round(np.geomspace(low, high, CLOSER).tolist(), share, heat, number + 11)
+            self._round(np.geomspace(low, high, CLOSER).tolist(), LONGER * share, heat, number + 11)
 
     def press(self, starts: list[Entry]) -> list[Entry]:
         """What is found over the whole graph with the least peak at the cost of each of `starts` (of the whole graph)."""
@@ -136,9 +136,7 @@ class Polish:
         for found in in_threads(stop, one, list(zip(range(len(goals)), goals, starts, strict=True))):
             archive.merge(found)
 
-    def _chain(
-        self, state: sequence.Sequence, goal: Goal, found: Archive, changes: int, heat: float, number: int
-    ) -> None:
+    def _chain(self, state: slots.Sequence, goal: Goal, found: Archive, changes: int, heat: float, number: int) -> None:
         """One chain of changes from a state, while time is left; number : tells its random numbers from others'."""
         for k in range(SLICES):
             if self.problem.time_left <= 0:

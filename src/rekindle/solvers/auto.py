@@ -173,8 +173,9 @@ class Curve:
             room = problem.limit - problem.graph.resident_bytes
             return self._begin(problem, k) <= room and (best.peak > room or self.least_extra[k] < best.extra)
         if problem.max_overhead is not None:
+            # Not larger, where the best lies: what is as small may still cost less.
             return (
-                self._begin(problem, k) < best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
+                self._begin(problem, k) <= best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
             )
         return k == 0
 

@@ -1,0 +1,176 @@
+"""When values live in a sequence of runs, and the memory of every slot (see `sequence`).
+
+s : `slots.Sequence`; changed in place. ops : `slots.Ops`. v : a value. t : a slot. event, p : rows of `Sequence.event`.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+
+from .slots import ADD, AFTER, BEFORE, END, KEEP, MADE, MOST, NODE, NONE, OP, OUT, OVER, PRIOR, SHARED, SIZE, SLOT
+
+
+@nb.njit(cache=True, nogil=True)
+def add(s, left, right, x):
+    """Add x to slots left to right, both included."""
+    if x == 0 or left > right:
+        return
+    n = len(s.slot)
+    lo, hi = left + n, right + n + 1
+    a, b = lo, hi - 1
+    while lo < hi:
+        if lo & 1:
+            s.tree[lo, MOST] += x
+            s.tree[lo, ADD] += x
+            lo += 1
+        if hi & 1:
+            hi -= 1
+            s.tree[hi, MOST] += x
+            s.tree[hi, ADD] += x
+        lo >>= 1
+        hi >>= 1
+    a >>= 1
+    while a:
+        s.tree[a, MOST] = max(s.tree[2 * a, MOST], s.tree[2 * a + 1, MOST]) + s.tree[a, ADD]
+        a >>= 1
+    b >>= 1
+    while b:
+        s.tree[b, MOST] = max(s.tree[2 * b, MOST], s.tree[2 * b + 1, MOST]) + s.tree[b, ADD]
+        b >>= 1
+
+
+@nb.njit(cache=True, nogil=True)
+def peak_slot(s):
+    """A slot with the most memory."""
+    n, i = len(s.slot), 1
+    while i < n:
+        i = 2 * i if s.tree[2 * i, MOST] >= s.tree[2 * i + 1, MOST] else 2 * i + 1
+    return i - n
+
+
+@nb.njit(cache=True, nogil=True)
+def production_before(s, v, t):
+    """The last production of v in a slot before t, or NONE."""
+    found = NONE
+    e = s.head[v]
+    while e != NONE and s.event[e, SLOT] < t:
+        if s.event[e, MADE]:
+            found = e
+        e = s.event[e, AFTER]
+    return found
+
+
+@nb.njit(cache=True, nogil=True)
+def life_end(s, p, v, ops):
+    """The last slot of the life that production p of v begins."""
+    last = p
+    e = s.event[p, AFTER]
+    while e != NONE and not s.event[e, MADE]:
+        last = e
+        e = s.event[e, AFTER]
+    return s.counts[END] if e == NONE and ops.value[v, KEEP] else s.event[last, SLOT]
+
+
+@nb.njit(cache=True, nogil=True)
+def _link(s, v, event, t):
+    """Put an event into the list of its value."""
+    s.event[event, SLOT] = t
+    before, e = NONE, s.head[v]
+    while e != NONE and s.event[e, SLOT] < t:
+        before, e = e, s.event[e, AFTER]
+    s.event[event, PRIOR], s.event[event, AFTER] = before, e
+    if e != NONE:
+        s.event[e, PRIOR] = event
+    if before == NONE:
+        s.head[v] = event
+    else:
+        s.event[before, AFTER] = event
+
+
+@nb.njit(cache=True, nogil=True)
+def _unlink(s, v, event):
+    before, e = s.event[event, PRIOR], s.event[event, AFTER]
+    if before == NONE:
+        s.head[v] = e
+    else:
+        s.event[before, AFTER] = e
+    if e != NONE:
+        s.event[e, PRIOR] = before
+
+
+@nb.njit(cache=True, nogil=True)
+def refresh(s, t, ops):
+    """Say anew what the run in slot t spares by writing over a dying input; as `Schedule.from_runs` allows it."""
+    if t < 0 or t >= len(s.slot):
+        return
+    r = s.slot[t]
+    spared = 0
+    if r != NONE:
+        o = s.run[r, OP]
+        if ops.op[o, BEFORE] > ops.op[o, OVER]:
+            first = ops.ids[ops.op[o, OUT]]
+            if life_end(s, s.run[r, NODE], first, ops) > t:
+                for q in range(ops.op[o, OVER], ops.op[o, BEFORE]):
+                    v = ops.ids[q]
+                    if ops.value[v, SHARED] or ops.value[v, SIZE] < ops.value[first, SIZE]:
+                        continue
+                    p = production_before(s, v, t)
+                    if life_end(s, p, v, ops) == t:
+                        spared = ops.value[first, SIZE]
+                        break
+    if spared != s.saved[t]:
+        add(s, t, t, s.saved[t] - spared)
+        s.saved[t] = spared
+
+
+@nb.njit(cache=True, nogil=True)
+def use(s, v, event, t, ops):
+    """Enter a use of v."""
+    p = production_before(s, v, t)
+    end = life_end(s, p, v, ops)
+    _link(s, v, event, t)
+    if t > end:
+        add(s, end + 1, t, ops.value[v, SIZE])
+        refresh(s, end, ops)
+
+
+@nb.njit(cache=True, nogil=True)
+def unuse(s, v, event, t, ops):
+    """Take out a use of v."""
+    p = production_before(s, v, t)
+    end = life_end(s, p, v, ops)
+    _unlink(s, v, event)
+    now = life_end(s, p, v, ops)
+    if now < end:
+        add(s, now + 1, end, -ops.value[v, SIZE])
+        refresh(s, now, ops)
+
+
+@nb.njit(cache=True, nogil=True)
+def produce(s, v, event, t, ops):
+    """Enter a production of v: a life that began before ends with the last use before it."""
+    p = production_before(s, v, t)
+    end = life_end(s, p, v, ops) if p != NONE else NONE
+    _link(s, v, event, t)
+    if end > t:  # what lived there begins anew
+        now = life_end(s, p, v, ops)
+        add(s, now + 1, t - 1, -ops.value[v, SIZE])
+        refresh(s, now, ops)
+        refresh(s, end, ops)
+    else:
+        add(s, t, life_end(s, event, v, ops), ops.value[v, SIZE])
+
+
+@nb.njit(cache=True, nogil=True)
+def unproduce(s, v, event, t, ops):
+    """Take out a production of v: the life before it goes on."""
+    p = production_before(s, v, t)
+    end = life_end(s, event, v, ops)
+    before = life_end(s, p, v, ops) if p != NONE else NONE
+    _unlink(s, v, event)
+    if end > t:
+        add(s, before + 1, t - 1, ops.value[v, SIZE])
+        refresh(s, before, ops)
+        refresh(s, end, ops)
+    else:
+        add(s, t, t, -ops.value[v, SIZE])
