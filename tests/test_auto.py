@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import models
 import rekindle
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate
 from rekindle.budget import Goal
@@ -297,3 +298,10 @@ def test_what_fits_by_one_cost_fits_by_another() -> None:
     least = min(plan_graph(graph, Goal(least_memory=True), cost=c).peak_bytes for c in ("seconds", "unit"))
     assert plan_graph(graph, Goal(least_memory=True), cost="flops").peak_bytes <= least
     assert plan_graph(graph, Goal(budget=least), cost="flops").peak_bytes <= least
+
+
+def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> None:
+    graph = rekindle.trace(*models.make("gpt")).graph
+    small = plan_graph(graph, Goal(max_overhead=0.5), cost="flops")
+    cheap = plan_graph(graph, Goal(budget=small.peak_bytes), cost="flops")
+    assert (cheap.peak_bytes, cheap.overhead) >= (small.peak_bytes, small.overhead - 1e-9)
