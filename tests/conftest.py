@@ -1,4 +1,5 @@
-"""One thread per test process: two processes of two threads each, on two cores, wait for each other most of the time."""
+"""What many tests start from; and one thread per test process: two processes of two threads each, on two cores, wait for
+each other most of the time."""
 
 import os
 from typing import Any

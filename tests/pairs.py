@@ -35,7 +35,6 @@ def tight(trace: Trace) -> Plan:
 
 def planned_pair() -> tuple[nn.Module, nn.Module, torch.Tensor]:
     """(plain, planned, input)."""
-    """(plain, planned, input)."""
     torch.manual_seed(0)
     plain, x = Net(), torch.rand(32, 16)
     planned = copy.deepcopy(plain)

@@ -5,7 +5,9 @@ Arguments that they share:
 candidates : int64, values whose mode may change, in order of production.
 klass : int64 per candidate; values of one class are made by the same kind of op with the same shape.
 modes : int8 [values]; changed in place.
-changed : int64 [at least candidates + 1, 2]; what was changed, and what its mode was. Each returns how many rows it wrote.
+changed : int64 [at least candidates + 1, 2]; what was changed, and what its mode was.
+
+Each returns how many rows of `changed` it wrote; `undo` takes that many back.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def undo(k, modes, changed):
 
 @nb.njit(cache=True, nogil=True)
 def drop(v, modes, changed):
-    """Hold v for less time."""
+    """Hold v for less time; where it is transient already, for longer."""
     k = _note(v, 0, modes, changed)
     modes[v] = np.random.randint(modes[v]) if modes[v] > 0 else 1 + np.random.randint(2)
     return k

@@ -218,7 +218,7 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
         temperature = hot_start * (left * left + 1e-3)
         k = 0
         source = target = -1
-        u = np.random.random()
+        u = np.random.random()  # which kind of change, and within two of them which form
         if movable and u < 0.15:
             source, target = _place(order, peak_op, regions, before_ptr, before_ids)
             if target < 0 or target == source:

@@ -12,7 +12,7 @@ from .slots import ADD, AFTER, BEFORE, END, KEEP, MADE, MOST, NODE, NONE, OP, OU
 
 @nb.njit(cache=True, nogil=True)
 def add(s, left, right, x):
-    """Add x to slots left to right, both included."""
+    """Add x bytes to the memory of slots left to right, both included."""
     if x == 0 or left > right:
         return
     n = len(s.slot)

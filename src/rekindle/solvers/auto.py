@@ -173,7 +173,7 @@ class Curve:
             room = problem.limit - problem.graph.resident_bytes
             return self._begin(problem, k) <= room and (best.peak > room or self.least_extra[k] < best.extra)
         if problem.max_overhead is not None:
-            # Not larger, where the best lies: what is as small may still cost less.
+            # The stretch that begins at the best peak too: what is as small may cost less.
             return (
                 self._begin(problem, k) <= best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
             )
