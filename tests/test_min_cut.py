@@ -12,7 +12,7 @@ from rekindle.graph import Graph
 from rekindle.simulate import simulate
 from rekindle.solvers import registry
 from rekindle.solvers.base import Problem
-from rekindle.solvers.min_cut import Network, between
+from rekindle.solvers.min_cut import Network, between, corners
 from rekindle.structure.saved import Dropping
 from strategies import graphs
 from test_auto import unrolled
@@ -40,7 +40,7 @@ def test_no_kept_set_is_better(graph: Graph, cost: str, price: float) -> None:
     if len(candidates) > 10:
         return
     weights = graph.weights(cost)
-    kept = set(np.flatnonzero(Network(graph, weights).kept(price)).tolist())
+    kept = set(np.flatnonzero(Network(graph, weights).cut(price).kept).tolist())
     assert kept <= set(candidates)
     sets = (
         {v for v, inside in zip(candidates, mask, strict=True) if inside}
@@ -61,9 +61,21 @@ def test_between_two_sets_a_network_of_equal_steps_is_cut_in_parts() -> None:
     graph = unrolled(32)
     sets = [np.zeros(len(graph.values), np.bool_), np.zeros(len(graph.values), np.bool_)]
     sets[1][Dropping(graph).candidates] = True
-    counts = sorted(int(k.sum()) for k in between(sets, graph.arrays.producer))
-    assert counts == [16, 16, 32, 32, 48, 48]
+    size = graph.arrays.bytes
+    shares = sorted(size[k].sum() / size[sets[1]].sum() for k in between(sets, graph.arrays.producer, size))
+    assert np.allclose(shares, np.repeat(np.arange(1, 8) / 8, 2), atol=0.1)  # each way round
     peaks = sorted(
         {simulate(graph, s).peak_bytes for s in registry.get("min-cut").solve(Problem(graph, graph.weights()))}
     )
     assert len(peaks) >= 4  # plain, the fewest bytes, and some in between
+
+
+@given(graph=graphs(), cost=st.sampled_from(["seconds", "unit"]), price=st.floats(0, 50))
+def test_the_corners_answer_every_price(graph: Graph, cost: str, price: float) -> None:
+    network = Network(graph, graph.weights(cost))
+    found = corners(network, lambda: False)
+    assert [c.bytes for c in found] == sorted(c.bytes for c in found)
+    asked = network.cut(price)
+    best = min(c.bytes + price * c.cost for c in found)
+    unit = max(1.0, float(network.bytes.sum())) * 1e-6
+    assert best <= asked.bytes + price * asked.cost + unit * (1 + len(graph.ops) + len(network.values))

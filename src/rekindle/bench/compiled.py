@@ -6,8 +6,8 @@ inside one autograd Function; every value is released after its last use. So pea
 partitioner's own. Inductor would fuse and reorder on top of that, for which nobody can promise a peak.
 
 Where it can be told otherwise it is told in favour of torch.compile: gradients go to `.grad` as soon as they are made
-(there they all wait for the end of backward), and an op that draws random numbers may run again (there the compiler has
-replaced it by one with a seed).
+(there they all wait for the end of backward), an op that draws random numbers may run again (there the compiler has
+replaced it by one with a seed), and running statistics are written by the op that makes them (there they are results).
 
 Source: torch._functorch.partitioners; H. He, S. Yu, "Transforming Autograd programs", the blog post on min-cut
 recomputation; `torch._functorch.config.activation_memory_budget`.
@@ -123,17 +123,35 @@ def _run(graph: fx.GraphModule, given: list[Any]) -> Any:
 def partition(c: Captured, budget: float) -> Graphs:
     """The partitioner's forward graph, (inputs, constants) -> (new values of what is mutated, results, saved), and its
     backward graph, (saved, tangents) -> gradients in the order of `c.gradients`."""
-    joint = _joint(c)
+    joint, names = _joint(c)
     with config.patch(activation_memory_budget=budget):
         made = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=len(c.mutations) + len(c.outputs),
             static_lifetime_input_indices=list(range(len(c.params) + len(c.buffers))),
         )  # fmt: skip
+    _write_in_place(made[0], c, names)
     return made[0], made[1]
 
 
-def _joint(c: Captured) -> fx.GraphModule:
-    """The captured graph as the partitioner wants it: placeholders called primals and tangents, one output."""
+def _write_in_place(forward: fx.GraphModule, c: Captured, names: dict[fx.Node, str]) -> None:
+    """What the module mutates is written by the ops that a plan lets write it."""
+    graph = forward.graph
+    by_name = {n.name: n for n in graph.nodes}
+    for n, (target, args) in c.writing.items():
+        there = by_name.get(names[n])
+        known = {} if there is None else dict(zip(n.args, there.args, strict=True))
+        mapped = [known.get(a) or by_name[names[a]] if isinstance(a, fx.Node) else a for a in args]
+        if there is None:  # nothing reads it: a counter
+            with graph.inserting_before(graph.output_node()):
+                graph.call_function(target, tuple(mapped))
+        else:
+            there.target, there.args = target, tuple(mapped)
+    forward.recompile()
+
+
+def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
+    """The captured graph as the partitioner wants it: placeholders called primals and tangents, one output. And what its
+    nodes are called there."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for kind, nodes in (("primals", c.placeholders), ("tangents", list(c.tangents))):
@@ -145,7 +163,7 @@ def _joint(c: Captured) -> fx.GraphModule:
     wanted = [*c.mutations.values(), *c.outputs, *c.gradients.values()]
     output = graph.output([copies[n] for n in wanted])
     output.meta["desc"] = [None] * len(wanted)
-    return fx.GraphModule(torch.nn.Module(), graph)
+    return fx.GraphModule(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}
 
 
 def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], order: list[int]) -> list[int]:

@@ -8,8 +8,10 @@ Problem: of the values that forward makes, choose those to keep, so that
     bytes kept + price * cost of the ops that run again
 
 is least, where every value that backward reads is kept or made again, from inputs that are kept or made again in turn.
-Prices are swept from 0 (the fewest bytes) up to where nothing is worth making again. Between two neighbouring answers
-lie some that follow one up to a part of the forward and the other behind it.
+The answers over all prices are the corners of a convex curve, from the fewest bytes (price 0) to where nothing runs
+again. They are found from both ends: the price at which two answers are equal either has a better one, which lies between
+them, or they are neighbours (the widest gaps first). Between neighbours lie some that follow one up to a part of the
+forward and the other behind it.
 
 As a cut: a node for each value ("it is there in backward") and for each op ("it runs again"). From the source to what
 backward reads, and from an op to its inputs, edges that are never cut; from a value to its op an edge of the value's
@@ -23,7 +25,10 @@ Complexity: one maximum flow for each price, on a graph with as many edges as th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -35,10 +40,10 @@ from ..structure.saved import Dropping, runs_from_saved
 from .base import Problem
 from .registry import register
 
-PRICES = 32
-SPREAD = 1e4  # the dearest price over the least
+FLOWS = 96  # prices asked at most
 SCALE = 10**8  # all bytes, in units of the flow
-PARTS = (0.25, 0.5, 0.75)
+STEP = 0.06  # what is kept grows by about so much from one proposal to the next
+MOST = 8  # parts of the forward
 NEVER = 10**9  # more than all other edges together
 
 
@@ -55,12 +60,8 @@ def min_cut(problem: Problem) -> Iterator[Schedule]:
     graph = problem.graph
     yield Schedule.baseline(graph, "min-cut")
     network = Network(graph, problem.weights)
-    sets: dict[bytes, np.ndarray] = {}
-    for price in network.prices():
-        if problem.time_left > 0:
-            kept = network.kept(price)
-            sets.setdefault(kept.tobytes(), kept)
-    for kept in [*sets.values(), *between(list(sets.values()), graph.arrays.producer)]:
+    sets = [c.kept for c in corners(network, lambda: problem.time_left <= 0)]
+    for kept in [*sets, *between(sets, graph.arrays.producer, graph.arrays.bytes)]:
         if problem.time_left <= 0:
             return
         yield Schedule.from_runs(
@@ -68,13 +69,50 @@ def min_cut(problem: Problem) -> Iterator[Schedule]:
         )
 
 
-def between(sets: list[np.ndarray], producer: np.ndarray) -> Iterator[np.ndarray]:
+@dataclass(frozen=True)
+class Cut:
+    """kept : bool [values of the graph]. bytes : of what is kept. cost : of the ops that run again."""
+
+    kept: np.ndarray
+    bytes: float
+    cost: float
+
+
+def corners(network: Network, stop: Callable[[], bool]) -> list[Cut]:
+    """The answers over all prices, in order of rising bytes; at most `FLOWS`."""
+    found = [network.cut(0.0), network.cut(network.dearest)]
+    gaps: list[tuple[float, int, Cut, Cut]] = []
+
+    def note(a: Cut, b: Cut) -> None:
+        if a.bytes < b.bytes and a.cost > b.cost:
+            heappush(gaps, ((a.bytes - b.bytes) * (a.cost - b.cost), len(found), a, b))
+
+    note(*found)
+    for _ in range(FLOWS - 2):
+        if not gaps or stop():
+            break
+        _, _, a, b = heappop(gaps)
+        price = (b.bytes - a.bytes) / (a.cost - b.cost)
+        c = network.cut(price)
+        if c.bytes + price * c.cost < (a.bytes + price * a.cost) * (1 - 1e-6):
+            found.append(c)
+            note(a, c)
+            note(c, b)
+    return sorted(found, key=lambda c: c.bytes)
+
+
+def between(sets: list[np.ndarray], producer: np.ndarray, size: np.ndarray) -> Iterator[np.ndarray]:
     """One set up to a part of the forward and the next one behind it. In a network of equal blocks a price changes all
     of them at once; so some are changed and others are not."""
-    for a, b in zip(sets, sets[1:], strict=False):
-        changed = np.sort(producer[a != b])
-        for part in PARTS:
-            split = changed[min(len(changed) - 1, int(part * len(changed)))]
+    for a, b in pairwise(sets):
+        less, more = float(size[a].sum()), float(size[b].sum())
+        changed = np.flatnonzero(a != b)
+        changed = changed[np.argsort(producer[changed], kind="stable")]
+        parts = min(len(changed), MOST, round((more - less) / (STEP * max(more, 1.0))))
+        done = np.cumsum(size[changed])
+        for part in range(1, parts):
+            k = int(np.searchsorted(done, done[-1] * part / parts))
+            split = producer[changed[min(k, len(changed) - 1)]]
             for first, last in ((a, b), (b, a)):
                 yield np.where(producer < split, first, last)
 
@@ -104,18 +142,17 @@ class Network:
         self.never = np.array(never, np.int64).reshape(-1, 2)
         self.made = np.stack([np.arange(n), op_node[a.producer[self.values]]], axis=1)
 
-    def prices(self) -> list[float]:
-        """From least to dearest, in bytes per unit of cost."""
-        total, cost = float(self.bytes.sum()), float(self.cost.sum())
-        if total <= 0 or cost <= 0:
-            return [0.0]
-        return [0.0, *(total / cost * np.geomspace(SPREAD**-0.5, SPREAD**0.5, PRICES)).tolist()]
+    @property
+    def dearest(self) -> float:
+        """A price, in bytes per unit of cost, at which nothing that costs anything runs again."""
+        cost = self.cost[self.cost > 0]
+        return float(self.bytes.sum() / cost.min()) if len(cost) else 0.0
 
-    def kept(self, price: float) -> np.ndarray:
-        """bool [values of the graph]: what is kept."""
+    def cut(self, price: float) -> Cut:
+        """What is kept at a price, in bytes per unit of cost."""
         keep = np.zeros(len(self.dropping.drop_at), np.bool_)
         if not len(self.values):
-            return keep
+            return Cut(keep, 0.0, 0.0)
         unit = SCALE / max(1.0, float(self.bytes.sum()))
         held = np.maximum(1, (self.bytes * unit).round()).astype(np.int64)
         # An op that would cost more than all bytes is never run again for them.
@@ -130,8 +167,9 @@ class Network:
         left.eliminate_zeros()
         reached = np.zeros(n, np.bool_)
         reached[breadth_first_order(left, self.source, return_predecessors=False)] = True
-        keep[self.values[reached[self.made[:, 0]] & ~reached[self.made[:, 1]]]] = True
-        return keep
+        cut = reached[self.made[:, 0]] & ~reached[self.made[:, 1]]
+        keep[self.values[cut]] = True
+        return Cut(keep, float(self.bytes[cut].sum()), float(self.cost[reached[self.ops_nodes]].sum()))
 
     @property
     def ops_nodes(self) -> np.ndarray:

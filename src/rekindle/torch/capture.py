@@ -49,6 +49,13 @@ class Assigned(NamedTuple):
     source: int | str = ""
 
 
+class Writing(NamedTuple):
+    """A call that gives what another op does, and writes what the module mutates. args : as of a node."""
+
+    target: Any
+    args: tuple[Any, ...]
+
+
 @dataclass
 class Captured:
     """A joint graph, functional: no op writes to its inputs, and what the module mutates comes back as new values.
@@ -60,6 +67,7 @@ class Captured:
     tangents : placeholder -> index of the output whose gradient it is.
     outputs : node per output tensor of the module, in order of `output_spec`.
     mutations : placeholder -> the node that holds its new value after forward.
+    writing : node -> what its first run calls instead; then nothing of what it writes is among `mutations`.
     gradients : placeholder -> the node that holds its gradient.
     """
 
@@ -71,6 +79,7 @@ class Captured:
     tangents: dict[fx.Node, int] = field(default_factory=dict)
     outputs: list[fx.Node] = field(default_factory=list)
     mutations: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    writing: dict[fx.Node, Writing] = field(default_factory=dict)
     gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
     output_spec: Any = None
     # output leaf -> the user's tensor that it is, by index, or the parameter or buffer, by name

@@ -133,7 +133,7 @@ def _call(node: Node, named: devices.Device | None) -> _Call | None:
     out = node.meta.get("val")
     ins = {id(t): t for t in _tensors((args, kwargs))}
     outs = _tensors(out)
-    if _is_view(op, ins.values(), outs):
+    if costs_nothing(op, ins.values(), outs):
         return None
     flops = _flops(op, args, kwargs, out)
     out_bytes = sum(_bytes(t) for t in outs)
@@ -184,6 +184,15 @@ def _span(t: torch.Tensor) -> int:
     if t.layout is not torch.strided:
         return int(t.numel())
     return 1 + sum((int(n) - 1) * int(s) for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+
+
+def costs_nothing(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
+    """Whether no kernel runs: a view, or memory that nobody writes to."""
+    return getattr(op, "_overloadpacket", op) in _UNWRITTEN or _is_view(op, ins, outs)
+
+
+aten = torch.ops.aten
+_UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.empty_permuted}
 
 
 def _is_view(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:

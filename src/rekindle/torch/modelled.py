@@ -9,20 +9,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import devices
-from .costs import _bytes, _flops, _is_view, _tensors
+from .costs import _bytes, _flops, _tensors, costs_nothing
 
 
 def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:
     """Roofline seconds of one call of an operator overload; its tensors may be real or fake.
 
-    What `costs.node_costs` says of a graph's node with the same arguments: 0 for views and for what computes nothing (a
-    question such as a fake tensor's device).
+    What `costs.node_costs` says of a graph's node with the same arguments: 0 for views, unwritten memory and what computes
+    nothing (a question such as a fake tensor's device).
     """
     if not isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) or target.namespace == "prim":
         return 0.0
     ins = {id(t): t for t in _tensors((args, kwargs))}
     outs = _tensors(out)
-    if _is_view(target, ins.values(), outs):
+    if costs_nothing(target, ins.values(), outs):
         return 0.0
     every = [*ins.values(), *outs]
     moved = sum(map(_bytes, every))

@@ -4,8 +4,8 @@ What PyTorch does implicitly becomes explicit ops here, so that one simulator se
 
 - views are no ops: they share their base's storage and are made again wherever they are read;
 - `boundary` stands for the user's loss: it reads every result and produces the gradients that come back;
-- what the module mutates (BatchNorm's buffers) is written once, by a `copy_` op at the end of forward; an op that may
-  run again reads a `snapshot` taken before;
+- what the module mutates is written once: by the first run of the op that makes it (see `in_place`), else by a `copy_` op
+  at the end of forward; then an op that may run again reads a `snapshot` taken before;
 - `accumulate` ops hand a finished gradient over to autograd; the executor cuts the backward into stages there.
 """
 
@@ -94,6 +94,11 @@ def is_member(n: fx.Node) -> bool:
     return n.op == "call_function" and getattr(n.target, "__name__", "") == "getitem"
 
 
+def is_marked(path: str, must_save: Iterable[str]) -> bool:
+    """Whether the module of that path, or one that it lies in, is among those whose ops must run only once."""
+    return any(fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save)
+
+
 def base_part(n: fx.Node) -> Part | None:
     """The tensor a node stands for if it only names or takes a member of what an op returns, else None."""
     while n.op == "call_function" and n.target in rules.PASS_THROUGH:
@@ -130,6 +135,7 @@ class _Lowering:
         self.reads_snapshot: set[fx.Node] = set()
         self.tokens: list[int] = []  # what forward must have run before it ends, beside its results
         self.drawn: int | None = None  # token of the random op before: they draw in the model's order
+        self.returned: set[fx.Node] = set()  # nodes that a result needs
         self.wanted: set[fx.Node] = set()  # nodes that a result, a mutation or a gradient needs
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -196,7 +202,8 @@ class _Lowering:
 
     def _phases(self, after: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
         """Forward ends where the first node stands that belongs to backward; what a result needs is forward."""
-        results = _ancestors([*self.c.outputs, *self.c.mutations.values()])
+        self.returned = _ancestors(self.c.outputs)
+        results = self.returned | _ancestors([*self.c.mutations.values(), *self.c.writing])
         self.wanted = results | _ancestors(self.c.gradients.values())
         if results & after:
             raise TraceError("a result of the model depends on its own gradient; such a step cannot be planned")
@@ -209,7 +216,7 @@ class _Lowering:
 
     def _only_for_mutations(self, forward: list[fx.Node]) -> set[fx.Node]:
         """Forward nodes whose results go nowhere but into what the module mutates: they run once and read directly."""
-        sinks = set(self.c.mutations.values())
+        sinks = {*self.c.mutations.values(), *self.c.writing}
         wanted = set(self.c.outputs) | set(self.c.gradients.values())
         only: set[fx.Node] = set()
         for n in reversed(forward):
@@ -253,7 +260,8 @@ class _Lowering:
             swap = {self.value_of[(p, 0)]: s for p, s in self.snapshots.items()}
             inputs = [swap.get(v, v) for v in inputs]
         outputs = []
-        for i, t in tensors_of(n):
+        in_place = n in self.c.writing and isinstance(n.meta["val"], torch.Tensor)  # what it returns is what it writes
+        for i, t in () if in_place else tensors_of(n):
             v = self.storage_value(t)
             if v is None:
                 v = self.new_value(storage_bytes(t), (n, i), t)
@@ -263,9 +271,10 @@ class _Lowering:
             else:
                 raise TraceError(f"{n.target} returns both new tensors and views of its inputs; this cannot be planned")
         draws = not backward and rules.draws_random(n.target)
+        writes = n in self.c.writing and n not in self.returned
         if draws and self.drawn is not None:
             inputs.append(self.drawn)
-        if not outputs or draws:
+        if not outputs or draws or writes:
             # It has an effect beyond its results: a token lets the boundary wait for it, and the next random op.
             token = self.new_value(0)
             outputs.append(token)
@@ -273,7 +282,7 @@ class _Lowering:
             if not draws or n not in self.wanted:
                 self.tokens.append(token)
         path = self.c.module_path.get(n, "")
-        marked = not backward and any(fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in self.marks)
+        marked = not backward and is_marked(path, self.marks)
         tensors = [t for x in (n, *n.all_input_nodes) for _, t in tensors_of(x)]
         run_once = once or marked or rules.must_save(n.target, {t.device.type for t in tensors if t.dim()})
         first = tensors_of(n)[0][1] if tensors_of(n) else None

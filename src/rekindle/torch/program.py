@@ -145,7 +145,7 @@ class _Writer:
             call = self.low.calls[s.op]
             if s.op in replayed and s.op not in ran:
                 self.lines.append(f"    rng[{s.op}] = rng_state({self._device(call)!r})")
-            self._run(s, call, replay=s.op in ran and s.op in replayed, outlive=outlive)
+            self._run(s, call, replay=s.op in ran and s.op in replayed, outlive=outlive, first=s.op not in ran)
             ran.add(s.op)
         results = ", ".join(self._tensor(o, False) for o in c.outputs)
         keep = ", ".join([*(x for v in saved for x in self._variables(v)), *map(self._var, used)])
@@ -213,7 +213,9 @@ class _Writer:
                         rows.setdefault(i, []).append(v)
         return rows
 
-    def _run(self, s: Run, call: Call, replay: bool, outlive: set[int], saved: Container[int] = ()) -> None:
+    def _run(
+        self, s: Run, call: Call, replay: bool, outlive: set[int], saved: Container[int] = (), first: bool = False
+    ) -> None:
         n = call.node
         assert n is not None
         op = self.graph.ops[s.op]
@@ -228,23 +230,26 @@ class _Writer:
         where = self.low.captured.module_path.get(n, "")
         note = f"  # {where}" if where else ""
         target: Any = n.target
+        args: Any = n.args
+        if first and n in self.low.captured.writing:
+            target, args = self.low.captured.writing[n]
         name = self._function(rules.runnable(target))
         if s.into is not None:
             position = call.over[s.into]
             over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
             name = f"({name} if retain else {over})" if s.into in saved else over
-        arguments = [self._argument(a, n) for a in n.args] + [
+        arguments = [self._argument(a, n) for a in args] + [
             f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()
         ]
         if replay:
             text = f"replay({', '.join([f'rng[{s.op}]', repr(self._device(call)), name, *arguments])})"
         else:
             text = f"{name}({', '.join(arguments)})"
-        members = [(i, self.names_of((n, i))) for i, _ in tensors_of(n)]
-        if isinstance(n.meta.get("val"), torch.Tensor):
-            self.lines.append(f"    {members[0][1]} = {text}{note}")
-        elif not members:
+        members = [(i, self.names_of((n, i))) for i, _ in tensors_of(n) if (n, i) in self.low.value_of]
+        if not members:
             self.lines.append(f"    {text}{note}")
+        elif isinstance(n.meta["val"], torch.Tensor):
+            self.lines.append(f"    {members[0][1]} = {text}{note}")
         else:
             picks = ", ".join(f"members[{i}]" for i, _ in members)
             self.lines.append(f"    members = {text}{note}")

@@ -15,7 +15,9 @@ from . import capture as cap
 from . import opaque, tree
 from .attributes import plain_tensors
 from .costs import node_costs
-from .normalise import Lowered, lower, storage_bytes
+from .duplicates import merge_duplicates
+from .in_place import write_in_place
+from .normalise import Lowered, is_marked, lower, storage_bytes
 
 Key = tuple[Any, ...]
 
@@ -110,6 +112,8 @@ def trace_call(
             raise TraceError("the model writes over an input that requires grad; clone the input before it is changed")
     state = [t for o in ([optimizer] if optimizer else []) for s in o.state.values() for t in s.values()
              if isinstance(t, torch.Tensor)]  # fmt: skip
+    merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), must_save))
+    write_in_place(captured)
     name = type(model).__name__
     held = [*captured.constants.values(), *state, *(t for *_, t in plain_tensors(model))]
     resident = resident_bytes(model, tensors, held) + _newly_held(model, captured)

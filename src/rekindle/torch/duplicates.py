@@ -1,0 +1,87 @@
+"""Ops that do the same to the same tensors are one op: a search cell that reads one input through two edges, masks and
+position codes that every layer makes anew. Eager keeps what each of them makes.
+
+Standard: common subexpression elimination. Forward only: what backward computes depends on its gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree
+
+from . import rules
+from .capture import Captured, joint_fake_mode
+from .normalise import is_member, tensors_of
+
+
+def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
+    """Let the first of several same ops serve for all.
+
+    distinct : whether an op must stay by itself.
+    """
+    apart = _storages_of_results(c)
+    after: set[fx.Node] = set(c.tangents)
+    first: dict[Any, fx.Node] = {}
+    gone: set[int] = set()  # storages of what was merged
+    kept = []
+    for n in c.nodes:
+        if gone & _storages(n):
+            _look_again(c, n)
+        backward = n.meta.get("partitioner_tag") == "is_backward" or any(a in after for a in n.all_input_nodes)
+        if backward:
+            after.add(n)
+        key = None if backward or not _may_merge(n) or distinct(n) else _key(n)
+        if key is None or apart & _storages(n):
+            kept.append(n)
+        elif key in first:
+            gone |= _storages(n) - _storages(first[key])
+            n.replace_all_uses_with(first[key])
+            n.graph.erase_node(n)
+        else:
+            first[key] = n
+            kept.append(n)
+    c.nodes[:] = kept
+
+
+def _storages_of_results(c: Captured) -> set[int]:
+    """Where results lie: two that the caller gets stay two tensors."""
+    results = [*c.outputs, *c.mutations.values()]
+    return {s for o in results if isinstance(o, fx.Node) for s in _storages(o)}
+
+
+def _storages(n: fx.Node) -> set[int]:
+    return {t.untyped_storage()._cdata for _, t in tensors_of(n)}
+
+
+def _look_again(c: Captured, n: fx.Node) -> None:
+    """A view of what was merged is one of what serves for it."""
+    args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
+    with joint_fake_mode(c.graph_module) or contextlib.nullcontext():
+        n.meta["val"] = n.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _may_merge(n: fx.Node) -> bool:
+    """Whether the node gives the same tensors each time, and does nothing else."""
+    if is_member(n):
+        return True
+    op = n.target
+    return (
+        isinstance(op, torch._ops.OpOverload) and bool(tensors_of(n))
+        and not op._schema.is_mutable and not rules.draws_random(op)
+    )  # fmt: skip
+
+
+def _key(n: fx.Node) -> Any:
+    """Equal for the same op with the same arguments; None where an argument cannot be compared."""
+    leaves, spec = _pytree.tree_flatten((n.args, n.kwargs))
+    key = (n.target, tuple((type(x), repr(x) if isinstance(x, float) else x) for x in leaves), str(spec))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
