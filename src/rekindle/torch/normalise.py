@@ -132,7 +132,7 @@ class _Lowering:
         self.calls: list[Call] = []
         self.keep: list[int] = []
         self.snapshots: dict[fx.Node, int] = {}
-        self.reads_snapshot: set[fx.Node] = set()
+        self.reads_snapshot: dict[fx.Node, list[fx.Node]] = {}  # node -> placeholders
         self.tokens: list[int] = []  # what forward must have run before it ends, beside its results
         self.drawn: int | None = None  # token of the random op before: they draw in the model's order
         self.returned: set[fx.Node] = set()  # nodes that a result needs
@@ -191,7 +191,7 @@ class _Lowering:
         for n in backward:
             self.node(n, backward=True, once=rules.draws_random(n.target))
         graph = self._with_accumulation(name, resident_bytes)
-        return Lowered(c, graph, self.calls, self.parts, self.value_of, self.views, self.snapshots, self.reads_snapshot)
+        return Lowered(c, graph, self.calls, self.parts, self.value_of, self.views, self.snapshots, set(self.reads_snapshot))
 
     def _depends_on_tangents(self) -> set[fx.Node]:
         after: set[fx.Node] = set(self.c.tangents)
@@ -233,7 +233,7 @@ class _Lowering:
                     if self._is_view(n):
                         aliases.add(n)
                     elif n not in direct:
-                        self.reads_snapshot.add(n)
+                        self.reads_snapshot.setdefault(n, []).append(p)
                         self.snapshots.setdefault(p, -1)
         for p in list(self.snapshots):
             t = p.meta["val"]
@@ -256,9 +256,8 @@ class _Lowering:
             self.views.add(n)
             return
         inputs = self.reads(n)
-        if n in self.reads_snapshot:
-            swap = {self.value_of[(p, 0)]: s for p, s in self.snapshots.items()}
-            inputs = [swap.get(v, v) for v in inputs]
+        for p in self.reads_snapshot.get(n, ()):
+            inputs = [v for v in inputs if v != self.value_of[(p, 0)]] + [self.snapshots[p]]
         outputs = []
         in_place = n in self.c.writing and isinstance(n.meta["val"], torch.Tensor)  # what it returns is what it writes
         for i, t in () if in_place else tensors_of(n):

@@ -1,0 +1,215 @@
+"""What forward mutates is written where it lies, once, whatever runs again; where that is not safe, by a copy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rekindle
+from rekindle.torch.costs import costs_nothing
+from rekindle.torch.verify import same
+
+
+class Count(TorchDispatchMode):
+    """Kernels that ran; `of` keeps their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [[t for t in torch.utils._pytree.tree_leaves(x) if isinstance(t, torch.Tensor)] for x in (args, out)]
+        if not costs_nothing(func, *tensors):
+            self.of.append(str(func))
+        return out
+
+
+def convolutions() -> nn.Module:
+    layers = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(4)]
+    return nn.Sequential(*(m for layer in layers for m in layer))
+
+
+class Norms(nn.Module):
+    """How two norms may be used; `how` names one way."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8, affine=how != "same")
+        self.other = nn.BatchNorm1d(8, affine=how != "same")
+        self.register_buffer("seen", torch.zeros(8))
+        if how == "one storage":
+            both = torch.zeros(16)
+            self.norm.running_mean, self.other.running_mean = both[:8], both[8:]
+        if how == "one buffer":
+            self.other.running_mean, self.other.running_var = self.norm.running_mean, self.norm.running_var
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = torch.relu(self.inner(x))
+        a = self.norm(h)
+        b = self.norm(h.sin()) if self.how == "twice" else self.other(h)
+        if self.how == "unread":
+            b = h
+        if self.how == "read after":
+            b = b + self.norm.running_mean
+        if self.how == "read before":
+            before = self.norm.running_var * 1
+            b = b + before
+        if self.how == "counted":
+            self.seen.add_(1).mul_(2)
+            b = b * self.seen.clone()
+        if self.how == "counted last":
+            b = b * self.seen.clone()
+            self.seen += 1
+        y = self.outer(torch.relu(a) + torch.tanh(b))
+        return (y, self.norm.running_mean) if self.how == "returned" else y
+
+
+WAYS = ["apart", "twice", "same", "one storage", "one buffer", "unread", "read after", "read before",
+        "returned", "counted", "counted last"]  # fmt: skip
+
+
+@pytest.mark.parametrize("minimize", [True, False])
+@pytest.mark.parametrize("how", WAYS)
+def test_training_leaves_the_same_buffers(how: str, minimize: bool) -> None:
+    torch.manual_seed(0)
+    plain = Norms(how)
+    with torch.no_grad():
+        planned = copy.deepcopy(plain)
+    inputs = [torch.randn(16, 8) for _ in range(3)]
+    trace = rekindle.trace(planned, inputs[0])
+    solver = "storages" if minimize else "none"
+    rekindle.apply(planned, rekindle.plan(trace, minimize="memory", solver=solver), on_new_shape="error")
+    for pair in zip(inputs, inputs[1:], strict=False):
+        for model in (plain, planned):
+            # two forwards before the first backward
+            results = [model(x) for x in pair]
+            results = [r[0] if isinstance(r, tuple) else r for r in results]
+            for r in reversed(results):
+                r.square().sum().backward()
+        for a, b in zip(plain.parameters(), planned.parameters(), strict=True):
+            assert same(a.grad, b.grad)
+        for (name, a), b in zip(plain.named_buffers(), planned.buffers(), strict=True):
+            assert same(a, b), name
+
+
+def test_what_recomputes_nothing_launches_no_more_than_eager() -> None:
+    """New statistics were copied over the old ones: three kernels more for each norm."""
+    model, x = convolutions(), torch.rand(2, 4, 8, 8)
+    counts = []
+    for _ in range(2):
+        with Count() as count:
+            model(x).sum().backward()
+        counts.append(len(count.of))
+        for p in model.parameters():
+            p.grad = None
+        rekindle.apply(model, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="none"))
+    stages = sum(op.backward and op.name.endswith("accumulate|") for op in model.forward.plan.graph.ops)
+    # the engine's tokens are made once per stage and way, by the executor
+    assert counts[1] - counts[0] <= 2 * stages + 2
+    assert not [f for f in count.of if "copy_" in f or "clone" in f]
+
+
+def test_a_norm_that_runs_again_takes_no_copies() -> None:
+    model, x = convolutions(), torch.rand(2, 4, 8, 8)
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory")
+    again = [o for o in plan.schedule.runs if "batch_norm_legit" in plan.graph.ops[o].name]
+    assert len(again) > 4
+    rekindle.apply(model, plan)
+    source = model.forward.source
+    assert source.count("_native_batch_norm_legit(") == 4  # once each, in place
+    assert "copy_(" not in source and "clone(" not in source
+    assert rekindle.verify(model, x).ok
+
+
+def test_a_large_buffer_that_grows_in_place_takes_no_memory() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+            self.register_buffer("total", torch.zeros(512, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            self.total += h.detach()
+            return h.square().mean()
+
+    model, x = Sum(), torch.randn(512, 64)
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="none")
+    check = rekindle.verify(model, x, plan)
+    assert check.ok
+    assert check.measured_peak_bytes == pytest.approx(plan.activation_peak_bytes, rel=0.02)
+
+
+class Cell(nn.Module):
+    """Several edges read one input and begin alike, as in a searched cell."""
+
+    def __init__(self, edge: Callable[[torch.Tensor], torch.Tensor], edges: int = 4) -> None:
+        super().__init__()
+        self.edge = edge
+        self.linears = nn.ModuleList(nn.Linear(32, 32) for _ in range(edges))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linears[0](x)
+        return sum(linear(self.edge(x)) for linear in self.linears[1:]).square().mean()  # type: ignore[union-attr]
+
+
+def count_ops(model: nn.Module, x: torch.Tensor, what: str, **how: Any) -> int:
+    trace = rekindle.trace(model, x, **how)
+    assert rekindle.verify(model, x, rekindle.plan(trace, minimize="memory")).ok
+    return sum(what in op.name and not op.backward for op in trace.graph.ops)
+
+
+def test_the_same_op_on_the_same_tensor_runs_once() -> None:
+    x = torch.randn(16, 32)
+    assert count_ops(Cell(torch.relu), x, "relu") == 1
+    assert count_ops(Cell(lambda h: torch.tanh(h.view(4, 4, 32)).view(16, 32)), x, "tanh") == 1
+    assert count_ops(Cell(lambda h: h * 2 if h.sum().shape else h * 2.0), x, "mul") == 1
+
+
+def test_what_differs_runs_apart() -> None:
+    x = torch.randn(16, 32)
+    slopes = iter([0.1, 0.2, 0.3] * 9)
+    assert count_ops(Cell(lambda h: nn.functional.leaky_relu(h, next(slopes))), x, "leaky") == 3
+    assert count_ops(Cell(lambda h: nn.functional.dropout(h, 0.5)), x, "dropout") == 3
+
+
+def test_two_results_stay_two_tensors() -> None:
+    class Twin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h = self.linear(x)
+            return torch.sigmoid(h).view(-1), torch.sigmoid(h).view(-1)
+
+    model, x = Twin(), torch.rand(2, 4)
+    rekindle.apply(model, rekindle.plan(rekindle.trace(model, x), minimize="memory"))
+    a, b = model(x)
+    with torch.no_grad():
+        a.zero_()
+    assert b.min() > 0
+
+
+def test_a_marked_module_shares_nothing() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.left, self.right = nn.Linear(32, 32), nn.Sigmoid(), nn.Sigmoid()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            return (self.left(h) * self.right(h)).mean()
+
+    x = torch.randn(16, 32)
+    assert count_ops(Two(), x, "sigmoid") == 1
+    assert count_ops(Two(), x, "sigmoid", must_save=["right"]) == 2
