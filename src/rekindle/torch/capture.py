@@ -32,7 +32,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import TraceError
-from . import tree
+from . import hidden, tree
 from .attributes import Attributes, Changes, tensors_as_buffers
 
 __all__ = ["Captured", "FakeTensor", "capture", "disable_autocast", "is_fake"]
@@ -188,13 +188,16 @@ _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
     try:
-        return _export(stack, flat, tensors)
+        joint = _export(stack, flat, tensors)
+        if not hidden.is_safe(joint.graph_module.graph):
+            joint = _export(stack, flat, tensors, cudnn=False)
+        return joint
     except Exception as first:
         # Libraries that look at tensor values, or choose kernels that have no shape rule, do otherwise when they
         # believe they are being compiled. Whether the numbers stay the same is for `verify` to say.
         try:
             with _as_if_compiling():
-                return _export(stack, flat, tensors)
+                return _export(stack, flat, tensors, cudnn=False)
         except Exception:  # the first one tells what eager would have met
             raise _trace_error(first) from first
 
@@ -233,12 +236,13 @@ def _computed(joint: Any) -> list[str]:
     return [f"{n.target}{fx.node.map_arg((n.args, n.kwargs), lambda _: '%')}" for n in nodes]
 
 
-def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
+def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], cudnn: bool = True) -> Any:
+    """cudnn : keep its batch norm, which writes to its arguments unseen (see `hidden`)."""
     state = Attributes(flat.model)
     try:
         # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
         outside = functorch_config.patch(backward_pass_autocast="off")
-        with _module_paths_recorded(flat.model), _eager_composites(), outside:
+        with _module_paths_recorded(flat.model), _eager_composites(cudnn), outside:
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         state.restore()  # what torch puts in the place of parameters stays in modules that have two names
@@ -438,10 +442,10 @@ _COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImpli
 
 
 @contextlib.contextmanager
-def _eager_composites() -> Iterator[None]:
-    """Meanwhile composite ops are taken apart as eager takes them apart."""
+def _eager_composites(cudnn: bool) -> Iterator[None]:
+    """Meanwhile composite ops are taken apart as eager takes them apart, and with `cudnn` its batch norm is itself."""
     dropout: Any = torch.ops.aten.dropout.default
-    ops: list[Any] = [dropout]
+    ops: list[Any] = [dropout, *([hidden.BATCH_NORM] if cudnn else [])]
     for name in torch._C._dispatch_get_all_op_names():
         if name.removeprefix("aten::").startswith(_STOOD_IN):
             packet, _, overload = name.removeprefix("aten::").partition(".")

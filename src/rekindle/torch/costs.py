@@ -192,7 +192,14 @@ def costs_nothing(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Ten
 
 
 aten = torch.ops.aten
-_UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.empty_permuted}
+_UNWRITTEN = {
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+    aten.empty_permuted,
+}
 
 
 def _is_view(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:

@@ -8,12 +8,13 @@ without them.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import fx
 
-from . import rules
+from . import hidden, rules
 from .capture import Captured, Writing
 from .normalise import is_member, storage_bytes, tensors_of
 
@@ -25,38 +26,65 @@ _STATISTICS = (3, 4)  # positions of both, among what they take and what the fir
 
 def write_in_place(c: Captured) -> None:
     """Move mutations from `c.mutations` to `c.writing` where that is safe."""
-    for n in list(c.nodes):
-        if n.target is _BATCH_NORM:
-            _batch_norm(c, n)
+    mutated = _Mutated(c)
+    gone: set[fx.Node] = set()
+    for n in c.nodes:
+        if hidden.writes(n):
+            _unseen(c, n)
+        elif n.target is _BATCH_NORM:
+            gone |= _batch_norm(c, n, mutated)
         elif 0 in rules.OVERWRITES.get(n.target, {}):
-            _element_wise(c, n)
+            _element_wise(c, n, mutated)
+    c.nodes[:] = [n for n in c.nodes if n not in gone]
 
 
-def _batch_norm(c: Captured, n: fx.Node) -> None:
-    """It returns (result, mean, rstd, new running mean, new running variance)."""
+class _Mutated:
+    """Who takes what forward mutates."""
+
+    def __init__(self, c: Captured) -> None:
+        self.new = dict(c.mutations)
+        self.wanted = Counter([*c.outputs, *c.gradients.values(), *c.mutations.values()])
+        self.at = Counter(t.untyped_storage()._cdata for p in c.placeholders for _, t in tensors_of(p))
+
+    def only_between(self, p: Any, n: fx.Node, new: fx.Node | None) -> bool:
+        """Whether n alone reads placeholder p, which is all of a storage of its own, and `new`, which n makes, goes
+        nowhere else but into p and perhaps to ops."""
+        if new is None or self.new.get(p) is not new or set(p.users) != {n} or n.all_input_nodes.count(p) != 1:
+            return False
+        t = p.meta["val"]
+        alone = self.at[t.untyped_storage()._cdata] == 1 and storage_bytes(t) == t.numel() * t.element_size()
+        return alone and self.wanted[new] == 1 and not self.wanted[p]
+
+
+def _unseen(c: Captured, n: fx.Node) -> None:
+    """The graph says that the kernel only reads them, and so does its backward."""
+    c.writing[n] = Writing(n.target, n.args)
+    statistics: list[Any] = [n.args[i] for i in hidden.STATISTICS]
+    for u in {u for p in statistics for u in p.users}:
+        u.args = tuple(None if i in hidden.STATISTICS else a for i, a in enumerate(u.args))
+
+
+def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
+    """It returns (result, mean, rstd, new running mean, new running variance). Gives the nodes that are gone."""
     members: dict[Any, fx.Node] = {u.args[1]: u for u in n.users if is_member(u)}
-    old: list[Any] = [n.args[i] for i in _STATISTICS]
-    new = [members.get(i) for i in _STATISTICS]
-    if n.kwargs or not n.args[_IN_TRAINING[_BATCH_NORM]] or len(members) != len(n.users):
-        return
-    backward = set()
-    for p, m in zip(old, new, strict=True):
-        if m is None or not _only_between(c, p, n, m):
-            return
-        backward |= {u for u in m.users if u.op != "output"}
+    pairs: list[Any] = [(n.args[i], members.get(i)) for i in _STATISTICS]
+    if not n.args[_IN_TRAINING[_BATCH_NORM]] or len(members) != len(n.users):
+        return set()
+    if not all(mutated.only_between(p, n, new) for p, new in pairs):
+        return set()
+    backward = {u for _, new in pairs for u in new.users if u.op != "output"}
     if not all(_ignores_statistics(u) for u in backward):
-        return
+        return set()
     for u in backward:
         u.args = tuple(None if i in _STATISTICS else a for i, a in enumerate(u.args))
-    for p, m in zip(old, new, strict=True):
-        assert m is not None
+    for p, new in pairs:
         del c.mutations[p]
-        c.nodes.remove(m)
-        m.replace_all_uses_with(p)
-        m.graph.erase_node(m)
+        new.replace_all_uses_with(p)
+        n.graph.erase_node(new)
     c.writing[n] = Writing(aten._native_batch_norm_legit.default, n.args)
     n.target, n.args = aten._native_batch_norm_legit.no_stats, (*n.args[: _STATISTICS[0]], *n.args[5:])
     n.meta["val"] = n.meta["val"][: _STATISTICS[0]]
+    return {new for _, new in pairs}
 
 
 def _ignores_statistics(n: fx.Node) -> bool:
@@ -64,30 +92,12 @@ def _ignores_statistics(n: fx.Node) -> bool:
     return n.target is aten.native_batch_norm_backward.default and bool(n.args[_IN_TRAINING[n.target]])
 
 
-def _element_wise(c: Captured, n: fx.Node) -> None:
+def _element_wise(c: Captured, n: fx.Node, mutated: _Mutated) -> None:
     p: Any = n.args[0]
-    if not isinstance(p, fx.Node) or not _only_between(c, p, n, n) or any(u.op != "output" for u in n.users):
+    if not isinstance(p, fx.Node) or not mutated.only_between(p, n, n) or any(u.op != "output" for u in n.users):
         return
     before, after = p.meta["val"], n.meta["val"]
     if (before.shape, before.dtype, before.device) != (after.shape, after.dtype, after.device):
         return
     del c.mutations[p]
     c.writing[n] = Writing(rules.OVERWRITES[n.target][0], n.args)
-
-
-def _only_between(c: Captured, p: Any, n: fx.Node, new: fx.Node) -> bool:
-    """Whether n alone reads placeholder p, whose storage is its own, and `new`, which n makes, goes nowhere else but
-    into p and perhaps to ops."""
-    if c.mutations.get(p) is not new or set(p.users) != {n} or n.all_input_nodes.count(p) != 1:
-        return False
-    taken = [*c.outputs, *c.gradients.values(), *(m for q, m in c.mutations.items() if q is not p)]
-    return new not in taken and p not in taken and _alone(c, p)
-
-
-def _alone(c: Captured, p: fx.Node) -> bool:
-    """Whether p is all of its storage, and no other placeholder lies there."""
-    t = p.meta["val"]
-    storage = t.untyped_storage()._cdata
-    others = (x for q in c.placeholders if q is not p for _, x in tensors_of(q))
-    whole = storage_bytes(t) == t.numel() * t.element_size()
-    return whole and all(x.untyped_storage()._cdata != storage for x in others)

@@ -191,7 +191,9 @@ class _Lowering:
         for n in backward:
             self.node(n, backward=True, once=rules.draws_random(n.target))
         graph = self._with_accumulation(name, resident_bytes)
-        return Lowered(c, graph, self.calls, self.parts, self.value_of, self.views, self.snapshots, set(self.reads_snapshot))
+        return Lowered(
+            c, graph, self.calls, self.parts, self.value_of, self.views, self.snapshots, set(self.reads_snapshot)
+        )
 
     def _depends_on_tangents(self) -> set[fx.Node]:
         after: set[fx.Node] = set(self.c.tangents)

@@ -238,9 +238,7 @@ class _Writer:
             position = call.over[s.into]
             over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
             name = f"({name} if retain else {over})" if s.into in saved else over
-        arguments = [self._argument(a, n) for a in args] + [
-            f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()
-        ]
+        arguments = [self._argument(a, n) for a in args] + [f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()]
         if replay:
             text = f"replay({', '.join([f'rng[{s.op}]', repr(self._device(call)), name, *arguments])})"
         else:
