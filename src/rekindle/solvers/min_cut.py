@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -82,10 +82,11 @@ def corners(network: Network, stop: Callable[[], bool]) -> list[Cut]:
     """The answers over all prices, in order of rising bytes; at most `FLOWS`."""
     found = [network.cut(0.0), network.cut(network.dearest)]
     gaps: list[tuple[float, int, Cut, Cut]] = []
+    tick = count()
 
     def note(a: Cut, b: Cut) -> None:
         if a.bytes < b.bytes and a.cost > b.cost:
-            heappush(gaps, ((a.bytes - b.bytes) * (a.cost - b.cost), len(found), a, b))
+            heappush(gaps, ((a.bytes - b.bytes) * (a.cost - b.cost), next(tick), a, b))
 
     note(*found)
     for _ in range(FLOWS - 2):
