@@ -97,7 +97,7 @@ def _modelled(rows: Sequence[Row]) -> list[str]:
     timed = [r for r in rows if r.get("seconds_overhead") is not None]
     names = dict.fromkeys(r.get("target") or "rtx2080ti" for r in timed)
     told = " or ".join("an RTX 2080 Ti, the published table's card" if n == "rtx2080ti" else n for n in names)
-    text = f"- **Extra time** is modelled, not measured: the roofline of {told}. It knows no kernel launches and no overlap."
+    text = f"- **Extra time** is modelled, not measured: the roofline of {told}. Every operator takes a launch; none overlap."
     return [text] if timed else []
 
 

@@ -49,8 +49,8 @@ def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
 
 
 def _storages_of_results(c: Captured) -> set[int]:
-    """Where results lie: two that the caller gets stay two tensors."""
-    results = [*c.outputs, *c.mutations.values()]
+    """Where results and gradients lie: two that the caller gets stay two tensors."""
+    results = [*c.outputs, *c.mutations.values(), *c.gradients.values()]
     return {s for o in results if isinstance(o, fx.Node) for s in _storages(o)}
 
 
