@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
+from rekindle.bench.compiled import compiled
 from rekindle.torch.costs import costs_nothing
 from rekindle.torch.verify import same
 
@@ -272,3 +273,95 @@ def test_statistics_that_a_kernel_writes_unseen(cudnn: Any, shared: bool) -> Non
         model(x).backward()
         assert cudnn.count(True) == 4
         assert cudnn.count(False) > 0
+
+
+class Adds(nn.Module):
+    """Adds to its buffers in several ways; what they are added, nobody else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dead, self.aside = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+        for name, shape in (("total", (16, 8)), ("mean", (8,)), ("scaled", (16, 8)), ("gate", (8,))):
+            self.register_buffer(name, torch.ones(shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.linear(x)
+        self.total += h.detach().exp()
+        self.mean.add_(h.detach().mean(0))
+        self.scaled.add_(h.detach(), alpha=0.1)
+        self.dead(h)
+        with torch.no_grad():
+            self.aside(h.sin())
+        gate = (self.gate + 1).exp()  # before it changes
+        self.gate.add_(1)
+        return (h * gate).square().mean()
+
+
+@pytest.mark.parametrize("solver", ["none", "storages"])
+def test_buffers_that_forward_adds_to(solver: str) -> None:
+    """What is added was to be overwritten by the sum; and a snapshot was read after the mutation as if it were none."""
+    torch.manual_seed(0)
+    model, x = Adds(), torch.randn(16, 8)
+    trace = rekindle.trace(model, x)
+    plan = rekindle.plan(trace, minimize="memory", solver=solver)
+    assert rekindle.verify(model, x, plan).differences == []
+    once = rekindle.plan(trace, minimize="memory", solver="none")
+    before = {k: b.clone() for k, b in model.named_buffers()}
+    model(x)
+    after = {k: b.clone() for k, b in model.named_buffers()}
+    for k, b in model.named_buffers():
+        b.copy_(before[k])
+    with compiled(model, trace, once, 0.5):
+        model(x)
+    assert all(torch.equal(b, after[k]) for k, b in model.named_buffers())
+
+
+def test_statistics_of_another_type_say_how_a_norm_rounds() -> None:
+    """Without weight and bias, a run without the statistics rounds otherwise."""
+    torch.manual_seed(0)
+    norms = [m for _ in range(3) for m in (nn.Linear(16, 16), nn.BatchNorm1d(16, affine=False), nn.ReLU())]
+    model, x = nn.Sequential(*norms), torch.randn(64, 16)
+    for m in model[::3]:
+        m.to(torch.bfloat16)
+    x = x.bfloat16()
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
+    assert plan.overhead > 0
+    assert rekindle.verify(model, x, plan).differences == []
+
+
+def test_unknown_ops_run_as_often_as_they_are_called() -> None:
+    @torch.library.custom_op("rekindle_tests::noisy", mutates_args=())
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)  # and does not say that it is random
+
+    noisy.register_fake(torch.empty_like)
+    noisy.register_autograd(lambda ctx, g: g)
+
+    model, x = Cell(noisy), torch.randn(16, 32)
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="none")
+    assert rekindle.verify(model, x, plan).ok
+
+
+@pytest.mark.parametrize("how", ["dead", "dead without grad", "tied"])
+def test_unseen_statistics_that_the_graph_does_not_show(cudnn: Any, how: str) -> None:
+    class Hides(Unseen):
+        def __init__(self) -> None:
+            super().__init__(shared=False)
+            if how == "tied":
+                self.register_buffer("other_name", self.norms[0].running_mean)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, n = super().forward(x), self.norms[0]
+            if how == "tied":
+                return y * (n.running_var.mean() + self.other_name.mean())
+            with torch.set_grad_enabled(how == "dead"):
+                torch.ops.aten.cudnn_batch_norm(x, n.weight, n.bias, self.spare, self.spread, True, 0.1, 1e-5)
+            return y
+
+    torch.manual_seed(0)
+    model, x = Hides(), torch.randn(64, 16)
+    model.register_buffer("spare", torch.zeros(16))
+    model.register_buffer("spread", torch.ones(16))
+    for solver in ("none", "storages"):
+        plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver=solver)
+        assert rekindle.verify(model, x, plan).differences == []

@@ -64,6 +64,7 @@ class _Partitioned:
         self.constants = list(c.constants.values())
         self.mutated = [self.given.index(p) for p in c.mutations]
         self.results = len(c.outputs)
+        self.dropped = len(_operands(c))
         self.tangents = list(c.tangents.values())
         self.tangent_like = [t.meta["val"] for t in c.tangents]
         self.forward_graph, self.backward_graph = partition(c, budget)
@@ -83,7 +84,7 @@ class _Function(torch.autograd.Function):
             out = list(_run(run.forward_graph, [*inputs, *run.constants]))
         for i in run.mutated:
             inputs[i].copy_(out.pop(0))
-        results, saved = out[: run.results], out[run.results :]
+        results, saved = out[: run.results], out[run.results + run.dropped :]
         known = {id(t) for t in inputs}
         for i, t in enumerate(results):
             if id(t) in known:  # autograd takes a result that is an input for the same tensor
@@ -126,7 +127,7 @@ def partition(c: Captured, budget: float) -> Graphs:
     joint, names = _joint(c)
     with config.patch(activation_memory_budget=budget):
         made = min_cut_rematerialization_partition(
-            joint, None, num_fwd_outputs=len(c.mutations) + len(c.outputs),
+            joint, None, num_fwd_outputs=len(c.mutations) + len(c.outputs) + len(_operands(c)),
             static_lifetime_input_indices=list(range(len(c.params) + len(c.buffers))),
         )  # fmt: skip
     _write_in_place(made[0], c, names)
@@ -143,10 +144,17 @@ def _write_in_place(forward: fx.GraphModule, c: Captured, names: dict[fx.Node, s
         mapped = [known.get(a) or by_name[names[a]] if isinstance(a, fx.Node) else a for a in args]
         if there is None:  # nothing reads it: a counter
             with graph.inserting_before(graph.output_node()):
-                graph.call_function(target, tuple(mapped))
+                graph.call_function(target, tuple(mapped), n.kwargs)
         else:
             there.target, there.args = target, tuple(mapped)
     forward.recompile()
+
+
+def _operands(c: Captured) -> list[fx.Node]:
+    """What is written over something that forward gives no other way: it must stay in the forward graph."""
+    given = {*c.placeholders}
+    return [a for n, w in c.writing.items() if all(u.op == "output" for u in n.users)
+            for a in w.args if isinstance(a, fx.Node) and a not in given]  # fmt: skip
 
 
 def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
@@ -160,7 +168,7 @@ def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
             copies[n].meta = {"val": n.meta["val"]}
     for n in c.nodes:
         copies[n] = graph.node_copy(n, copies.__getitem__)
-    wanted = [*c.mutations.values(), *c.outputs, *c.gradients.values()]
+    wanted = [*c.mutations.values(), *c.outputs, *_operands(c), *c.gradients.values()]
     output = graph.output([copies[n] for n in wanted])
     output.meta["desc"] = [None] * len(wanted)
     return fx.GraphModule(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}

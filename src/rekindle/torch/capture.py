@@ -110,14 +110,17 @@ class _Flat(nn.Module):
         self.ignored: dict[int, str] = {}
         self.assigned: dict[str, Assigned] = {}
         self.changes = Changes()  # of attributes, in the last run
+        self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
         self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         state = Attributes(self.model)
         try:
-            with _casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else []), _EagerLayout():
+            casts = _casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else [])
+            with casts, _EagerLayout() as layout:
                 found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
+            self.unseen = layout.unseen
         finally:
             self.changes = state.restore(only_tensors=self.goes_on)
         given: dict[int, int | str] = {
@@ -188,10 +191,7 @@ _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
     try:
-        joint = _export(stack, flat, tensors)
-        if not hidden.is_safe(joint.graph_module.graph):
-            joint = _export(stack, flat, tensors, cudnn=False)
-        return joint
+        return _with_eager_kernels(stack, flat, tensors)
     except Exception as first:
         # Libraries that look at tensor values, or choose kernels that have no shape rule, do otherwise when they
         # believe they are being compiled. Whether the numbers stay the same is for `verify` to say.
@@ -200,6 +200,18 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
                 return _export(stack, flat, tensors, cudnn=False)
         except Exception:  # the first one tells what eager would have met
             raise _trace_error(first) from first
+
+
+def _with_eager_kernels(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
+    """The joint graph, without cuDNN's batch norm only where that is not safe."""
+    try:
+        joint = _export(stack, flat, tensors)
+        if hidden.is_safe(joint.graph_module.graph, flat.unseen):
+            return joint
+    except Exception:
+        if not _cuda_devices(tensors, flat.model):
+            raise
+    return _export(stack, flat, tensors, cudnn=False)
 
 
 def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], joint: Any) -> None:
@@ -490,8 +502,13 @@ class _EagerLayout(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.unseen = 0  # calls that write to their arguments unseen
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.unseen += hidden.calls(func, args)
         name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
         if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
             return func(*args, **kwargs)

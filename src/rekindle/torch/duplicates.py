@@ -29,22 +29,25 @@ def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
     first: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of what was merged
     kept = []
+    mode = joint_fake_mode(c.graph_module) or contextlib.nullcontext()
     for n in c.nodes:
-        if gone & _storages(n):
-            _look_again(c, n)
         backward = n.meta.get("partitioner_tag") == "is_backward" or any(a in after for a in n.all_input_nodes)
         if backward:
             after.add(n)
         key = None if backward or not _may_merge(n) or distinct(n) else _key(n)
-        if key is None or apart & _storages(n):
-            kept.append(n)
-        elif key in first:
+        if key is not None and apart & _storages(n):
+            key = None
+        if key in first:
             gone |= _storages(n) - _storages(first[key])
             n.replace_all_uses_with(first[key])
             n.graph.erase_node(n)
-        else:
+            continue
+        kept.append(n)
+        if gone & _storages(n):
+            with mode:
+                _look_again(n)
+        if key is not None:
             first[key] = n
-            kept.append(n)
     c.nodes[:] = kept
 
 
@@ -58,20 +61,19 @@ def _storages(n: fx.Node) -> set[int]:
     return {t.untyped_storage()._cdata for _, t in tensors_of(n)}
 
 
-def _look_again(c: Captured, n: fx.Node) -> None:
+def _look_again(n: fx.Node) -> None:
     """A view of what was merged is one of what serves for it."""
     args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
-    with joint_fake_mode(c.graph_module) or contextlib.nullcontext():
-        n.meta["val"] = n.target(*args, **kwargs)  # type: ignore[operator]
+    n.meta["val"] = n.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _may_merge(n: fx.Node) -> bool:
-    """Whether the node gives the same tensors each time, and does nothing else."""
+    """Whether the node surely gives the same tensors each time, and does nothing else."""
     if is_member(n):
         return True
     op = n.target
     return (
-        isinstance(op, torch._ops.OpOverload) and bool(tensors_of(n))
+        isinstance(op, torch._ops.OpOverload) and op.namespace in ("aten", "prims") and bool(tensors_of(n))
         and not op._schema.is_mutable and not rules.draws_random(op)
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ its running statistics have no other reader; `in_place` then lets its first run 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -19,18 +20,34 @@ STATISTICS, TRAINING = (3, 4), 5  # positions
 
 def writes(n: fx.Node) -> bool:
     """Whether the node writes running statistics that its schema does not admit to."""
-    return n.target is BATCH_NORM and bool(n.args[TRAINING]) and any(n.args[i] is not None for i in STATISTICS)
+    return calls(n.target, n.args)
 
 
-def is_safe(graph: fx.Graph) -> bool:
-    """Whether whatever is written so is a tensor of the caller's that only that op reads, and its backward."""
-    return all(_by_it_alone(n) for n in graph.nodes if writes(n))
+def calls(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call writes running statistics that its schema does not admit to."""
+    return func is BATCH_NORM and bool(args[TRAINING]) and any(args[i] is not None for i in STATISTICS)
 
 
-def _by_it_alone(n: fx.Node) -> bool:
+def is_safe(graph: fx.Graph, called: int) -> bool:
+    """Whether whatever is written so is a tensor of the caller's, with a storage of its own, that only that op reads, and
+    its backward.
+
+    called : how often forward called such kernels. The graph lacks those whose results nobody reads.
+    """
+    nodes = [n for n in graph.nodes if writes(n)]
+    at = Counter(_storage(p) for p in graph.nodes if p.op == "placeholder")
+    return len(nodes) == called and all(_by_it_alone(n, at) for n in nodes)
+
+
+def _by_it_alone(n: fx.Node, at: Counter[Any]) -> bool:
     taken: list[Any] = [n.args[i] for i in STATISTICS]
     return all(
-        isinstance(p, fx.Node) and p.op == "placeholder" and taken.count(p) == 1
+        isinstance(p, fx.Node) and p.op == "placeholder" and taken.count(p) == 1 and at[_storage(p)] == 1
         and all(u is n or u.target is BACKWARD for u in p.users)
         for p in taken
     )  # fmt: skip
+
+
+def _storage(p: fx.Node) -> Any:
+    t = p.meta.get("val")
+    return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else p

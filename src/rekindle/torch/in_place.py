@@ -72,6 +72,9 @@ def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
         return set()
     if not all(mutated.only_between(p, n, new) for p, new in pairs):
         return set()
+    x, weight, bias, mean, *_ = n.args
+    if weight is None and bias is None and x.meta["val"].dtype != mean.meta["val"].dtype:  # type: ignore[union-attr]
+        return set()  # the type of the statistics says how it rounds
     backward = {u for _, new in pairs for u in new.users if u.op != "output"}
     if not all(_ignores_statistics(u) for u in backward):
         return set()

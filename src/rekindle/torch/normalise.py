@@ -302,7 +302,7 @@ class _Lowering:
         of, is the whole storage, laid out as the result."""
         out = n.meta.get("val")
         rows: dict[int, int] = {}
-        for position in rules.OVERWRITES.get(n.target, {}):
+        for position in rules.OVERWRITES.get(n.target, {}) if n not in self.c.writing else ():
             a: Any = n.args[position] if position < len(n.args) else None
             v = self.sole_value(a)
             t = a.meta.get("val") if v is not None else None

@@ -136,7 +136,7 @@ class _Writer:
         c = self.low.captured
         given = [p for p in c.placeholders if p.op == "placeholder"]
         self.lines += ["def forward(inputs, rng):", f"    {self._unpack(map(self._var, given), 'inputs')}"]
-        outlive = set(saved)
+        outlive = set(saved) | self._read_late(steps)
         ran: set[int] = set()
         for s in steps:
             if isinstance(s, Free):
@@ -150,6 +150,18 @@ class _Writer:
         results = ", ".join(self._tensor(o, False) for o in c.outputs)
         keep = ", ".join([*(x for v in saved for x in self._variables(v)), *map(self._var, used)])
         self.lines += [f"    return [{results}], [{keep}]", ""]
+
+    def _read_late(self, steps: tuple[Any, ...]) -> set[int]:
+        """Snapshots that forward reads after the mutation: solvers may move that to before the readers."""
+        mutated: set[int] = set()
+        late: set[int] = set()
+        for s in steps:
+            if isinstance(s, Run):
+                late |= mutated.intersection(self.graph.ops[s.op].inputs)
+                call = self.low.calls[s.op]
+                if call.kind == "copy_" and call.node in self.low.snapshots:
+                    mutated.add(self.low.snapshots[call.node])
+        return late
 
     def _write_backward(
         self,
@@ -223,7 +235,7 @@ class _Writer:
             self.lines.append(f"    copy_({self._var(n)}, {self._tensor(self.low.captured.mutations[n], False)})")
             return
         if call.kind == "snapshot":
-            # Nobody reads it after the mutation unless it outlives forward: then no copy is needed.
+            # A copy is needed only where somebody reads it after the mutation.
             source = f"clone({self._var(n)})" if op.outputs[0] in outlive else self._var(n)
             self.lines.append(f"    {self._variables(op.outputs[0])[0]} = {source}")
             return
