@@ -21,7 +21,7 @@ from ..kernels.runs import prune
 from .chain import Chain
 from .saved import Dropping
 
-DROPS = 8  # numbers of values dropped in a block that are tried, twice over
+DROPS = 8  # numbers of values dropped in a block that are tried: of all, and of those that cost; twice over
 
 
 def costly(chain: Chain, weights: np.ndarray, levels: int) -> list[np.ndarray]:
@@ -233,7 +233,10 @@ def _modes(dropping: Dropping, ranked: np.ndarray, density: np.ndarray) -> Itera
     yield dropping.all(modes.KEEP)
     n = len(ranked)
     steps = np.append(np.flatnonzero(np.diff(density) > 1e-9 * density[1:]) + 1, n) if n else np.zeros(0, np.int64)
-    even = np.linspace(1, n, DROPS).astype(np.int64) if n else steps
+    free = int(np.searchsorted(density, 0.0, "right"))  # these cost nothing to make again
+    even = (
+        np.concatenate([np.linspace(1, n, DROPS), np.linspace(free, n, DROPS + 1)[1:]]).astype(np.int64) if n else steps
+    )
     counts = np.unique(np.concatenate([steps[:: -(-len(steps) // DROPS) or 1], even]))
     for count in counts.tolist():
         styles = {
