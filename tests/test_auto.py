@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import models
 import rekindle
@@ -27,6 +28,7 @@ from rekindle.solvers import exact, registry
 from rekindle.solvers.base import Problem
 from rekindle.solvers.storages import Search
 from rekindle.structure.saved import Dropping, runs_from_saved
+from rekindle.zoo.libraries import import_library
 from strategies import chains, dags, graphs, joint_graphs, u_nets
 from test_bounds import chain
 
@@ -298,6 +300,17 @@ def test_what_fits_by_one_cost_fits_by_another() -> None:
     least = min(plan_graph(graph, Goal(least_memory=True), cost=c).peak_bytes for c in ("seconds", "unit"))
     assert plan_graph(graph, Goal(least_memory=True), cost="flops").peak_bytes <= least
     assert plan_graph(graph, Goal(budget=least), cost="flops").peak_bytes <= least
+
+
+def test_overhead_that_is_left_is_used() -> None:
+    """The search by FLOPs ended 6 % above what the overhead allowed, and left it at that."""
+    resnet = import_library("torchvision.models.resnet")
+    with FakeTensorMode():
+        model = resnet.ResNet(resnet.Bottleneck, [3, 2, 1, 1])
+        trace = rekindle.trace(model, torch.rand(8, 3, 224, 224), target="rtx2080ti")
+    least = rekindle.plan(trace, minimize="memory")
+    assert least.flops_overhead < 0.5
+    assert rekindle.plan(trace, max_overhead=0.5, cost="flops").peak_bytes < 1.01 * least.peak_bytes
 
 
 def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> None:

@@ -69,18 +69,25 @@ def plan_graph(
     if goal.budget is not None and limit is not None and limit - reserve >= floor.bytes:
         wanted = limit - reserve
         problem = replace(problem, limit=wanted)
-    found = [_score(graph, s, cost, finish) for s in chosen.solve(problem)]
+    smallest = replace(problem, limit=None, max_overhead=None)
+
+    def scored(schedules: Iterable[Schedule]) -> list[Scored]:
+        return [_score(graph, s, cost, finish) for s in schedules]
+
+    found = scored(chosen.solve(problem))
     if goal.least_memory:
-        found += [_score(graph, s, cost, finish) for s in _whatever_it_costs(chosen, problem)]
+        found += scored(_whatever_it_costs(chosen, problem, "unit", "seconds"))
     best = _pick(found, wanted, goal.max_overhead) or _pick(found, limit, goal.max_overhead)
+    if _overhead_is_left(chosen, problem, cost, best):
+        found += scored(_whatever_it_costs(chosen, smallest, "seconds"))
+        best = _pick(found, None, goal.max_overhead)
     if best is None and problem.limit is not None:
         # Aimed at the budget it may stop short of what it reaches when asked for least memory: what an error calls
         # reachable must be reached when it is asked for.
-        smallest = replace(problem, limit=None)
-        found += [_score(graph, s, cost, finish) for s in chosen.solve(smallest)]
+        found += scored(chosen.solve(smallest))
         best = _pick(found, limit, goal.max_overhead)
         if best is None:
-            found += [_score(graph, s, cost, finish) for s in _whatever_it_costs(chosen, smallest)]
+            found += scored(_whatever_it_costs(chosen, smallest, "unit", "seconds"))
             best = _pick(found, limit, goal.max_overhead)
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
@@ -109,14 +116,29 @@ def _look_longer(
     return bound._replace(bytes=max(bound.bytes, closer.peak_bound)), met
 
 
-def _whatever_it_costs(chosen: Solver, problem: Problem) -> Iterator[Schedule]:
-    """More plans of least memory: where many ops cost nothing (element-wise ones, in FLOPs), a search by cost has little to
-    go by."""
-    unit, seconds = problem.graph.weights("unit"), problem.graph.weights("seconds")
-    if chosen.name == "auto" and np.any(problem.weights[unit > 0] == 0):
-        for weights in (unit, seconds):
-            if problem.time_left > 0 and weights.any() and not np.array_equal(weights, problem.weights):
-                yield from chosen.solve(replace(problem, weights=weights))
+def _overhead_is_left(chosen: Solver, problem: Problem, cost: str, best: Scored | None) -> bool:
+    """Whether the overhead allows the smallest plan of the whole sweep, and it is not certified that the best one is the
+    smallest. The sweep is the same for every overhead: where less allows it, more does."""
+    if problem.max_overhead is None or best is None or not _other_costs_help(chosen, problem):
+        return False
+    if bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead).bytes >= best.judged.peak_bytes:
+        return False
+    *_, smallest = chosen.solve(replace(problem, max_overhead=None, whole=True))
+    return simulate(problem.graph, smallest, cost).overhead <= problem.max_overhead + EPS
+
+
+def _whatever_it_costs(chosen: Solver, problem: Problem, *units: str) -> Iterator[Schedule]:
+    """More plans of least memory, searched by the cost in each of `units`."""
+    for weights in map(problem.graph.weights, units):
+        new = weights.any() and not np.array_equal(weights, problem.weights)
+        if new and _other_costs_help(chosen, problem):
+            yield from chosen.solve(replace(problem, weights=weights))
+
+
+def _other_costs_help(chosen: Solver, problem: Problem) -> bool:
+    """Where many ops cost nothing (element-wise ones, in FLOPs), a search by cost has little to go by."""
+    free = problem.weights[problem.graph.weights("unit") > 0] == 0
+    return chosen.name == "auto" and problem.time_left > 0 and bool(free.any())
 
 
 def _certifying(start: float, time_limit: float | None) -> float:

@@ -122,8 +122,8 @@ def _run(graph: fx.GraphModule, given: list[Any]) -> Any:
 
 
 def partition(c: Captured, budget: float) -> Graphs:
-    """The partitioner's forward graph, (inputs, constants) -> (new values of what is mutated, results, saved), and its
-    backward graph, (saved, tangents) -> gradients in the order of `c.gradients`."""
+    """The partitioner's forward graph, (inputs, constants) -> (new values of what is mutated, results, operands of writes in
+    place, saved), and its backward graph, (saved, tangents) -> gradients in the order of `c.gradients`."""
     joint, names = _joint(c)
     with config.patch(activation_memory_budget=budget):
         made = min_cut_rematerialization_partition(

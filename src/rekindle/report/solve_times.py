@@ -27,10 +27,10 @@ def times_part(rows: Sequence[Row], folder: str, pictures: dict[str, str]) -> st
             model, md.whole(ops), md.seconds(traced), md.seconds(max(ours, default=None)), md.seconds(md.mean(ours)),
             "-" if slow is None else slow["method"], md.seconds(None if slow is None else slow["solve_seconds"]),
         ])  # fmt: skip
-        if ops:
-            trace += [(ops, traced)] if traced else []
-            other += [(ops, r["solve_seconds"]) for r in others if r["solve_seconds"] > 0]
-            auto += [(ops, s) for s in ours if s > 0]
+        trace += [(ops, traced)] if ops and traced else []
+        for r in solved:
+            if r.get("ops") and r["solve_seconds"] > 0:
+                (auto if solver_of(r) == "auto" else other).append((r["ops"], r["solve_seconds"]))
     if len(lines) == 1:
         return ""
     text = [

@@ -24,9 +24,10 @@ def unit_part(rows: Sequence[Row]) -> str:
     least: dict[float, list[float]] = {s: [] for s in FASTSA}
     never, missed = dict.fromkeys(FASTSA, 0), dict.fromkeys(FASTSA, 0)
     for model, mine in groups.items():
-        line, said = [model, md.whole(known(mine, "ops"))], []
-        for share in FASTSA:
-            row = next((r for r in mine if r["method"] == f"auto={share:g}" and r.get("cost") == "unit"), None)
+        by_unit = {r["method"]: r for r in mine if r.get("cost") == "unit"}
+        asked = {share: by_unit.get(f"auto={share:g}") for share in FASTSA}
+        line, said = [model, md.whole(known([r for r in asked.values() if r], "ops"))], []
+        for share, row in asked.items():
             cost = None if row is None or row["status"] != "ok" else extra(row, "unit")
             proof = None if cost is not None else impossible(mine, share)
             if cost is not None and row is not None:

@@ -59,7 +59,7 @@ SEEDS_OF_SMALLER = ("chen-sqrt", "kusumoto")  # of graphs that are not large
 SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: it takes O(n^2) tables
 SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 LIMITS = 6  # peaks of a stretch for which blocks are joined
-LARGE = 2500  # ops
+LARGE = 3500  # ops
 CELLS = 6  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 

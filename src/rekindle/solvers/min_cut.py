@@ -20,7 +20,8 @@ bytes, cut where the value is kept; from an op to the sink one of its price.
 Optimality: for this objective at each price, up to rounding to a millionth of all bytes. It says nothing about the
 peak: what is made again takes room in backward, all of it at once if the price is low, and that is not counted.
 
-Complexity: one maximum flow for each price, on a graph with as many edges as the forward.
+Complexity: one maximum flow for each corner and each gap between two, at most `FLOWS`, on a graph with as many edges as
+the forward.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ NEVER = 10**9  # more than all other edges together
 @register(
     "min-cut",
     graphs="any",
-    objective="bytes kept for backward + price * cost of the ops that run again, for a sweep of prices",
+    objective="bytes kept for backward + price * cost of the ops that run again, for every price",
     optimal="for its objective, up to rounding",
-    complexity="one maximum flow per price",
+    complexity="one maximum flow per answer, at most 96",
     citation="after He, Yu, Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware, MLSys 2023",
 )
 def min_cut(problem: Problem) -> Iterator[Schedule]:
@@ -79,7 +80,7 @@ class Cut:
 
 
 def corners(network: Network, stop: Callable[[], bool]) -> list[Cut]:
-    """The answers over all prices, in order of rising bytes; at most `FLOWS`."""
+    """The answers over all prices, in order of rising bytes; the widest gaps first, and at most `FLOWS`."""
     found = [network.cut(0.0), network.cut(network.dearest)]
     gaps: list[tuple[float, int, Cut, Cut]] = []
     tick = count()

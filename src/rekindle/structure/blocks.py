@@ -232,12 +232,12 @@ def programs(block: Block) -> list[np.ndarray]:
 def _modes(dropping: Dropping, ranked: np.ndarray, density: np.ndarray) -> Iterator[np.ndarray]:
     yield dropping.all(modes.KEEP)
     n = len(ranked)
-    steps = np.append(np.flatnonzero(np.diff(density) > 1e-9 * density[1:]) + 1, n) if n else np.zeros(0, np.int64)
+    if not n:
+        return
+    steps = np.append(np.flatnonzero(np.diff(density) > 1e-9 * density[1:]) + 1, n)
     free = int(np.searchsorted(density, 0.0, "right"))  # these cost nothing to make again
-    even = (
-        np.concatenate([np.linspace(1, n, DROPS), np.linspace(free, n, DROPS + 1)[1:]]).astype(np.int64) if n else steps
-    )
-    counts = np.unique(np.concatenate([steps[:: -(-len(steps) // DROPS) or 1], even]))
+    even = np.concatenate([np.linspace(1, n, DROPS), np.linspace(free, n, DROPS + 1)[1:]]).astype(np.int64)
+    counts = np.unique(np.concatenate([steps[:: -(-len(steps) // DROPS)], even[even > 0]]))
     for count in counts.tolist():
         styles = {
             modes.HOLD: 0,

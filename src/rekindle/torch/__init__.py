@@ -1,1 +1,1 @@
-"""Everything that knows PyTorch. `capture` is the only file that touches its private surface."""
+"""Everything that knows PyTorch. `capture`, `eager` and `known` alone touch its private surface."""

@@ -1,6 +1,6 @@
 """nn.Module + sample -> the joint forward and backward graph of ATen ops.
 
-The only file that touches PyTorch's private surface: a new torch release breaks one room.
+With `eager` and `known` it alone touches PyTorch's private surface: a new torch release breaks one room.
 Works on torch 2.11 to 2.13, with real, fake and meta-then-faked parameters.
 """
 
@@ -26,14 +26,14 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import TraceError
 from . import hidden, tree
 from .attributes import Attributes, Changes, tensors_as_buffers
+from .eager import EagerLayout, casts_shared, eager_composites
+from .known import Branch, KnownValues
 
 __all__ = ["Captured", "FakeTensor", "capture", "disable_autocast", "is_fake"]
 
@@ -58,7 +58,8 @@ class Writing(NamedTuple):
 
 @dataclass
 class Captured:
-    """A joint graph, functional: no op writes to its inputs, and what the module mutates comes back as new values.
+    """A joint graph, functional: no op writes to its inputs, and what the module mutates comes back as new values, save
+    what `writing` says (see `in_place`).
 
     nodes : every call_function node in order, forward first.
     params, buffers : placeholder -> qualified name in the module.
@@ -89,6 +90,7 @@ class Captured:
     # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
     # what it is as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
+    branches: list[Branch] = field(default_factory=list)  # that forward took by the values of inputs
     graph_module: Any = None  # owns the nodes
 
     @property
@@ -100,9 +102,10 @@ class Captured:
 class _Flat(nn.Module):
     """The user's module as a function from tensors to tensors; remembers how its result is put together."""
 
-    def __init__(self, model: nn.Module, forward: Any, spec: Any, loss: str):
+    def __init__(self, model: nn.Module, forward: Any, spec: Any, loss: str, sample: list[torch.Tensor] | None):
         super().__init__()
         self.model = model
+        self._sample = sample  # values of the inputs; None: unknown
         self._forward, self._spec, self._loss = forward, spec, loss
         self._casts_cached = torch.is_autocast_cache_enabled()
         self.output_spec: Any = None
@@ -111,17 +114,18 @@ class _Flat(nn.Module):
         self.assigned: dict[str, Assigned] = {}
         self.changes = Changes()  # of attributes, in the last run
         self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
+        self.branches: list[Branch] = []  # taken by the values of inputs, in the last run
         self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
-        state = Attributes(self.model)
+        state, layout, known = Attributes(self.model), EagerLayout(), KnownValues(tensors, self._sample)
+        casts = casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else [])
         try:
-            casts = _casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else [])
-            with casts, _EagerLayout() as layout:
+            with casts, layout, known:
                 found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
-            self.unseen = layout.unseen
         finally:
+            self.unseen, self.branches = layout.unseen, known.branches
             self.changes = state.restore(only_tensors=self.goes_on)
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -157,8 +161,12 @@ def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:
     return 0 if scalars[:1] == [0] and names[0] in ("output", "output[0]") else None
 
 
-def capture(model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: Any, loss: str = "auto") -> Captured:
+def capture(
+    model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: Any, loss: str = "auto", by_values: bool = True
+) -> Captured:  # fmt: skip
     """The joint graph of one call of `forward`, the model's own, with `tensors` put together as `spec` says.
+
+    by_values : forward may branch on what integer inputs hold, where they are real; see `Captured.branches`.
 
     The model's parameters, buffers, attributes and the RNG state are left as they were.
 
@@ -166,7 +174,8 @@ def capture(model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: A
     ------
     TraceError : the call cannot be captured; the message names the user's source line.
     """
-    flat = _Flat(model, forward, spec, loss)
+    real = by_values and not any(map(is_fake, tensors))
+    flat = _Flat(model, forward, spec, loss, tensors if real else None)
     stack = contextlib.ExitStack()
     with stack:
         stack.enter_context(_no_other_random())
@@ -209,7 +218,7 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: _Flat, tensors: list[
         if hidden.is_safe(joint.graph_module.graph, flat.unseen):
             return joint
     except Exception:
-        if not _cuda_devices(tensors, flat.model):
+        if not flat.unseen:  # without it the same would happen
             raise
     return _export(stack, flat, tensors, cudnn=False)
 
@@ -254,7 +263,7 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
     try:
         # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
         outside = functorch_config.patch(backward_pass_autocast="off")
-        with _module_paths_recorded(flat.model), _eager_composites(cudnn), outside:
+        with _module_paths_recorded(flat.model), eager_composites(cudnn), outside:
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         state.restore()  # what torch puts in the place of parameters stays in modules that have two names
@@ -263,7 +272,7 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
 def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
     c = Captured(
         graph_module=gm, output_spec=flat.output_spec, aliased_inputs=flat.aliased, ignored_outputs=flat.ignored,
-        assigned=flat.assigned,
+        assigned=flat.assigned, branches=flat.branches,
     )  # fmt: skip
     _drop_tokens(gm.graph)
     place: dict[Any, fx.Node] = {}
@@ -442,141 +451,6 @@ def _as_if_compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
-
-
-# Composite ops for which torch has Python stand-ins that it takes while tracing. They round otherwise than the C++ ones
-# that eager calls: other kernels, another order of additions.
-_STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_upsample_", "hardshrink", "softshrink",
-             "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
-
-
-_COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
-@contextlib.contextmanager
-def _eager_composites(cudnn: bool) -> Iterator[None]:
-    """Meanwhile composite ops are taken apart as eager takes them apart, and with `cudnn` its batch norm is itself."""
-    dropout: Any = torch.ops.aten.dropout.default
-    ops: list[Any] = [dropout, *([hidden.BATCH_NORM] if cudnn else [])]
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.removeprefix("aten::").startswith(_STOOD_IN):
-            packet, _, overload = name.removeprefix("aten::").partition(".")
-            ops.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
-    before = [(op, k, op.py_kernels[k]) for op in ops for k in _COMPOSITE if k in op.py_kernels]
-    fused = dropout.py_kernels.get(_COMPOSITE[0])
-
-    def as_eager(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        # Eager has no fused dropout on the CPU. The fused one keeps bytes for its mask and gives the same bits, save
-        # where eager rounds 1 / (1 - p) to the half precision of its mask. With p = 0 or 1 it is used nowhere: eager
-        # gives the input itself, or zeros.
-        half = x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16)
-        if fused is None or half or not train or p in (0, 1):
-            return dropout._op_dk(_COMPOSITE[1], x, p, train)
-        return fused(x, p, train)
-
-    for op, k, _ in before:
-        del op.py_kernels[k]
-    dropout.py_kernels |= dict.fromkeys(_COMPOSITE, as_eager)
-    for op in ops:
-        op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for k in _COMPOSITE:
-            dropout.py_kernels.pop(k, None)
-        for op, k, kernel in before:
-            op.py_kernels[k] = kernel
-        for op in ops:
-            op._dispatch_cache.clear()
-
-
-# Ops that round every element by itself and exactly: their bits do not depend on where the elements lie in memory.
-_EXACT = {"add", "sub", "rsub", "mul", "div", "neg", "abs", "relu", "clone", "copy", "zero", "fill", "where", "lerp",
-          "masked_fill", "eq", "ne", "gt", "ge", "lt", "le", "maximum", "minimum", "clamp", "_to_copy",
-          "threshold"}  # fmt: skip
-
-
-class _EagerLayout(TorchDispatchMode):
-    """Kernels see their inputs laid out as in eager. There an op that works in place on a part of a tensor leaves it
-    where it is; captured, its result is a new tensor without gaps, and sums or exponentials of that round otherwise."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unseen = 0  # calls that write to their arguments unseen
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.unseen += hidden.calls(func, args)
-        name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
-        if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
-            return func(*args, **kwargs)
-        if func._schema.returns and all(r.alias_info is not None for r in func._schema.returns):
-            if not (name.endswith("_") and _has_moved(args[0])):  # a view, or in place elsewhere
-                return func(*args, **kwargs)
-            func(inside := _as_before(args[0]), *map(_as_before, args[1:]), **kwargs)
-            return args[0].copy_(inside)
-        return func(*map(_as_before, args), **kwargs)
-
-
-def _has_moved(t: Any) -> bool:
-    """Whether a functional tensor is laid out otherwise than the eager one that it stands for."""
-    return (
-        isinstance(t, FunctionalTensor)
-        and t.stride() != torch._from_functional_tensor(t.elem).stride()
-        and t.numel() > 1
-    )
-
-
-def _as_before(t: Any) -> Any:
-    return t.new_empty_strided(t.shape, t.stride()).copy_(t) if _has_moved(t) else t
-
-
-@contextlib.contextmanager
-def _casts_shared(leaves: list[torch.Tensor]) -> Iterator[None]:
-    """Autocast casts a parameter once, however often it is used, so that its gradients are added in the lower precision.
-    Its own cache is off while tracing, and knows no parameters there: they are no leaves."""
-    to_copy: Any = torch.ops.aten._to_copy.default
-    keys = torch._C.DispatchKey
-    known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
-    made: dict[Any, torch.Tensor] = {}
-    clear = torch.clear_autocast_cache
-
-    def listen(on: bool) -> None:
-        to_copy.py_kernels.pop(keys.Autograd, None)
-        if on:
-            to_copy.py_kernels[keys.Autograd] = cast
-        to_copy._dispatch_cache.clear()
-
-    def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
-        autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
-        shared = id(x) in known and torch._C._dispatch_tls_is_dispatch_key_excluded(autocast)  # not the user's own cast
-        key = (id(x), how.get("dtype"), torch.is_grad_enabled())
-        if shared and key in made:
-            return made[key]
-        listen(False)
-        try:
-            out: torch.Tensor = to_copy(x, **how)
-        finally:
-            listen(True)
-        if shared:
-            made[key] = out
-        return out
-
-    def clear_both() -> None:
-        made.clear()
-        clear()
-
-    listen(True)
-    torch.clear_autocast_cache = clear_both
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache = clear
-        listen(False)
-        made.clear()
-        known.clear()
 
 
 @contextlib.contextmanager

@@ -18,14 +18,9 @@ BACKWARD = aten.cudnn_batch_norm_backward.default  # (input, gradient, weight, m
 STATISTICS, TRAINING = (3, 4), 5  # positions
 
 
-def writes(n: fx.Node) -> bool:
-    """Whether the node writes running statistics that its schema does not admit to."""
-    return calls(n.target, n.args)
-
-
-def calls(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call writes running statistics that its schema does not admit to."""
-    return func is BATCH_NORM and bool(args[TRAINING]) and any(args[i] is not None for i in STATISTICS)
+def writes(op: Any, args: Any) -> bool:
+    """Whether a call writes running statistics although the schema of the op does not say so."""
+    return op is BATCH_NORM and bool(args[TRAINING]) and any(args[i] is not None for i in STATISTICS)
 
 
 def is_safe(graph: fx.Graph, called: int) -> bool:
@@ -34,7 +29,7 @@ def is_safe(graph: fx.Graph, called: int) -> bool:
 
     called : how often forward called such kernels. The graph lacks those whose results nobody reads.
     """
-    nodes = [n for n in graph.nodes if writes(n)]
+    nodes = [n for n in graph.nodes if writes(n.target, n.args)]
     at = Counter(_storage(p) for p in graph.nodes if p.op == "placeholder")
     return len(nodes) == called and all(_by_it_alone(n, at) for n in nodes)
 

@@ -21,7 +21,7 @@ from .normalise import is_member, storage_bytes, tensors_of
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
 _IN_TRAINING = {_BATCH_NORM: 5, aten.native_batch_norm_backward.default: 7}  # position of that argument
-_STATISTICS = (3, 4)  # positions of both, among what they take and what the first returns
+_STATISTICS = hidden.STATISTICS  # positions of both here too, and of the new ones in what the first returns
 
 
 def write_in_place(c: Captured) -> None:
@@ -29,7 +29,7 @@ def write_in_place(c: Captured) -> None:
     mutated = _Mutated(c)
     gone: set[fx.Node] = set()
     for n in c.nodes:
-        if hidden.writes(n):
+        if hidden.writes(n.target, n.args):
             _unseen(c, n)
         elif n.target is _BATCH_NORM:
             gone |= _batch_norm(c, n, mutated)
@@ -42,7 +42,7 @@ class _Mutated:
     """Who takes what forward mutates."""
 
     def __init__(self, c: Captured) -> None:
-        self.new = dict(c.mutations)
+        self.new = c.mutations
         self.wanted = Counter([*c.outputs, *c.gradients.values(), *c.mutations.values()])
         self.at = Counter(t.untyped_storage()._cdata for p in c.placeholders for _, t in tensors_of(p))
 
@@ -59,9 +59,14 @@ class _Mutated:
 def _unseen(c: Captured, n: fx.Node) -> None:
     """The graph says that the kernel only reads them, and so does its backward."""
     c.writing[n] = Writing(n.target, n.args)
-    statistics: list[Any] = [n.args[i] for i in hidden.STATISTICS]
+    statistics: list[Any] = [n.args[i] for i in _STATISTICS]
     for u in {u for p in statistics for u in p.users}:
-        u.args = tuple(None if i in hidden.STATISTICS else a for i, a in enumerate(u.args))
+        _take_away(u)
+
+
+def _take_away(n: fx.Node) -> None:
+    """Let the op do without running statistics."""
+    n.args = tuple(None if i in _STATISTICS else a for i, a in enumerate(n.args))
 
 
 def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
@@ -79,7 +84,7 @@ def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
     if not all(_ignores_statistics(u) for u in backward):
         return set()
     for u in backward:
-        u.args = tuple(None if i in _STATISTICS else a for i, a in enumerate(u.args))
+        _take_away(u)
     for p, new in pairs:
         del c.mutations[p]
         new.replace_all_uses_with(p)

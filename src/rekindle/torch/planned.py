@@ -18,6 +18,7 @@ from ..graph import Graph
 from ..plan import Plan
 from . import tree
 from .execute import Runner
+from .known import same_branches
 from .program import build
 from .trace import Key, Trace, module_kinds, signature, trace_call
 
@@ -34,7 +35,7 @@ class Bound:
         self.plan, self.trace = plan, traced
         self.modules = tuple(map(id, model.modules()))
         c = traced.lowered.captured
-        self.output_spec = c.output_spec
+        self.branches, self.output_spec = c.branches, c.output_spec
         self.aliased = {k: _place(model, a) for k, a in c.aliased_inputs.items()}
         self.assigned = [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()]
         self.sources = [
@@ -83,7 +84,9 @@ class PlannedForward:
         own = model.__dict__.get("forward")
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
         self.plan, self.on_new_shape, self._replan = plan, on_new_shape, replan
-        self._bound: dict[Key, Bound | None] = {}
+        # by signature, and each for other branches that forward takes by the values of its inputs
+        self._bound: dict[Key, list[Bound]] = {}
+        self._left_plain = False
         self._pending = plan.trace is None
         self.last: Bound | None = None
         if plan.trace is not None:
@@ -103,7 +106,7 @@ class PlannedForward:
     @property
     def source(self) -> str:
         """Python source of the program that ran last, or will run first; "" while a plan from a file waits for a call."""
-        bound = self.last or next((b for b in self._bound.values() if b is not None), None)
+        bound = self.last or next(itertools.chain(*self._bound.values()), None)
         return "" if bound is None else bound.runner.program.source
 
     @property
@@ -119,68 +122,73 @@ class PlannedForward:
         assert model is not None
         tensors, spec = tree.flatten((args, kwargs))
         key = signature(model, tensors, spec)
-        if key not in self._bound:
-            if not model.training:
-                return self.plain(*args, **kwargs)
-            self._new_signature(model, key, args, kwargs)
-        bound = self._bound[key]
+        bound = self._planned_for(key, tensors)
+        if bound is not None and bound.modules != tuple(map(id, model.modules())):
+            bound = self._submodule_exchanged(model, key, bound, args, kwargs)
+        elif bound is None and model.training:
+            bound = self._new_call(model, key, args, kwargs)
         if bound is None:
             return self.plain(*args, **kwargs)
-        if bound.modules != tuple(map(id, model.modules())):
-            self._submodule_exchanged(model, key, bound, args, kwargs)
-            return self(*args, **kwargs)
         self.last = bound
         return bound(tensors)
 
-    def _new_signature(self, model: nn.Module, key: Key, args: Any, kwargs: Any) -> None:
+    def _planned_for(self, key: Key, tensors: list[torch.Tensor]) -> Bound | None:
+        return next((b for b in self._bound.get(key, ()) if same_branches(b.branches, tensors)), None)
+
+    def _new_call(self, model: nn.Module, key: Key, args: Any, kwargs: Any) -> Bound | None:
+        """A plan for a call that none is for; None: it runs plain."""
         if self._pending:
-            found = self._trace(model, args, kwargs)
-            if found.graph.hash != self.plan.graph_hash:
-                raise PlanMismatch(mismatch(self.plan.graph, found.graph))
-            self._bind(model, found, self.plan)
-            self._pending = False
-            return
+            return self._from_file(model, args, kwargs)
         shapes = ", ".join(str(list(s[0])) for s in key[0])
+        what = f"{type(model).__name__} was called with inputs {shapes}"
         if self.on_new_shape == "error":
+            also = "whose values lead forward elsewhere" if key in self._bound else "(or modes, dtypes, constants)"
             raise PlanMismatch(
-                f"{type(model).__name__} was called with inputs {shapes} (or modes, dtypes, constants) for which there is "
-                "no plan; plan for them, or apply with on_new_shape='plan' or 'plain'"
+                f"{what} {also} for which there is no plan; plan for them, or apply with on_new_shape='plan' or 'plain'"
             )
         if self.on_new_shape == "plain":
-            if None not in self._bound.values():
-                warnings.warn(
-                    f"{type(model).__name__} was called with inputs {shapes} for which there is no plan; such calls run "
-                    "plain, with nothing recomputed", stacklevel=4,
-                )  # fmt: skip
-            self._bound[key] = None
-            return
+            if not self._left_plain:
+                warnings.warn(f"{what} for which there is no plan; such calls run plain, with nothing recomputed",
+                              stacklevel=4)  # fmt: skip
+            self._left_plain = True
+            return None
         log.info("planning %s anew for inputs %s", type(model).__name__, shapes)
         found = self._trace(model, args, kwargs)
-        self._bind(model, found, self._replan(found, self.plan))
+        return self._bind(model, found, self._replan(found, self.plan))
 
-    def _submodule_exchanged(self, model: nn.Module, key: Key, bound: Bound, args: Any, kwargs: Any) -> None:
-        """The plan serves on where the graph is still the same."""
+    def _from_file(self, model: nn.Module, args: Any, kwargs: Any) -> Bound:
+        """Bind a plan from a file to the first call."""
         found = self._trace(model, args, kwargs)
+        if found.graph.hash != self.plan.graph_hash and found.lowered.captured.branches:
+            found = self._trace(model, args, kwargs, by_values=False)  # it may have been made on fake tensors
+        if found.graph.hash != self.plan.graph_hash:
+            raise PlanMismatch(mismatch(self.plan.graph, found.graph))
+        self._pending = False
+        return self._bind(model, found, self.plan)
+
+    def _submodule_exchanged(self, model: nn.Module, key: Key, bound: Bound, args: Any, kwargs: Any) -> Bound | None:
+        """The plan serves on where the graph is still the same."""
+        found = self._trace(model, args, kwargs, by_values=bool(bound.branches))
+        self._bound[key].remove(bound)
         if found.graph.hash == bound.plan.graph_hash:
-            self._bind(model, found, bound.plan)
-        else:
-            del self._bound[key]
-            self._new_signature(model, key, args, kwargs)
+            return self._bind(model, found, bound.plan)
+        return self._new_call(model, key, args, kwargs)
 
-    def _trace(self, model: nn.Module, args: Any, kwargs: Any) -> Trace:
+    def _trace(self, model: nn.Module, args: Any, kwargs: Any, by_values: bool = True) -> Trace:
         like = self.plan.trace
-        if like is None:
-            return trace_call(model, args, kwargs)
-        return trace_call(model, args, kwargs, loss=like.loss, target=like.target, must_save=like.must_save)
+        how = {} if like is None else {"loss": like.loss, "target": like.target, "must_save": like.must_save}
+        return trace_call(model, args, kwargs, by_values=by_values, **how)
 
-    def _bind(self, model: nn.Module, traced: Trace, plan: Plan) -> None:
+    def _bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
         dropped = tree.opaque_kinds(traced.lowered.captured.output_spec)
         if dropped:
             log.warning(
                 "results of type %s hold state for later calls, not gradients; planned calls return None in their place",
                 ", ".join(sorted(set(dropped))),
             )
-        self._bound[traced.signature] = Bound(model, traced, plan)
+        bound = Bound(model, traced, plan)
+        self._bound.setdefault(traced.signature, []).append(bound)
+        return bound
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
         """The copied module gets its own planned forward."""
@@ -191,7 +199,7 @@ class PlannedForward:
         copied._bound, copied.last = {}, None
         if twin is not None:
             copied._model = weakref.ref(twin)
-            copied._rebind = list(b for b in self._bound.values() if b is not None)  # type: ignore[attr-defined]
+            copied._rebind = list(itertools.chain(*self._bound.values()))  # type: ignore[attr-defined]
             copied.__class__ = _Copied
         return copied
 
@@ -209,7 +217,7 @@ class _Copied(PlannedForward):
         assert model is not None
         self.__class__ = PlannedForward  # type: ignore[assignment]
         for b in self.__dict__.pop("_rebind"):
-            self._bound[b.trace.signature] = Bound(model, b.trace, b.plan)
+            self._bound.setdefault(b.trace.signature, []).append(Bound(model, b.trace, b.plan))
         return self(*args, **kwargs)
 
 
@@ -252,5 +260,5 @@ def mismatch(planned: Graph, found: Graph) -> str:
         )  # fmt: skip
     return (
         f"the plan is for graph {planned.hash[:12]}, but this call gives graph {found.hash[:12]}; first difference: {where}. "
-        "Call the model with what it was planned for (batch size, shapes, dtypes, modes), or make a new plan"
+        "Call the model with what it was planned for (batch size, shapes, dtypes, modes, masks), or make a new plan"
     )

@@ -136,7 +136,7 @@ class _Writer:
         c = self.low.captured
         given = [p for p in c.placeholders if p.op == "placeholder"]
         self.lines += ["def forward(inputs, rng):", f"    {self._unpack(map(self._var, given), 'inputs')}"]
-        outlive = set(saved) | self._read_late(steps)
+        cloned = set(saved) | self._read_late(steps)
         ran: set[int] = set()
         for s in steps:
             if isinstance(s, Free):
@@ -145,7 +145,7 @@ class _Writer:
             call = self.low.calls[s.op]
             if s.op in replayed and s.op not in ran:
                 self.lines.append(f"    rng[{s.op}] = rng_state({self._device(call)!r})")
-            self._run(s, call, replay=s.op in ran and s.op in replayed, outlive=outlive, first=s.op not in ran)
+            self._run(s, call, replay=s.op in ran and s.op in replayed, cloned=cloned, first=s.op not in ran)
             ran.add(s.op)
         results = ", ".join(self._tensor(o, False) for o in c.outputs)
         keep = ", ".join([*(x for v in saved for x in self._variables(v)), *map(self._var, used)])
@@ -200,7 +200,7 @@ class _Writer:
                 self.lines.append(f"    out.append({self._tensor(self.low.captured.gradients[call.node], False)})")
                 handed.append(call.node)
             else:
-                self._run(s, call, replay=s.op in replayed, outlive=set(), saved=untouched)
+                self._run(s, call, replay=s.op in replayed, cloned=set(), saved=untouched)
                 untouched -= {*self.graph.ops[s.op].outputs, s.into}
             for v in last_read.get(i, []):  # a gradient that stays belongs to the caller from here on
                 self._delete(v)
@@ -226,7 +226,7 @@ class _Writer:
         return rows
 
     def _run(
-        self, s: Run, call: Call, replay: bool, outlive: set[int], saved: Container[int] = (), first: bool = False
+        self, s: Run, call: Call, replay: bool, cloned: set[int], saved: Container[int] = (), first: bool = False
     ) -> None:
         n = call.node
         assert n is not None
@@ -236,7 +236,7 @@ class _Writer:
             return
         if call.kind == "snapshot":
             # A copy is needed only where somebody reads it after the mutation.
-            source = f"clone({self._var(n)})" if op.outputs[0] in outlive else self._var(n)
+            source = f"clone({self._var(n)})" if op.outputs[0] in cloned else self._var(n)
             self.lines.append(f"    {self._variables(op.outputs[0])[0]} = {source}")
             return
         where = self.low.captured.module_path.get(n, "")

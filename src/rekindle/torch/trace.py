@@ -67,8 +67,9 @@ def trace(
 
     Parameters
     ----------
-    sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Only shapes, dtypes,
-        devices and constants matter; fake tensors serve as well.
+    sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Shapes, dtypes, devices and
+        constants matter, and where forward branches on what integer inputs hold (whether a mask masks anything), their
+        values. Fake tensors serve as well; of a branch on their values, the one that is right for all is taken.
     loss : "auto": where the result holds a scalar under the key `loss`, or a scalar comes first, gradients come back to
         it alone; else to every result that requires grad. "all": to every one.
     target : name of a device whose roofline gives the seconds, instead of measuring on the device at hand.
@@ -96,13 +97,14 @@ def trace_call(
     optimizer: torch.optim.Optimizer | None = None,
     must_save: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
+    by_values: bool = True,
 ) -> Trace:
-    """`trace` of the call `model(*args, **kwargs)`."""
+    """`trace` of the call `model(*args, **kwargs)`; without `by_values` as if the inputs were fake."""
     if loss not in ("auto", "all"):
         raise UsageError(f"loss={loss!r} is unknown; choose 'auto' or 'all'")
     tensors, spec = tree.flatten((args, dict(kwargs)))
     forward = plain_forward(model)
-    captured = cap.capture(model, forward, tensors, spec, loss)
+    captured = cap.capture(model, forward, tensors, spec, loss, by_values)
     fake = any(cap.is_fake(t) for t in [*tensors, *model.parameters()])
     if not fake:
         opaque.learn_sizes(captured)

@@ -1,0 +1,150 @@
+"""While tracing, eager's own kernels on eager's own layouts: others round otherwise.
+
+With `capture` and `known` it alone touches PyTorch's private surface.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import hidden
+
+# Composite ops for which torch has Python stand-ins that it takes while tracing. They round otherwise than the C++ ones
+# that eager calls: other kernels, another order of additions.
+_STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_upsample_", "hardshrink", "softshrink",
+             "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
+
+
+_COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@contextlib.contextmanager
+def eager_composites(cudnn: bool) -> Iterator[None]:
+    """Meanwhile composite ops are taken apart as eager takes them apart, and with `cudnn` its batch norm is itself."""
+    dropout: Any = torch.ops.aten.dropout.default
+    ops: list[Any] = [dropout, *([hidden.BATCH_NORM] if cudnn else [])]
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.removeprefix("aten::").startswith(_STOOD_IN):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            ops.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    before = [(op, k, op.py_kernels[k]) for op in ops for k in _COMPOSITE if k in op.py_kernels]
+    fused = dropout.py_kernels.get(_COMPOSITE[0])
+
+    def as_eager(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        # Eager has no fused dropout on the CPU. The fused one keeps bytes for its mask and gives the same bits, save
+        # where eager rounds 1 / (1 - p) to the half precision of its mask. With p = 0 or 1 it is used nowhere: eager
+        # gives the input itself, or zeros.
+        half = x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16)
+        if fused is None or half or not train or p in (0, 1):
+            return dropout._op_dk(_COMPOSITE[1], x, p, train)
+        return fused(x, p, train)
+
+    for op, k, _ in before:
+        del op.py_kernels[k]
+    dropout.py_kernels |= dict.fromkeys(_COMPOSITE, as_eager)
+    for op in ops:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for k in _COMPOSITE:
+            dropout.py_kernels.pop(k, None)
+        for op, k, kernel in before:
+            op.py_kernels[k] = kernel
+        for op in ops:
+            op._dispatch_cache.clear()
+
+
+# Ops that round every element by itself and exactly: their bits do not depend on where the elements lie in memory.
+_EXACT = {"add", "sub", "rsub", "mul", "div", "neg", "abs", "relu", "clone", "copy", "zero", "fill", "where", "lerp",
+          "masked_fill", "eq", "ne", "gt", "ge", "lt", "le", "maximum", "minimum", "clamp", "_to_copy",
+          "threshold"}  # fmt: skip
+
+
+class EagerLayout(TorchDispatchMode):
+    """Kernels see their inputs laid out as in eager. There an op that works in place on a part of a tensor leaves it
+    where it is; captured, its result is a new tensor without gaps, and sums or exponentials of that round otherwise."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unseen = 0  # calls that write to their arguments unseen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.unseen += hidden.writes(func, args)
+        name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
+        if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
+            return func(*args, **kwargs)
+        if func._schema.returns and all(r.alias_info is not None for r in func._schema.returns):
+            if not (name.endswith("_") and _has_moved(args[0])):  # a view, or in place elsewhere
+                return func(*args, **kwargs)
+            func(inside := _as_before(args[0]), *map(_as_before, args[1:]), **kwargs)
+            return args[0].copy_(inside)
+        return func(*map(_as_before, args), **kwargs)
+
+
+def _has_moved(t: Any) -> bool:
+    """Whether a functional tensor is laid out otherwise than the eager one that it stands for."""
+    return (
+        isinstance(t, FunctionalTensor)
+        and t.stride() != torch._from_functional_tensor(t.elem).stride()
+        and t.numel() > 1
+    )
+
+
+def _as_before(t: Any) -> Any:
+    return t.new_empty_strided(t.shape, t.stride()).copy_(t) if _has_moved(t) else t
+
+
+@contextlib.contextmanager
+def casts_shared(leaves: list[torch.Tensor]) -> Iterator[None]:
+    """Autocast casts a parameter once, however often it is used, so that its gradients are added in the lower precision.
+    Its own cache is off while tracing, and knows no parameters there: they are no leaves."""
+    to_copy: Any = torch.ops.aten._to_copy.default
+    keys = torch._C.DispatchKey
+    known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
+    made: dict[Any, torch.Tensor] = {}
+    clear = torch.clear_autocast_cache
+
+    def listen(on: bool) -> None:
+        to_copy.py_kernels.pop(keys.Autograd, None)
+        if on:
+            to_copy.py_kernels[keys.Autograd] = cast
+        to_copy._dispatch_cache.clear()
+
+    def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
+        autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
+        shared = id(x) in known and torch._C._dispatch_tls_is_dispatch_key_excluded(autocast)  # not the user's own cast
+        key = (id(x), how.get("dtype"), torch.is_grad_enabled())
+        if shared and key in made:
+            return made[key]
+        listen(False)
+        try:
+            out: torch.Tensor = to_copy(x, **how)
+        finally:
+            listen(True)
+        if shared:
+            made[key] = out
+        return out
+
+    def clear_both() -> None:
+        made.clear()
+        clear()
+
+    listen(True)
+    torch.clear_autocast_cache = clear_both
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache = clear
+        listen(False)
+        made.clear()
+        known.clear()

@@ -1,0 +1,147 @@
+"""Branches of forward on values: as eager takes them, and taken anew where the values of a later call lead elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import rekindle
+from rekindle.errors import PlanMismatch, TraceError
+from rekindle.torch.verify import same
+
+
+class Masked(nn.Module):
+    """Leaves a mask out where it masks nothing, as libraries do; and asks one that it makes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        if not torch.compiler.is_compiling() and (positions.diff() == 1).all():
+            x = x + 1
+        whole = not torch.compiler.is_compiling() and bool(mask[:, : x.shape[1]].all())
+        for linear in self.linears:
+            x = torch.tanh(linear(x))
+            if not whole:
+                x = x * mask[..., None]
+        return x.square().mean()
+
+
+def masked() -> tuple[Masked, Tensor]:
+    torch.manual_seed(0)
+    return Masked(), torch.randn(2, 4, 8)
+
+
+ONES = torch.ones(2, 4, dtype=torch.int64)
+PADDED = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+
+
+def gradients(model: nn.Module, x: Tensor, mask: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    loss = model(x, mask)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def ops(graph: rekindle.Graph, what: str) -> int:
+    return sum(f"aten.{what}." in op.name and not op.backward for op in graph.ops)
+
+
+def test_a_branch_is_taken_as_eager_takes_it() -> None:
+    model, x = masked()
+    whole, padded = (rekindle.trace(model, (x, m)).graph for m in (ONES, PADDED))
+    assert (ops(whole, "mul"), ops(padded, "mul")) == (0, 3)
+    assert (ops(whole, "add"), ops(padded, "add")) == (1, 1)
+    for m in (ONES, PADDED):
+        assert rekindle.verify(model, (x, m), rekindle.plan(rekindle.trace(model, (x, m)), minimize="memory")).ok
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
+def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -> None:
+    model, x = masked()
+    planned = rekindle.checkpoint(copy.deepcopy(model), (x, ONES), minimize="memory", solver="storages")
+    for mask in (ONES, torch.tensor(drawn).view(2, 4), PADDED, ONES):
+        assert all(map(same, gradients(planned, x, mask), gradients(model, x, mask)))
+
+
+def test_each_branch_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rekindle.torch import planned as module
+
+    traced = []
+    trace_call = module.trace_call
+    monkeypatch.setattr(module, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
+    model, x = masked()
+    rekindle.checkpoint(model, (x, PADDED), minimize="memory", solver="storages")
+    for mask in (PADDED, ONES, PADDED, ONES, PADDED * 2):
+        gradients(model, x, mask)
+    assert len(traced) == 1
+
+
+def test_a_branch_without_a_plan() -> None:
+    model, x = masked()
+    plan = rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory")
+    rekindle.apply(model, plan, on_new_shape="error")
+    model(x, ONES)
+    with pytest.raises(PlanMismatch, match="values"):
+        model(x, PADDED)
+    rekindle.apply(model, plan, on_new_shape="plain")
+    with pytest.warns(UserWarning, match="no plan"):
+        model(x, PADDED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x, PADDED)
+
+
+@pytest.mark.parametrize("mask", [ONES, PADDED])
+def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor, tmp_path: Path) -> None:
+    with FakeTensorMode():
+        model, x = masked()
+        plan = rekindle.plan(rekindle.trace(model, (x, torch.ones(2, 4, dtype=torch.int64))), minimize="memory")
+    plan.save(tmp_path / "plan.json")
+    model, x = masked()
+    expected = gradients(model, x, mask)
+    rekindle.apply(model, rekindle.load(tmp_path / "plan.json"), on_new_shape="error")
+    for got, e in zip(gradients(model, x, mask), expected, strict=True):
+        assert got.shape == e.shape
+
+
+class Asks(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(4, 4), how
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        h, seen = self.linear(x), torch.zeros(4, dtype=torch.int64)
+        if self.how == "number":
+            return h.mean() * int(ids.sum())
+        if self.how == "written":
+            seen.view(2, 2).add_(h.detach().long().view(-1)[:4].view(2, 2))
+        if self.how == "random":
+            seen = torch.randint(0, 9, (4,))
+        if self.how == "float":
+            seen = h > 0
+        return h.mean() if bool((seen == 0).all()) else h.sum()
+
+
+@pytest.mark.parametrize("how", ["number", "written", "random", "float"])
+def test_what_may_differ_in_every_call_is_not_known(how: str) -> None:
+    with pytest.raises(TraceError):
+        rekindle.trace(Asks(how), (torch.randn(4, 4), torch.arange(4)))
+
+
+def test_what_is_made_from_shapes_is_known() -> None:
+    model, sample = Asks("nothing"), (torch.randn(4, 4), torch.arange(4))
+    trace = rekindle.trace(model, sample)
+    assert ops(trace.graph, "mean") == 1
+    assert rekindle.verify(model, sample, rekindle.plan(trace, minimize="memory")).ok
