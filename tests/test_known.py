@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
 from rekindle.errors import PlanMismatch, TraceError
+from rekindle.torch import planned
 from rekindle.torch.verify import same
 
 
@@ -70,17 +73,15 @@ def test_a_branch_is_taken_as_eager_takes_it() -> None:
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
 def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -> None:
     model, x = masked()
-    planned = rekindle.checkpoint(copy.deepcopy(model), (x, ONES), minimize="memory", solver="storages")
+    twin = rekindle.checkpoint(copy.deepcopy(model), (x, ONES), minimize="memory", solver="storages")
     for mask in (ONES, torch.tensor(drawn).view(2, 4), PADDED, ONES):
-        assert all(map(same, gradients(planned, x, mask), gradients(model, x, mask)))
+        assert all(map(same, gradients(twin, x, mask), gradients(model, x, mask)))
 
 
 def test_each_branch_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch import planned as module
-
     traced = []
-    trace_call = module.trace_call
-    monkeypatch.setattr(module, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
+    trace_call = planned.trace_call
+    monkeypatch.setattr(planned, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
     model, x = masked()
     rekindle.checkpoint(model, (x, PADDED), minimize="memory", solver="storages")
     for mask in (PADDED, ONES, PADDED, ONES, PADDED * 2):
@@ -116,6 +117,92 @@ def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor
         assert got.shape == e.shape
 
 
+def test_a_plan_from_a_file_whose_first_call_answers_otherwise(tmp_path: Path) -> None:
+    """The plan waits for a call like the one it was made for; until then calls are as any others without a plan."""
+    model, x = masked()
+    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
+    plan = rekindle.load(tmp_path / "plan.json")
+    expected = {mask: gradients(model, x, mask) for mask in (ONES, PADDED)}
+    rekindle.apply(model, plan, on_new_shape="error")
+    with pytest.raises(PlanMismatch):
+        model(x, PADDED)
+    rekindle.apply(model, plan)
+    for mask in (PADDED, ONES, PADDED):
+        assert all(map(same, gradients(model, x, mask), expected[mask]))
+    assert {b.plan is plan for plans in model.forward._bound.values() for b in plans} == {True, False}
+
+
+def test_a_submodule_that_asks_may_come_later() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.inner = nn.Linear(8, 8), nn.Identity()
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            h = self.linear(x)
+            return (self.inner(h, mask) if isinstance(self.inner, Masked) else h).square().mean()
+
+    x, model = torch.randn(2, 4, 8), Outer()
+    rekindle.checkpoint(model, (x, ONES), minimize="memory", solver="storages")
+    model(x, PADDED)
+    model.inner = Masked()
+    for mask in (ONES, PADDED):
+        found = gradients(model, x, mask)
+        assert all(map(same, found, gradients(rekindle.restore(copy.deepcopy(model)), x, mask)))
+
+
+def test_calls_without_data_are_not_asked() -> None:
+    model, x = masked()
+    rekindle.checkpoint(model, (x, ONES), minimize="memory", solver="storages")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.randn(2, 4, 8), torch.ones(2, 4, dtype=torch.int64)).shape == ()
+
+
+class Rows(nn.Module):
+    """As many questions as rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        h = self.linear(x)
+        for row in mask:
+            h = h.sin() if bool(row.any()) else h.cos()
+        return h.square().mean()
+
+
+def test_plans_for_other_values_are_not_made_without_end() -> None:
+    model, x = Rows(), torch.randn(2, 4, 8)
+    masks = [torch.tensor([[k >> i & 1] for i in range(4)]) for k in range(12)]
+    rekindle.checkpoint(model, (x, masks[0]), minimize="memory", solver="storages")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for mask in masks:
+            gradients(model, x, mask)
+    assert len(told) == 1
+    assert "run plain" in str(told[0].message)
+    assert Path(told[0].filename) == Path(__file__)
+    assert sum(map(len, model.forward._bound.values())) == planned.MOST
+
+
+def test_an_answer_that_forward_keeps_is_no_plan() -> None:
+    """The first call's answer would have served every mask."""
+
+    class Keeps(Masked):
+        whole: bool | None = None
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            if self.whole is None:
+                self.whole = bool(mask.all())
+            h = self.linears[0](x)
+            return h.mean() if self.whole else h.sum()
+
+    torch.manual_seed(0)
+    with pytest.raises(TraceError, match="whole"):
+        rekindle.trace(Keeps(), (torch.randn(2, 4, 8), ONES))
+
+
 class Asks(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -127,21 +214,59 @@ class Asks(nn.Module):
             return h.mean() * int(ids.sum())
         if self.how == "written":
             seen.view(2, 2).add_(h.detach().long().view(-1)[:4].view(2, 2))
+        if self.how == "shared":
+            torch.empty(0, dtype=seen.dtype).set_(seen).add_(ids)
+        if self.how == "copied":
+            copy.copy(seen).add_(ids)
+        if self.how == "exchanged":
+            torch.utils.swap_tensors(seen, torch.ones_like(ids))
         if self.how == "random":
             seen = torch.randint(0, 9, (4,))
+        if self.how == "unknown op":
+            seen = torch.ops.rekindle_tests.drawn(4)
         if self.how == "float":
             seen = h > 0
         return h.mean() if bool((seen == 0).all()) else h.sum()
 
 
-@pytest.mark.parametrize("how", ["number", "written", "random", "float"])
+@torch.library.custom_op("rekindle_tests::drawn", mutates_args=())
+def drawn(n: int) -> Tensor:
+    return torch.randint(0, 9, (n,))  # and does not say that it is random
+
+
+@drawn.register_fake
+def _(n: int) -> Tensor:
+    return torch.empty(n, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("how", ["number", "written", "shared", "copied", "exchanged", "random", "unknown op", "float"])
 def test_what_may_differ_in_every_call_is_not_known(how: str) -> None:
     with pytest.raises(TraceError):
         rekindle.trace(Asks(how), (torch.randn(4, 4), torch.arange(4)))
 
 
-def test_what_is_made_from_shapes_is_known() -> None:
-    model, sample = Asks("nothing"), (torch.randn(4, 4), torch.arange(4))
+MADE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "zeros": lambda x, ids: torch.zeros(4, dtype=torch.int64),
+    "like": lambda x, ids: torch.zeros_like(x, dtype=torch.int64),
+    "new": lambda x, ids: x.new_zeros(3, dtype=torch.bool),
+    "large view": lambda x, ids: (ids[:, None, None].expand(4, 2**15, 2**15), ids < 0)[1],
+    "after a write": lambda x, ids: (torch.zeros(3).fill_(2), ids < 0)[1],
+    "long": lambda x, ids: functools.reduce(lambda a, _: a * 2, range(500), ids * 0),
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_what_is_known(how: str) -> None:
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            h = self.linear(x)
+            return h.mean() if bool((MADE[how](x, ids) == 0).all()) else h.sum()
+
+    model, sample = Made(), (torch.randn(4, 4), torch.arange(4))
     trace = rekindle.trace(model, sample)
     assert ops(trace.graph, "mean") == 1
     assert rekindle.verify(model, sample, rekindle.plan(trace, minimize="memory")).ok

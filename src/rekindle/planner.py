@@ -76,10 +76,10 @@ def plan_graph(
 
     found = scored(chosen.solve(problem))
     if goal.least_memory:
-        found += scored(_whatever_it_costs(chosen, problem, "unit", "seconds"))
+        found += scored(_by_other_costs(chosen, problem, "unit", "seconds"))
     best = _pick(found, wanted, goal.max_overhead) or _pick(found, limit, goal.max_overhead)
     if _overhead_is_left(chosen, problem, cost, best):
-        found += scored(_whatever_it_costs(chosen, smallest, "seconds"))
+        found += scored(_by_other_costs(chosen, smallest, "seconds"))
         best = _pick(found, None, goal.max_overhead)
     if best is None and problem.limit is not None:
         # Aimed at the budget it may stop short of what it reaches when asked for least memory: what an error calls
@@ -87,7 +87,7 @@ def plan_graph(
         found += scored(chosen.solve(smallest))
         best = _pick(found, limit, goal.max_overhead)
         if best is None:
-            found += scored(_whatever_it_costs(chosen, smallest, "unit", "seconds"))
+            found += scored(_by_other_costs(chosen, smallest, "unit", "seconds"))
             best = _pick(found, limit, goal.max_overhead)
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
@@ -119,7 +119,7 @@ def _look_longer(
 def _overhead_is_left(chosen: Solver, problem: Problem, cost: str, best: Scored | None) -> bool:
     """Whether the overhead allows the smallest plan of the whole sweep, and it is not certified that the best one is the
     smallest. The sweep is the same for every overhead: where less allows it, more does."""
-    if problem.max_overhead is None or best is None or not _other_costs_help(chosen, problem):
+    if problem.max_overhead is None or best is None or not _other_weights(chosen, problem, "seconds"):
         return False
     if bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead).bytes >= best.judged.peak_bytes:
         return False
@@ -127,18 +127,19 @@ def _overhead_is_left(chosen: Solver, problem: Problem, cost: str, best: Scored 
     return simulate(problem.graph, smallest, cost).overhead <= problem.max_overhead + EPS
 
 
-def _whatever_it_costs(chosen: Solver, problem: Problem, *units: str) -> Iterator[Schedule]:
+def _by_other_costs(chosen: Solver, problem: Problem, *units: str) -> Iterator[Schedule]:
     """More plans of least memory, searched by the cost in each of `units`."""
-    for weights in map(problem.graph.weights, units):
-        new = weights.any() and not np.array_equal(weights, problem.weights)
-        if new and _other_costs_help(chosen, problem):
-            yield from chosen.solve(replace(problem, weights=weights))
+    for weights in _other_weights(chosen, problem, *units):
+        yield from chosen.solve(replace(problem, weights=weights))
 
 
-def _other_costs_help(chosen: Solver, problem: Problem) -> bool:
-    """Where many ops cost nothing (element-wise ones, in FLOPs), a search by cost has little to go by."""
+def _other_weights(chosen: Solver, problem: Problem, *units: str) -> list[np.ndarray]:
+    """Costs in `units`, if they help: where many ops cost nothing (element-wise ones, in FLOPs), a search by cost has little
+    to go by."""
     free = problem.weights[problem.graph.weights("unit") > 0] == 0
-    return chosen.name == "auto" and problem.time_left > 0 and bool(free.any())
+    if chosen.name != "auto" or problem.time_left <= 0 or not free.any():
+        return []
+    return [w for w in map(problem.graph.weights, units) if w.any() and not np.array_equal(w, problem.weights)]
 
 
 def _certifying(start: float, time_limit: float | None) -> float:

@@ -33,7 +33,7 @@ from ..errors import TraceError
 from . import hidden, tree
 from .attributes import Attributes, Changes, tensors_as_buffers
 from .eager import EagerLayout, casts_shared, eager_composites
-from .known import Branch, KnownValues
+from .known import KnownValues, Question
 
 __all__ = ["Captured", "FakeTensor", "capture", "disable_autocast", "is_fake"]
 
@@ -90,7 +90,7 @@ class Captured:
     # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
     # what it is as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
-    branches: list[Branch] = field(default_factory=list)  # that forward took by the values of inputs
+    questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
     graph_module: Any = None  # owns the nodes
 
     @property
@@ -114,7 +114,7 @@ class _Flat(nn.Module):
         self.assigned: dict[str, Assigned] = {}
         self.changes = Changes()  # of attributes, in the last run
         self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
-        self.branches: list[Branch] = []  # taken by the values of inputs, in the last run
+        self.questions: list[Question] = []  # about the values of inputs, in the last run
         self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -125,7 +125,7 @@ class _Flat(nn.Module):
             with casts, layout, known:
                 found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
         finally:
-            self.unseen, self.branches = layout.unseen, known.branches
+            self.unseen, self.questions = layout.unseen, known.questions
             self.changes = state.restore(only_tensors=self.goes_on)
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -166,7 +166,7 @@ def capture(
 ) -> Captured:  # fmt: skip
     """The joint graph of one call of `forward`, the model's own, with `tensors` put together as `spec` says.
 
-    by_values : forward may branch on what integer inputs hold, where they are real; see `Captured.branches`.
+    by_values : forward may branch on what integer inputs hold, where they are real; see `Captured.questions`.
 
     The model's parameters, buffers, attributes and the RNG state are left as they were.
 
@@ -234,16 +234,16 @@ def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[tor
         )
     if not changes.other:
         return
-    state = Attributes(flat.model)
+    state, questions = Attributes(flat.model), flat.questions
     flat.goes_on = True
     again = None
     try:
         with contextlib.suppress(TraceError):
-            again = _computed(_joint(stack, flat, tensors))
+            again = _computed(_joint(stack, flat, tensors)), flat.questions
     finally:
-        flat.goes_on = False
+        flat.goes_on, flat.questions = False, questions
         state.restore()
-    if again != _computed(joint):
+    if again != (_computed(joint), questions):
         raise TraceError(
             f"what forward computes depends on {', '.join(sorted(changes.other))}, which it changes itself; a plan is made for "
             "one graph. Call the model once before if that is set at the first call alone; else keep it in a buffer, or "
@@ -272,7 +272,7 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
 def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
     c = Captured(
         graph_module=gm, output_spec=flat.output_spec, aliased_inputs=flat.aliased, ignored_outputs=flat.ignored,
-        assigned=flat.assigned, branches=flat.branches,
+        assigned=flat.assigned, questions=flat.questions,
     )  # fmt: skip
     _drop_tokens(gm.graph)
     place: dict[Any, fx.Node] = {}

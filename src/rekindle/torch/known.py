@@ -2,17 +2,21 @@
 
 Libraries look whether a mask masks anything, and where it does not they call another kernel, which rounds otherwise.
 Tensors without data cannot tell. What forward makes from shapes alone is computed here when it is asked for; what depends
-on integer inputs, from the sample's. Branches of the second kind are part of what was captured (`Branch`): a call whose
-inputs lead elsewhere is not the one that was traced.
+on integer inputs, from the sample's. Questions of the second kind are part of what was captured: a call whose inputs give
+another answer is not the one that was traced.
+
+With `capture` and `eager` it alone touches PyTorch's private surface.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -22,55 +26,81 @@ _ASK = {aten._local_scalar_dense.default, aten.equal.default}  # they give Pytho
 _BY_SHAPE = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
 _UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
               aten.new_empty_strided}  # fmt: skip
-LARGEST = 2**24  # elements: a mask over a sequence of 4,096
+LARGEST = 2**26  # elements of what is computed for an answer
 
 
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """How a tensor comes about. op : None for the sample's tensor number `which`, else `which` of its results.
+class Input(NamedTuple):
+    """The input of that number."""
 
-    args : positional and keyword arguments, recipes in the place of tensors.
-    by_inputs : whether the value depends on the sample's.
-    """
+    number: int
 
-    op: Any
-    args: Any
+
+class Result(NamedTuple):
+    """One result of a step; steps count from the first."""
+
+    step: int
     which: int
-    by_inputs: bool
+
+
+class Like(NamedTuple):
+    """A tensor of which shape and type alone matter."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Step = tuple[Any, Any]  # an op and its (args, kwargs), with the three above in the place of tensors
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A question that forward asked about its inputs, and the answer it took."""
+class Question:
+    """What forward asked about its inputs, and what was answered. steps : how to answer it again; the last one asks."""
 
-    recipe: Recipe
+    steps: tuple[Step, ...]
     answer: bool
 
-
-def same_branches(branches: Sequence[Branch], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether forward would take the same branches with these inputs."""
-    done: dict[Recipe, Any] = {}
-    with torch.no_grad():
-        return all(_compute(b.recipe, tensors, done) == b.answer for b in branches)
+    def same(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it would get the same answer with these inputs."""
+        with torch.no_grad():
+            return not any(isinstance(t, FakeTensor) for t in tensors) and self.answer == _run(self.steps, tensors)
 
 
-def _compute(recipe: Recipe, tensors: Sequence[torch.Tensor], done: dict[Recipe, Any]) -> Any:
-    """The value, on the CPU: integers are the same on every device."""
-    if recipe.op is None:
-        return tensors[recipe.which].cpu()
+def _run(steps: Sequence[Step], tensors: Sequence[torch.Tensor], elsewhere: bool = False) -> Any:
+    """What the last step gives. elsewhere : on the CPU, whatever device it was to be on; integers are the same."""
+    done: list[Any] = []
 
     def real(x: Any) -> Any:
-        if isinstance(x, Recipe):
-            if x not in done:
-                done[x] = _compute(x, tensors, done)
-            return done[x]
-        return torch.device("cpu") if isinstance(x, torch.device) else x
+        if isinstance(x, Input):
+            return tensors[x.number]
+        if isinstance(x, Result):
+            made = done[x.step]
+            return made[x.which] if isinstance(made, tuple | list) else made
+        if isinstance(x, Like):
+            return torch.empty(x.shape, dtype=x.dtype, device="meta")
+        return torch.device("cpu") if elsewhere and isinstance(x, torch.device) else x
 
-    args, kwargs = pytree.tree_map(real, recipe.args)
-    if recipe.op._overloadpacket in _BY_SHAPE:
-        kwargs = kwargs | {"device": torch.device("cpu")}
-    made = recipe.op(*args, **kwargs)
-    return made[recipe.which] if isinstance(made, tuple | list) else made
+    for op, taken in steps:
+        args, kwargs = pytree.tree_map(real, taken, is_leaf=_is_reference)
+        done.append(op(*args, **kwargs))
+    return done[-1]
+
+
+def _is_reference(x: Any) -> bool:
+    return isinstance(x, Input | Result | Like)
+
+
+class _Known(NamedTuple):
+    """A tensor with known values.
+
+    tensor : kept, or its id would be given away.
+    inside : what it stands for now; each write gives it, and all that share its memory, another.
+    by_inputs : whether the values depend on those of inputs.
+    """
+
+    tensor: torch.Tensor
+    inside: torch.Tensor
+    reference: Input | Result
+    by_inputs: bool
 
 
 class KnownValues(TorchDispatchMode):
@@ -84,77 +114,98 @@ class KnownValues(TorchDispatchMode):
 
     def __init__(self, given: Sequence[torch.Tensor], sample: Sequence[torch.Tensor] | None) -> None:
         super().__init__()
-        self.branches: list[Branch] = []
-        self._sample = sample or ()
-        self._done: dict[Recipe, Any] = {}
-        self._known: dict[int, tuple[torch.Tensor, Recipe]] = {}  # the tensor too, or its id would be given away
+        self.questions: list[Question] = []
+        self._sample = sample
+        self._steps: list[Step] = []
+        self._sizes: list[int] = []  # of steps, in elements
+        self._known: dict[int, _Known] = {}
         for i, t in enumerate(given if sample is not None else ()):
-            if _counts(t):
-                self._known[id(t)] = t, Recipe(None, (), i, by_inputs=True)
+            self._learn(t, Input(i), True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # others may do more than they say
             return func(*args, **kwargs)
-        given = _tensors((args, kwargs))
-        if func in _ASK and given and all(id(t) in self._known for t in given):
-            recipe = self._recipe(func, args, kwargs, given, 0)
-            # A number may differ in every call, and then each would be another graph.
-            if not recipe.by_inputs or func is aten.equal.default or given[0].dtype == torch.bool:
-                return self._answer(recipe)
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        known = [self._of(t) for t in given]
+        by_inputs = any(k is not None and k.by_inputs for k in known)
+        # A number may differ in every call, and then each would be another graph.
+        yes_or_no = func is aten.equal.default or (given and given[0].dtype == torch.bool)
+        if func in _ASK and None not in known and (yes_or_no or not by_inputs):
+            steps = [*self._steps, (func, self._references(args, kwargs))]
+            needed = _needed(steps)
+            if sum(self._sizes[i] for i in needed[:-1]) <= LARGEST:
+                return self._answer(_apart(steps, needed), by_inputs)
+        by_shape = func._overloadpacket in _BY_SHAPE
+        if not _tells(func) or (None in known and not by_shape):
+            return func(*args, **kwargs)
+        same_device = {"device": kwargs.get("device") or given[0].device} if by_shape else {}
+        step = func, self._references(args, kwargs | same_device)
         out = func(*args, **kwargs)
-        made = _tensors(out)
-        if _tells(func, [t for t in given if id(t) not in self._known], [*given, *made]) and made:
-            for i, t in enumerate(made):
-                self._known[id(t)] = t, self._recipe(func, args, kwargs, given, i)
-        elif any(id(t) in self._known for t in _may_change(func, args, kwargs)):
-            self._known.clear()  # and what shares its memory
+        made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        for i, t in enumerate(made):
+            self._learn(t, Result(len(self._steps), i), by_inputs)
+        is_view = any(r.alias_info is not None for r in func._schema.returns)
+        self._sizes.append(0 if is_view else sum(t.numel() for t in made))
+        self._steps.append(step)
         return out
 
-    def _answer(self, recipe: Recipe) -> Any:
+    def _answer(self, steps: tuple[Step, ...], by_inputs: bool) -> Any:
         with _disable_current_modes(), torch.no_grad():
-            answer = _compute(recipe, self._sample, self._done)
-        if recipe.by_inputs:
-            self.branches.append(Branch(recipe, answer))
+            answer = _run(steps, self._sample or (), elsewhere=self._sample is None)
+        question = Question(steps, answer)
+        if by_inputs and question not in self.questions:
+            self.questions.append(question)
         return answer
 
-    def _recipe(self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], which: int) -> Recipe:
-        def taken(x: Any) -> Any:
+    def _learn(self, t: torch.Tensor, reference: Input | Result, by_inputs: bool) -> None:
+        inside = _inside(t)
+        if inside is not None and not t.dtype.is_floating_point and not t.dtype.is_complex:
+            self._known[id(t)] = _Known(t, inside, reference, by_inputs)
+
+    def _of(self, t: torch.Tensor) -> _Known | None:
+        """What is known of the tensor: nothing more once it was written to."""
+        known = self._known.get(id(t))
+        return known if known is not None and _inside(t) is known.inside else None
+
+    def _references(self, args: Any, kwargs: Any) -> Any:
+        def reference(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
                 return x
-            if id(x) in self._known:
-                return self._known[id(x)][1]
-            with _disable_current_modes():
-                return torch.empty(x.shape, dtype=x.dtype, device="meta")  # its shape alone matters
+            known = self._of(x)
+            return Like(tuple(x.shape), x.dtype) if known is None else known.reference
 
-        by_inputs = any(self._known[id(t)][1].by_inputs for t in given if id(t) in self._known)
-        return Recipe(func, pytree.tree_map(taken, (args, kwargs)), which, by_inputs)
+        return pytree.tree_map(reference, (args, kwargs))
 
 
-def _counts(t: torch.Tensor) -> bool:
-    """Whether a tensor holds whole numbers, not too many."""
-    return not t.dtype.is_floating_point and not t.dtype.is_complex and t.numel() <= LARGEST
+def _inside(t: torch.Tensor) -> torch.Tensor | None:
+    """What a functional tensor stands for at the moment; None: it is none."""
+    if not isinstance(t, FunctionalTensor):
+        return None
+    torch._sync(t.elem)
+    return torch._from_functional_tensor(t.elem)
 
 
-def _tells(func: Any, unknown: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the results of an op are known where it takes known tensors, save these; `tensors` : all of both."""
-    return (
-        (not unknown or func._overloadpacket in _BY_SHAPE)
-        and not func._schema.is_mutable
-        and func._overloadpacket not in _UNWRITTEN
-        and torch.Tag.nondeterministic_seeded not in func.tags
-        and all(map(_counts, tensors))
-    )
+def _tells(func: Any) -> bool:
+    """Whether what the op gives depends on nothing but its arguments."""
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    return not func._schema.is_mutable and not random and func._overloadpacket not in _UNWRITTEN
 
 
-def _may_change(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Tensors that the op writes to; or of which it gives views, through which others may."""
-    writes = func._schema.is_mutable
-    if not writes and all(r.alias_info is None for r in func._schema.returns):
-        return []
-    given = [(a, args[i] if i < len(args) else kwargs.get(a.name)) for i, a in enumerate(func._schema.arguments)]
-    return _tensors([x for a, x in given if not writes or (a.alias_info is not None and a.alias_info.is_write)])
+def _needed(steps: Sequence[Step]) -> list[int]:
+    """The steps that the last one needs, in order."""
+    needed = {len(steps) - 1}
+    for i in range(len(steps) - 1, -1, -1):
+        if i in needed:
+            needed |= {x.step for x in pytree.tree_leaves(steps[i][1], is_leaf=_is_reference) if isinstance(x, Result)}
+    return sorted(needed)
 
 
-def _tensors(x: Any) -> list[torch.Tensor]:
-    return [t for t in pytree.tree_leaves(x) if isinstance(t, torch.Tensor)]
+def _apart(steps: Sequence[Step], needed: Sequence[int]) -> tuple[Step, ...]:
+    """These steps alone, which refer to each other by their new places."""
+    place = {step: i for i, step in enumerate(needed)}
+
+    def moved(x: Any) -> Any:
+        return Result(place[x.step], x.which) if isinstance(x, Result) else x
+
+    return tuple((steps[i][0], pytree.tree_map(moved, steps[i][1], is_leaf=_is_reference)) for i in needed)

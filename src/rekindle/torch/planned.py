@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import pickle
@@ -13,17 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import PlanMismatch, UsageError
+from ..errors import PlanMismatch, TraceError, UsageError
 from ..graph import Graph
 from ..plan import Plan
 from . import tree
 from .execute import Runner
-from .known import same_branches
 from .program import build
 from .trace import Key, Trace, module_kinds, signature, trace_call
 
 log = logging.getLogger("rekindle")
 NEW_SHAPE = ("plan", "plain", "error")
+MOST = 8  # plans for one signature, each for other values of inputs; what comes then runs plain
 Replan = Callable[[Trace, Plan], Plan]
 
 
@@ -35,7 +36,7 @@ class Bound:
         self.plan, self.trace = plan, traced
         self.modules = tuple(map(id, model.modules()))
         c = traced.lowered.captured
-        self.branches, self.output_spec = c.branches, c.output_spec
+        self.questions, self.output_spec = c.questions, c.output_spec
         self.aliased = {k: _place(model, a) for k, a in c.aliased_inputs.items()}
         self.assigned = [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()]
         self.sources = [
@@ -84,7 +85,7 @@ class PlannedForward:
         own = model.__dict__.get("forward")
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
         self.plan, self.on_new_shape, self._replan = plan, on_new_shape, replan
-        # by signature, and each for other branches that forward takes by the values of its inputs
+        # by signature, and each for other answers to what forward asks about the values of its inputs
         self._bound: dict[Key, list[Bound]] = {}
         self._left_plain = False
         self._pending = plan.trace is None
@@ -133,45 +134,60 @@ class PlannedForward:
         return bound(tensors)
 
     def _planned_for(self, key: Key, tensors: list[torch.Tensor]) -> Bound | None:
-        return next((b for b in self._bound.get(key, ()) if same_branches(b.branches, tensors)), None)
+        bound = self._bound.get(key, ())
+        return next((b for b in bound if all(q.same(tensors) for q in b.questions)), None)
 
     def _new_call(self, model: nn.Module, key: Key, args: Any, kwargs: Any) -> Bound | None:
         """A plan for a call that none is for; None: it runs plain."""
         if self._pending:
-            return self._from_file(model, args, kwargs)
+            bound = self._from_file(model, args, kwargs)
+            if bound is not None:
+                return bound
+        known = len(self._bound.get(key, ()))
         shapes = ", ".join(str(list(s[0])) for s in key[0])
         what = f"{type(model).__name__} was called with inputs {shapes}"
         if self.on_new_shape == "error":
-            also = "whose values lead forward elsewhere" if key in self._bound else "(or modes, dtypes, constants)"
+            also = "whose values lead forward elsewhere," if known else "(or modes, dtypes, constants)"
             raise PlanMismatch(
                 f"{what} {also} for which there is no plan; plan for them, or apply with on_new_shape='plan' or 'plain'"
             )
-        if self.on_new_shape == "plain":
+        if self.on_new_shape == "plain" or known >= MOST:
             if not self._left_plain:
                 warnings.warn(f"{what} for which there is no plan; such calls run plain, with nothing recomputed",
-                              stacklevel=4)  # fmt: skip
+                              stacklevel=5)  # fmt: skip
             self._left_plain = True
             return None
         log.info("planning %s anew for inputs %s", type(model).__name__, shapes)
         found = self._trace(model, args, kwargs)
         return self._bind(model, found, self._replan(found, self.plan))
 
-    def _from_file(self, model: nn.Module, args: Any, kwargs: Any) -> Bound:
-        """Bind a plan from a file to the first call."""
+    def _from_file(self, model: nn.Module, args: Any, kwargs: Any) -> Bound | None:
+        """Bind a plan from a file to the first call; None: inputs like these may be what it was made for, with other values.
+
+        Raises
+        ------
+        PlanMismatch : they are not.
+        """
         found = self._trace(model, args, kwargs)
-        if found.graph.hash != self.plan.graph_hash and found.lowered.captured.branches:
-            found = self._trace(model, args, kwargs, by_values=False)  # it may have been made on fake tensors
-        if found.graph.hash != self.plan.graph_hash:
-            raise PlanMismatch(mismatch(self.plan.graph, found.graph))
-        self._pending = False
-        return self._bind(model, found, self.plan)
+        asks = bool(found.lowered.captured.questions)
+        if found.graph.hash != self.plan.graph_hash and asks:
+            with contextlib.suppress(TraceError):  # it may have been made on fake tensors
+                found = self._trace(model, args, kwargs, by_values=False)
+        if found.graph.hash == self.plan.graph_hash:
+            self._pending = False
+            return self._bind(model, found, self.plan)
+        if asks and self.on_new_shape != "error":
+            return None
+        raise PlanMismatch(mismatch(self.plan.graph, found.graph))
 
     def _submodule_exchanged(self, model: nn.Module, key: Key, bound: Bound, args: Any, kwargs: Any) -> Bound | None:
         """The plan serves on where the graph is still the same."""
-        found = self._trace(model, args, kwargs, by_values=bool(bound.branches))
         self._bound[key].remove(bound)
-        if found.graph.hash == bound.plan.graph_hash:
-            return self._bind(model, found, bound.plan)
+        for by_values in (True, False):
+            with contextlib.suppress(TraceError):
+                found = self._trace(model, args, kwargs, by_values)
+                if found.graph.hash == bound.plan.graph_hash:
+                    return self._bind(model, found, bound.plan)
         return self._new_call(model, key, args, kwargs)
 
     def _trace(self, model: nn.Module, args: Any, kwargs: Any, by_values: bool = True) -> Trace:
