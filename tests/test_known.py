@@ -69,7 +69,7 @@ def test_a_branch_is_taken_as_eager_takes_it() -> None:
         assert rekindle.verify(model, (x, m), rekindle.plan(rekindle.trace(model, (x, m)), minimize="memory")).ok
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
 def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -> None:
     model, x = masked()
