@@ -132,7 +132,7 @@ def test_cuts_reach_the_least_of_the_revised_objective(cross: list[int], data: s
 
 @pytest.mark.parametrize("budget", [40, 24, 16, 12])
 def test_a_chain_fits_tighter_and_tighter_budgets(budget: int) -> None:
-    found = plan(chain(60), budget=budget, time_limit=15)
+    found = plan(chain(60), budget=budget)
     assert found.peak_bytes <= budget
     assert simulate(found.graph, found.schedule).peak_bytes == found.peak_bytes
     assert found.bound_bytes <= found.peak_bytes

@@ -74,8 +74,7 @@ def _measured(rows: Sequence[Row]) -> str:
         "- **Certified**: below that peak no schedule exists within that extra cost, whatever its order.",
         "- **auto@8%** is the least memory within 8 % extra cost, **auto=0.5** the least cost within half of the plain "
         "activation peak (of eager or of the captured graph, whichever is smaller), **auto=ogc** the least cost within the "
-        "memory of the published solver; a bare name aims for "
-        "least memory. The other methods are what PyTorch brings.",
+        "memory of the published solver; a bare name aims for least memory. The other methods are what PyTorch brings.",
     ]
     apart = [abs(r["peak_mb"] / r["predicted_mb"] - 1) for r in ran if r.get("predicted_mb")]
     if apart:

@@ -30,14 +30,9 @@ from . import devices
 from .cost_cache import CostCache, environment
 from .flops import op_flops
 from .measure import cpu_allocations, peak_and_end, storage_of
-from .rules import runnable
+from .rules import UNWRITTEN, runnable
 
 log = logging.getLogger(__name__)
-aten = torch.ops.aten
-
-_UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
-              aten.new_empty_strided}  # fmt: skip
-
 SLOW = 0.05  # seconds; above it one timed run a round is enough
 SETTLE_S = 3.0  # seconds spent on taking times again, per call of node_costs
 ROUNDS = 5  # in which a time is taken again, where the two least so far are not yet within
@@ -192,7 +187,7 @@ def _span(t: torch.Tensor) -> int:
 
 def costs_nothing(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
     """Whether no kernel runs: a view, or memory that nobody writes to."""
-    return getattr(op, "_overloadpacket", op) in _UNWRITTEN or _is_view(op, ins, outs)
+    return getattr(op, "_overloadpacket", op) in UNWRITTEN or _is_view(op, ins, outs)
 
 
 def _is_view(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:

@@ -10,7 +10,7 @@ With `capture` and `eager` it alone touches PyTorch's private surface.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,12 +20,12 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from .rules import UNWRITTEN, draws_random
+
 aten = torch.ops.aten
 
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}  # they give Python values
 _BY_SHAPE = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
-_UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
-              aten.new_empty_strided}  # fmt: skip
 LARGEST = 2**26  # elements of what is computed for an answer
 
 
@@ -61,8 +61,10 @@ class Question:
 
     def same(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether it would get the same answer with these inputs."""
+        if any(isinstance(t, FakeTensor) for t in tensors):
+            return False  # nobody can tell
         with torch.no_grad():
-            return not any(isinstance(t, FakeTensor) for t in tensors) and self.answer == _run(self.steps, tensors)
+            return bool(self.answer == _run(self.steps, tensors))
 
 
 def _run(steps: Sequence[Step], tensors: Sequence[torch.Tensor], elsewhere: bool = False) -> Any:
@@ -127,20 +129,21 @@ class KnownValues(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # others may do more than they say
             return func(*args, **kwargs)
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        known = [self._of(t) for t in given]
-        by_inputs = any(k is not None and k.by_inputs for k in known)
+        known = {id(t): k for t in given if (k := self._of(t)) is not None}
+        all_known = all(id(t) in known for t in given)
+        by_inputs = any(k.by_inputs for k in known.values())
         # A number may differ in every call, and then each would be another graph.
         yes_or_no = func is aten.equal.default or (given and given[0].dtype == torch.bool)
-        if func in _ASK and None not in known and (yes_or_no or not by_inputs):
-            steps = [*self._steps, (func, self._references(args, kwargs))]
+        if func in _ASK and all_known and (yes_or_no or not by_inputs):
+            steps = [*self._steps, (func, _references((args, kwargs), known))]
             needed = _needed(steps)
             if sum(self._sizes[i] for i in needed[:-1]) <= LARGEST:
                 return self._answer(_apart(steps, needed), by_inputs)
         by_shape = func._overloadpacket in _BY_SHAPE
-        if not _tells(func) or (None in known and not by_shape):
+        if not _tells(func) or not (all_known or by_shape):
             return func(*args, **kwargs)
         same_device = {"device": kwargs.get("device") or given[0].device} if by_shape else {}
-        step = func, self._references(args, kwargs | same_device)
+        step = func, _references((args, kwargs | same_device), known)
         out = func(*args, **kwargs)
         made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         for i, t in enumerate(made):
@@ -168,14 +171,16 @@ class KnownValues(TorchDispatchMode):
         known = self._known.get(id(t))
         return known if known is not None and _inside(t) is known.inside else None
 
-    def _references(self, args: Any, kwargs: Any) -> Any:
-        def reference(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                return x
-            known = self._of(x)
-            return Like(tuple(x.shape), x.dtype) if known is None else known.reference
 
-        return pytree.tree_map(reference, (args, kwargs))
+def _references(taken: Any, known: Mapping[int, _Known]) -> Any:
+    """Arguments as a `Step` has them."""
+
+    def reference(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return known[id(x)].reference if id(x) in known else Like(tuple(x.shape), x.dtype)
+
+    return pytree.tree_map(reference, taken)
 
 
 def _inside(t: torch.Tensor) -> torch.Tensor | None:
@@ -188,8 +193,7 @@ def _inside(t: torch.Tensor) -> torch.Tensor | None:
 
 def _tells(func: Any) -> bool:
     """Whether what the op gives depends on nothing but its arguments."""
-    random = torch.Tag.nondeterministic_seeded in func.tags
-    return not func._schema.is_mutable and not random and func._overloadpacket not in _UNWRITTEN
+    return not func._schema.is_mutable and not draws_random(func) and func._overloadpacket not in UNWRITTEN
 
 
 def _needed(steps: Sequence[Step]) -> list[int]:

@@ -19,6 +19,7 @@ from ..graph import Graph
 from ..plan import Plan
 from . import tree
 from .execute import Runner
+from .known import Question
 from .program import build
 from .trace import Key, Trace, module_kinds, signature, trace_call
 
@@ -58,6 +59,11 @@ class Bound:
 Place = int | tuple[nn.Module, str]
 
 
+def _answered(questions: list[Question], tensors: list[torch.Tensor]) -> bool:
+    """Whether forward would get the same answers from these inputs."""
+    return all(q.same(tensors) for q in questions)
+
+
 def _find(place: Place, tensors: list[torch.Tensor]) -> Any:
     """The user's tensor of that index, or an attribute of a module."""
     return tensors[place] if isinstance(place, int) else getattr(*place)
@@ -87,6 +93,7 @@ class PlannedForward:
         self.plan, self.on_new_shape, self._replan = plan, on_new_shape, replan
         # by signature, and each for other answers to what forward asks about the values of its inputs
         self._bound: dict[Key, list[Bound]] = {}
+        self._unlike_file: list[tuple[Key, list[Question]]] = []  # calls that a plan from a file is not for
         self._left_plain = False
         self._pending = plan.trace is None
         self.last: Bound | None = None
@@ -125,24 +132,32 @@ class PlannedForward:
         key = signature(model, tensors, spec)
         bound = self._planned_for(key, tensors)
         if bound is not None and bound.modules != tuple(map(id, model.modules())):
-            bound = self._submodule_exchanged(model, key, bound, args, kwargs)
+            bound = self._submodule_exchanged(model, key, tensors, bound, args, kwargs)
         elif bound is None and model.training:
-            bound = self._new_call(model, key, args, kwargs)
+            bound = self._new_call(model, key, tensors, args, kwargs)
         if bound is None:
             return self.plain(*args, **kwargs)
         self.last = bound
         return bound(tensors)
 
     def _planned_for(self, key: Key, tensors: list[torch.Tensor]) -> Bound | None:
-        bound = self._bound.get(key, ())
-        return next((b for b in bound if all(q.same(tensors) for q in b.questions)), None)
+        return next((b for b in self._bound.get(key, ()) if _answered(b.questions, tensors)), None)
 
-    def _new_call(self, model: nn.Module, key: Key, args: Any, kwargs: Any) -> Bound | None:
+    def _new_call(
+        self, model: nn.Module, key: Key, tensors: list[torch.Tensor], args: Any, kwargs: Any
+    ) -> Bound | None:
         """A plan for a call that none is for; None: it runs plain."""
-        if self._pending:
-            bound = self._from_file(model, args, kwargs)
-            if bound is not None:
-                return bound
+        found = None
+        if self._pending and not any(key == k and _answered(asked, tensors) for k, asked in self._unlike_file):
+            found, like = self._alike(model, args, kwargs, self.plan.graph_hash)
+            if like is not None:
+                self._pending = False
+                return self._bind(model, like, self.plan)
+            asked = found.lowered.captured.questions
+            if not asked or self.on_new_shape == "error":
+                raise PlanMismatch(mismatch(self.plan.graph, found.graph))
+            # The plan may be for other answers: it waits for a call that gives them.
+            self._unlike_file.append((key, asked))
         known = len(self._bound.get(key, ()))
         shapes = ", ".join(str(list(s[0])) for s in key[0])
         what = f"{type(model).__name__} was called with inputs {shapes}"
@@ -158,37 +173,31 @@ class PlannedForward:
             self._left_plain = True
             return None
         log.info("planning %s anew for inputs %s", type(model).__name__, shapes)
-        found = self._trace(model, args, kwargs)
+        found = found or self._trace(model, args, kwargs)
         return self._bind(model, found, self._replan(found, self.plan))
 
-    def _from_file(self, model: nn.Module, args: Any, kwargs: Any) -> Bound | None:
-        """Bind a plan from a file to the first call; None: inputs like these may be what it was made for, with other values.
-
-        Raises
-        ------
-        PlanMismatch : they are not.
-        """
-        found = self._trace(model, args, kwargs)
-        asks = bool(found.lowered.captured.questions)
-        if found.graph.hash != self.plan.graph_hash and asks:
-            with contextlib.suppress(TraceError):  # it may have been made on fake tensors
-                found = self._trace(model, args, kwargs, by_values=False)
-        if found.graph.hash == self.plan.graph_hash:
-            self._pending = False
-            return self._bind(model, found, self.plan)
-        if asks and self.on_new_shape != "error":
-            return None
-        raise PlanMismatch(mismatch(self.plan.graph, found.graph))
-
-    def _submodule_exchanged(self, model: nn.Module, key: Key, bound: Bound, args: Any, kwargs: Any) -> Bound | None:
+    def _submodule_exchanged(
+        self, model: nn.Module, key: Key, tensors: list[torch.Tensor], bound: Bound, args: Any, kwargs: Any
+    ) -> Bound | None:
         """The plan serves on where the graph is still the same."""
+        _, like = self._alike(model, args, kwargs, bound.plan.graph_hash)
         self._bound[key].remove(bound)
-        for by_values in (True, False):
+        return (
+            self._new_call(model, key, tensors, args, kwargs) if like is None else self._bind(model, like, bound.plan)
+        )
+
+    def _alike(self, model: nn.Module, args: Any, kwargs: Any, graph_hash: str) -> tuple[Trace, Trace | None]:
+        """The call's trace, and the one whose graph has that hash: the same, or where forward asks for values of inputs, the
+        one without them, as on fake tensors; None: neither."""
+        found = self._trace(model, args, kwargs)
+        if found.graph.hash == graph_hash:
+            return found, found
+        if found.lowered.captured.questions:
             with contextlib.suppress(TraceError):
-                found = self._trace(model, args, kwargs, by_values)
-                if found.graph.hash == bound.plan.graph_hash:
-                    return self._bind(model, found, bound.plan)
-        return self._new_call(model, key, args, kwargs)
+                general = self._trace(model, args, kwargs, by_values=False)
+                if general.graph.hash == graph_hash:
+                    return found, general
+        return found, None
 
     def _trace(self, model: nn.Module, args: Any, kwargs: Any, by_values: bool = True) -> Trace:
         like = self.plan.trace

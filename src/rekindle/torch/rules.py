@@ -15,6 +15,10 @@ aten = torch.ops.aten
 # Ops that only name their input anew.
 PASS_THROUGH = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
+# Ops that give memory and write nothing to it; every overload.
+UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
+             aten.new_empty_strided}  # fmt: skip
+
 # A selection that flips on recomputation (equal keys, another kernel) changes which path the gradient takes.
 _SELECTIONS = {"topk", "sort", "argsort", "nonzero", "unique", "_unique2", "unique_dim", "unique_consecutive",
                "kthvalue", "mode", "median", "_local_scalar_dense", "multinomial", "histc", "bincount",

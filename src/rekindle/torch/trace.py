@@ -69,7 +69,7 @@ def trace(
     ----------
     sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Shapes, dtypes, devices and
         constants matter, and where forward branches on what integer inputs hold (whether a mask masks anything), their
-        values. Fake tensors serve as well; of a branch on their values, the one that is right for all is taken.
+        values. Fake tensors serve as well: there a library that knows of tracing takes the branch that is right for all.
     loss : "auto": where the result holds a scalar under the key `loss`, or a scalar comes first, gradients come back to
         it alone; else to every result that requires grad. "all": to every one.
     target : name of a device whose roofline gives the seconds, instead of measuring on the device at hand.
@@ -99,7 +99,7 @@ def trace_call(
     progress: Callable[[str], None] | None = None,
     by_values: bool = True,
 ) -> Trace:
-    """`trace` of the call `model(*args, **kwargs)`; without `by_values` as if the inputs were fake."""
+    """`trace` of the call `model(*args, **kwargs)`. Without `by_values` inputs have none that forward could branch on."""
     if loss not in ("auto", "all"):
         raise UsageError(f"loss={loss!r} is unknown; choose 'auto' or 'all'")
     tensors, spec = tree.flatten((args, dict(kwargs)))
