@@ -15,7 +15,7 @@ from .choice import in_threads
 
 SMALL, NODES = 40, 20_000  # ops of graphs that are answered exactly, and sets of values looked at for it
 POINTS = 64  # of the curve of such a graph
-CLOSER = 200_000  # sets of values looked at for a peak
+CLOSER = 40_000  # sets of values looked at for a peak: a few seconds on a chain, where a set leads to many others
 STEPS = 40  # peaks asked about, from the plain one down to none
 FAILURES = 4  # in a stretch of the curve, until the rest of it is left
 BETTER = 1e-4  # of the extra cost an answer must save at least
