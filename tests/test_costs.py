@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from rekindle.errors import UsageError
-from rekindle.torch import cost_cache, costs, devices
+from rekindle.torch import calls, clock, cost_cache, costs, devices
 from rekindle.torch.costs import Cost, node_costs
 
 aten = torch.ops.aten
@@ -87,8 +87,8 @@ def test_outputs_are_not_workspace():
 
 def test_the_same_tensor_twice_is_another_call_than_two_tensors(monkeypatch):
     seen = []
-    real = costs._real
-    monkeypatch.setattr(costs, "_real", lambda call: seen.append(real(call)[0]) or real(call))
+    real = clock.real_arguments
+    monkeypatch.setattr(clock, "real_arguments", lambda call: seen.append(real(call)[0]) or real(call))
     x, y = torch.rand(8), torch.rand(8)
     node_costs([node(aten.mul.Tensor, x, x), node(aten.mul.Tensor, x, y), node(aten.mul.Tensor, y, x)])
     assert {a is b for a, b in seen} == {True, False}
@@ -97,12 +97,12 @@ def test_the_same_tensor_twice_is_another_call_than_two_tensors(monkeypatch):
 
 def test_inputs_are_harmless_and_of_the_right_form():
     x = torch.rand(1, 4).expand(1000, 4)
-    (call,) = [costs._call(node(aten.add.Tensor, x, torch.rand(1000, 4)), None)]
-    (a, b), _ = costs._real(call)
+    (call,) = [calls.call_of(node(aten.add.Tensor, x, torch.rand(1000, 4)), None)]
+    (a, b), _ = calls.real_arguments(call)
     assert (a.shape, a.stride(), a.untyped_storage().nbytes()) == (x.shape, x.stride(), 16)
     assert float(b.min()) == float(b.max()) == 0.5
-    assert costs._made_up(torch.rand(3) > 2).all()
-    assert costs._made_up(torch.arange(3)).sum() == 0
+    assert calls.made_up(torch.rand(3) > 2).all()
+    assert calls.made_up(torch.arange(3)).sum() == 0
 
 
 def test_random_state_grad_mode_and_autocast_are_left_alone():
@@ -120,7 +120,7 @@ def test_random_state_grad_mode_and_autocast_are_left_alone():
 def test_second_call_is_free(cache, monkeypatch):
     nodes = joint_nodes()
     first = node_costs(nodes)
-    monkeypatch.setattr(costs, "_measure_cpu", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(costs, "measure_cpu", lambda *_: pytest.fail("measured again"))
     assert node_costs(nodes) == first
     (file,) = cache.iterdir()
     doc = json.loads(file.read_text())
@@ -130,18 +130,18 @@ def test_second_call_is_free(cache, monkeypatch):
 
 def test_what_did_not_settle_is_not_measured_again_in_this_process(cache, monkeypatch):
     call = node(aten.add.Tensor, torch.rand(10), torch.rand(10))
-    monkeypatch.setattr(costs, "SETTLE_S", -1.0)
+    monkeypatch.setattr(clock, "SETTLE_S", -1.0)
     first = node_costs([call])
     assert not cache.exists()
-    monkeypatch.setattr(costs, "_measure_cpu", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(costs, "measure_cpu", lambda *_: pytest.fail("measured again"))
     assert node_costs([call]) == first
 
 
 def test_a_run_that_was_held_up_does_not_set_the_time(monkeypatch):
     times = iter([[9.0], [3.0], [1.1], [1.0], [5.0]])
-    monkeypatch.setattr(costs, "_clocked", lambda *_: next(times))
-    monkeypatch.setattr(costs, "_once", lambda *_: (7.0, 0))
-    monkeypatch.setattr(costs, "cpu_allocations", contextlib.nullcontext)
+    monkeypatch.setattr(clock, "_clocked", lambda *_: next(times))
+    monkeypatch.setattr(clock, "_once", lambda *_: (7.0, 0))
+    monkeypatch.setattr(clock, "cpu_allocations", contextlib.nullcontext)
     (found,) = node_costs([node(aten.add.Tensor, torch.rand(10), torch.rand(10))])
     assert found.seconds == 1.0  # the first two that agree
     assert next(times) == [5.0]
@@ -198,7 +198,7 @@ def test_unwritable_cache_is_no_error(tmp_path, monkeypatch):
 
 def test_a_target_or_a_fake_mode_measures_nothing(monkeypatch):
     nodes = joint_nodes()
-    monkeypatch.setattr(costs, "_measure_cpu", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(costs, "measure_cpu", lambda *_: pytest.fail("measured"))
     h200, old = node_costs(nodes, target="h200"), node_costs(nodes, target="rtx2080ti")
     assert sum(c.seconds for c in h200) < sum(c.seconds for c in old)
     assert all(c.workspace == 0 for c in h200)
@@ -249,13 +249,13 @@ def test_without_time_the_greatest_are_measured_and_the_rest_scaled(cache):
     sizes = (1 << 8, 1 << 18, 1 << 12)
     nodes = [node(aten._softmax.default, torch.rand(64, n // 64).t(), 0, False) for n in sizes]
     # The start, one recorded run of a hundredth of a second, and no time after it.
-    clock = itertools.chain([0.0, 0.0, 0.0, 0.01], itertools.count(1e9, 1e9))
+    ticks = itertools.chain([0.0, 0.0, 0.0, 0.01], itertools.count(1e9, 1e9))
 
     class Time:
-        perf_counter = staticmethod(lambda: next(clock))
+        perf_counter = staticmethod(lambda: next(ticks))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "time", Time)
+        patch.setattr(clock, "time", Time)
         small, large, middle = node_costs(nodes, limit_s=1.0)
     assert large.workspace > 0
     assert small.workspace == -(-large.workspace // (1 << 10))

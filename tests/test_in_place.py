@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 from rekindle.bench.compiled import compiled
-from rekindle.torch.costs import costs_nothing
+from rekindle.torch.calls import costs_nothing
 from rekindle.torch.verify import same
 
 

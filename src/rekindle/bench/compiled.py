@@ -26,7 +26,8 @@ from torch._functorch import config
 
 from ..plan import Plan
 from ..torch import tree
-from ..torch.capture import Captured, disable_autocast
+from ..torch.capture import disable_autocast
+from ..torch.captured import Captured
 from ..torch.planned import Bound
 from ..torch.trace import Trace
 

@@ -1,6 +1,6 @@
 """nn.Module + sample -> the joint forward and backward graph of ATen ops.
 
-With `eager` and `known` it alone touches PyTorch's private surface: a new torch release breaks one room.
+With `captured`, `eager` and `known` it alone touches PyTorch's private surface: a new torch release breaks one room.
 Works on torch 2.11 to 2.13, with real, fake and meta-then-faked parameters.
 """
 
@@ -14,89 +14,27 @@ import random
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import torch.fx.traceback as fx_traceback
 from torch import fx, nn
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import descriptors as aot
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..errors import TraceError
 from . import hidden, tree
 from .attributes import Attributes, Changes, tensors_as_buffers
+from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
-
-__all__ = ["Captured", "FakeTensor", "capture", "disable_autocast", "is_fake"]
+from .module_paths import module_paths_recorded
 
 log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
-_PREFIX = "model."
-
-
-class Assigned(NamedTuple):
-    """output : index among the outputs, or None; then source : the user's tensor by index, or a parameter or buffer."""
-
-    output: int | None
-    source: int | str = ""
-
-
-class Writing(NamedTuple):
-    """A call that gives what another op does, and writes what the module mutates. args : as of a node."""
-
-    target: Any
-    args: tuple[Any, ...]
-
-
-@dataclass
-class Captured:
-    """A joint graph, functional: no op writes to its inputs, and what the module mutates comes back as new values, save
-    what `writing` says (see `in_place`).
-
-    nodes : every call_function node in order, forward first.
-    params, buffers : placeholder -> qualified name in the module.
-    inputs : placeholder -> index of the user's tensor.
-    constants : get_attr node -> tensor.
-    tangents : placeholder -> index of the output whose gradient it is.
-    outputs : node per output tensor of the module, in order of `output_spec`.
-    mutations : placeholder -> the node that holds its new value after forward.
-    writing : node -> what its first run calls instead; then nothing of what it writes is among `mutations`.
-    gradients : placeholder -> the node that holds its gradient.
-    """
-
-    nodes: list[fx.Node] = field(default_factory=list)
-    params: dict[fx.Node, str] = field(default_factory=dict)
-    buffers: dict[fx.Node, str] = field(default_factory=dict)
-    inputs: dict[fx.Node, int] = field(default_factory=dict)
-    constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
-    tangents: dict[fx.Node, int] = field(default_factory=dict)
-    outputs: list[fx.Node] = field(default_factory=list)
-    mutations: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    writing: dict[fx.Node, Writing] = field(default_factory=dict)
-    gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    output_spec: Any = None
-    # output leaf -> the user's tensor that it is, by index, or the parameter or buffer, by name
-    aliased_inputs: dict[int, int | str] = field(default_factory=dict)
-    module_path: dict[fx.Node, str] = field(default_factory=dict)
-    ignored_outputs: dict[int, str] = field(default_factory=dict)  # output -> its place; taken as not differentiated
-    # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
-    # what it is as in `aliased_inputs`
-    assigned: dict[str, Assigned] = field(default_factory=dict)
-    questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
-    graph_module: Any = None  # owns the nodes
-
-    @property
-    def placeholders(self) -> list[fx.Node]:
-        """Everything the caller holds: parameters, buffers, inputs, constants."""
-        return [*self.params, *self.buffers, *self.inputs, *self.constants]
 
 
 class _Flat(nn.Module):
@@ -189,9 +127,13 @@ def capture(
             stack.enter_context(tracing(TracingContext(mode)))
         joint = _joint(stack, flat, tensors)
         _check_stateless(stack, flat, tensors, joint)
-        captured = _read(joint.graph_module, flat)
+        captured = Captured(
+            graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
+            ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions,
+        )  # fmt: skip
+        read(captured)
         with joint_fake_mode(joint.graph_module) or contextlib.nullcontext():
-            _add_tied(captured, model)
+            add_tied(captured, model)
     return captured
 
 
@@ -263,174 +205,10 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
     try:
         # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
         outside = functorch_config.patch(backward_pass_autocast="off")
-        with _module_paths_recorded(flat.model), eager_composites(cudnn), outside:
+        with module_paths_recorded(flat.model), eager_composites(cudnn), outside:
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         state.restore()  # what torch puts in the place of parameters stays in modules that have two names
-
-
-def _read(gm: fx.GraphModule, flat: _Flat) -> Captured:
-    c = Captured(
-        graph_module=gm, output_spec=flat.output_spec, aliased_inputs=flat.aliased, ignored_outputs=flat.ignored,
-        assigned=flat.assigned, questions=flat.questions,
-    )  # fmt: skip
-    _drop_tokens(gm.graph)
-    place: dict[Any, fx.Node] = {}
-    by_seq: dict[Any, str] = {}  # autograd's sequence number ties a backward op to the forward op it belongs to
-    for n in gm.graph.nodes:
-        if n.op == "placeholder":
-            d = n.meta["desc"]
-            place[d] = n
-            if isinstance(d, aot.ParamAOTInput):
-                c.params[n] = d.target.removeprefix(_PREFIX)
-            elif isinstance(d, aot.BufferAOTInput):
-                c.buffers[n] = d.target.removeprefix(_PREFIX)
-            elif isinstance(d, aot.TangentAOTInput):
-                output: Any = d.output
-                c.tangents[n] = output.idx
-            elif isinstance(d, aot.PlainAOTInput):
-                c.inputs[n] = d.idx
-            elif not isinstance(d, _TOKENS):
-                raise TraceError(f"the model takes an input of a kind that cannot be planned yet: {d}")
-        elif n.op == "get_attr":
-            t: Any = gm
-            for part in n.target.split("."):
-                t = getattr(t, part)
-            if not isinstance(t, torch.Tensor):
-                raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
-            if t.requires_grad:
-                raise TraceError(
-                    f"the model reads a tensor of shape {list(t.shape)} that requires grad and is none of its parameters or "
-                    "inputs, so that no gradient could reach it; register it as a parameter, or its module as a submodule"
-                )
-            c.constants[n] = t
-            n.meta.setdefault("val", t)
-        elif n.op == "call_function":
-            for t in torch.utils._pytree.tree_leaves(n.meta.get("val")):
-                if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
-                    raise TraceError(
-                        f"{n.target} in {_module_path(n) or 'the model'} makes a tensor of layout {t.layout}; "
-                        "only dense ones can be planned"
-                    )
-            c.nodes.append(n)
-            c.module_path[n] = _module_path(n) or by_seq.get(n.meta.get("seq_nr"), "")
-            if c.module_path[n] and not n.meta.get("autograd_backward"):
-                by_seq.setdefault(n.meta.get("seq_nr"), c.module_path[n])
-        elif n.op == "output":
-            outs = list(torch.utils._pytree.tree_leaves(n.args[0], is_leaf=lambda x: x is None))
-            for o, d in zip(outs, n.meta["desc"], strict=True):
-                if isinstance(d, aot.PlainAOTOutput):
-                    c.outputs.append(_without_copy(c, o))
-                elif isinstance(d, aot.InputMutationAOTOutput):
-                    c.mutations[place[d.mutated_input]] = o
-                elif isinstance(d, aot.GradAOTOutput):
-                    if o is not None:
-                        c.gradients[place[d.grad_of]] = o
-                elif o is not None and not isinstance(d, _TOKENS):
-                    raise TraceError(f"the model gives a result of a kind that cannot be planned yet: {d}")
-    if not c.tangents:
-        raise TraceError(
-            "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
-            "call requires_grad_() on what should train, and do not trace under torch.no_grad()"
-        )
-    return c
-
-
-_TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t, type))
-
-
-def _drop_tokens(graph: fx.Graph) -> None:
-    """Checks (of linear algebra, say) are plain calls again; the tokens that order them go in and out unused."""
-    for n in list(graph.nodes):
-        if n.op == "call_function" and n.target is torch.ops.higher_order.with_effects:
-            token, op, *args = n.args
-            if op._schema.returns:
-                raise TraceError(f"the model calls {op}, whose effects must keep their order; it cannot be planned yet")
-            for u in list(n.users):
-                u.replace_all_uses_with(token)
-                graph.erase_node(u)
-            with graph.inserting_before(n):
-                call = graph.call_function(op, tuple(args), n.kwargs)
-            call.meta = n.meta | {"val": None}
-            graph.erase_node(n)
-
-
-def _without_copy(c: Captured, o: fx.Node) -> fx.Node:
-    """What a result is a copy of; the copy is gone."""
-    assert o.target is torch.ops.aten.clone.default, f"result {o} is no copy"
-    source: Any = o.args[0]
-    o.replace_all_uses_with(source)
-    c.nodes.remove(o)
-    o.graph.erase_node(o)
-    return source
-
-
-def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
-    """The mode in which the graph's metas live."""
-    return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])
-
-
-def _add_tied(c: Captured, model: nn.Module) -> None:
-    """One gradient for a parameter that has several names: autograd adds them in the order in which they come, and
-    would hold the earlier ones meanwhile, unseen by the plan."""
-    position = {n: i for i, n in enumerate(c.nodes)}
-    groups: dict[int, list[fx.Node]] = {}
-    for p, name in c.params.items():
-        if p in c.gradients:
-            groups.setdefault(id(model.get_parameter(name)), []).append(p)
-    for group in groups.values():
-        if len(group) < 2:
-            continue
-        group.sort(key=lambda p: position.get(c.gradients[p], -1))
-        total = c.gradients[group[0]]
-        for p in group[1:]:
-            g = c.gradients.pop(p)
-            with c.graph_module.graph.inserting_before(None):
-                new = c.graph_module.graph.call_function(torch.ops.aten.add.Tensor, (total, g))
-            new.meta["val"] = torch.ops.aten.add.Tensor(total.meta["val"], g.meta["val"])
-            new.meta["partitioner_tag"] = "is_backward"
-            c.module_path[new] = c.module_path.get(g, "")
-            at = max(c.nodes.index(n) for n in (total, g) if n in position or n in c.nodes)
-            c.nodes.insert(at + 1, new)
-            total = new
-        c.gradients[group[0]] = total
-
-
-_PATH = "rekindle_module_path"
-
-
-@contextlib.contextmanager
-def _module_paths_recorded(model: nn.Module) -> Iterator[None]:
-    """Every node made meanwhile carries the name of the innermost submodule that made it, as its module stack."""
-    names = {id(m): name for name, m in model.named_modules()}
-    entered: list[str] = [""]
-
-    def note() -> None:
-        fx_traceback.current_meta["nn_module_stack"] = {_PATH: (entered[-1], _PATH)}
-
-    def enter(module: nn.Module, args: Any) -> None:
-        entered.append(names.get(id(module), entered[-1]))
-        note()
-
-    def leave(module: nn.Module, args: Any, result: Any) -> None:
-        entered.pop()
-        note()
-
-    with fx_traceback.preserve_node_meta():
-        before = register_module_forward_pre_hook(enter)
-        after = register_module_forward_hook(leave, always_call=True)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-            fx_traceback.current_meta.pop("nn_module_stack", None)
-
-
-def _module_path(n: fx.Node) -> str:
-    """Qualified name of the innermost module that made the node, or "". Backward nodes have that of their forward."""
-    stack = n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
-    return stack[_PATH][0] if _PATH in stack else ""
 
 
 def is_fake(t: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _pytree
 
 from . import rules
-from .capture import Captured, joint_fake_mode
+from .captured import Captured, joint_fake_mode
 from .normalise import is_member, tensors_of
 
 

@@ -1,6 +1,6 @@
 """While tracing, eager's own kernels on eager's own layouts: others round otherwise.
 
-With `capture` and `known` it alone touches PyTorch's private surface.
+It touches PyTorch's private surface, as `capture` does.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from . import hidden, rules
-from .capture import Captured, Writing
+from .captured import Captured, Writing
 from .normalise import is_member, storage_bytes, tensors_of
 
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ Tensors without data cannot tell. What forward makes from shapes alone is comput
 on integer inputs, from the sample's. Questions of the second kind are part of what was captured: a call whose inputs give
 another answer is not the one that was traced.
 
-With `capture` and `eager` it alone touches PyTorch's private surface.
+It touches PyTorch's private surface, as `capture` does.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import devices
-from .costs import _bytes, _flops, _tensors, costs_nothing
+from .calls import costs_nothing, flops_of, moved_bytes, roofline, tensors_in
 
 
 def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:
@@ -20,15 +20,13 @@ def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out:
     """
     if not isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) or target.namespace == "prim":
         return 0.0
-    ins = {id(t): t for t in _tensors((args, kwargs))}
-    outs = _tensors(out)
+    ins = {id(t): t for t in tensors_in((args, kwargs))}
+    outs = tensors_in(out)
     if costs_nothing(target, ins.values(), outs):
         return 0.0
     every = [*ins.values(), *outs]
-    moved = sum(map(_bytes, every))
-    dtype = next((t.dtype for t in every if t.dtype.is_floating_point or t.dtype.is_complex), torch.float32)
-    tf32 = "conv" in str(target) or torch.get_float32_matmul_precision() != "highest"
-    return devices.roofline(device, _flops(target, args, kwargs, out), moved, dtype, tf32=tf32)
+    moved = sum(map(moved_bytes, every))
+    return roofline(target, flops_of(target, args, kwargs, out), moved, every, device)
 
 
 class ModelledTime(TorchDispatchMode):

@@ -22,7 +22,7 @@ from torch import fx
 from ..errors import TraceError
 from ..graph import BOUNDARY, Graph, Op, Value
 from . import rules
-from .capture import Captured
+from .captured import Captured
 
 ACCUMULATE = "accumulate"
 Part = tuple[fx.Node, int]  # one tensor: member `index` of what a node returns (0 for a plain tensor)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import costs, rules
-from .capture import Captured, joint_fake_mode
+from . import rules
+from .calls import as_call
+from .captured import Captured, joint_fake_mode
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def learn_sizes(c: Captured) -> None:
         unknown = [i for i, t in enumerate(members) if isinstance(t, torch.Tensor) and _is_unknown(t)]
         if not unknown:
             continue
-        key, run = costs.as_call(n)
+        key, run = as_call(n)
         if key not in known:
             try:
                 out = run()

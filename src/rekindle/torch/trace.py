@@ -14,6 +14,7 @@ from ..graph import Graph
 from . import capture as cap
 from . import opaque, tree
 from .attributes import plain_tensors
+from .captured import Captured
 from .costs import node_costs
 from .duplicates import merge_duplicates
 from .in_place import write_in_place
@@ -126,7 +127,7 @@ def trace_call(
     )
 
 
-def _newly_held(model: nn.Module, captured: cap.Captured) -> int:
+def _newly_held(model: nn.Module, captured: Captured) -> int:
     """Bytes by which what forward sets attributes to exceeds what they held before."""
     old = dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
     new = {k: captured.outputs[a.output].meta["val"] for k, a in captured.assigned.items() if a.output is not None}

@@ -1,0 +1,47 @@
+"""Which submodule made a node of a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch.fx.traceback as fx_traceback
+from torch import fx, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+_PATH = "rekindle_module_path"
+
+
+@contextlib.contextmanager
+def module_paths_recorded(model: nn.Module) -> Iterator[None]:
+    """Every node made meanwhile carries the name of the innermost submodule that made it, as its module stack."""
+    names = {id(m): name for name, m in model.named_modules()}
+    entered: list[str] = [""]
+
+    def note() -> None:
+        fx_traceback.current_meta["nn_module_stack"] = {_PATH: (entered[-1], _PATH)}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        entered.append(names.get(id(module), entered[-1]))
+        note()
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        entered.pop()
+        note()
+
+    with fx_traceback.preserve_node_meta():
+        before = register_module_forward_pre_hook(enter)
+        after = register_module_forward_hook(leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            fx_traceback.current_meta.pop("nn_module_stack", None)
+
+
+def module_path(n: fx.Node) -> str:
+    """Qualified name of the innermost module that made the node, or "". Backward nodes have that of their forward."""
+    stack = n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
+    return stack[_PATH][0] if _PATH in stack else ""
