@@ -80,6 +80,32 @@ def test_a_branch_is_taken_as_eager_takes_it() -> None:
         assert rekindle.verify(model, (x, m), rekindle.plan(rekindle.trace(model, (x, m)), minimize="memory")).ok
 
 
+class Chooses(nn.Module):
+    """Looks at what it computes, unless it is being compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return h.relu() if torch.compiler.is_compiling() or bool((h > -100).all()) else h
+
+
+def test_only_submodules_that_fail_are_told_that_they_are_compiled() -> None:
+    model, x = masked()
+    model.linears[1] = Chooses()
+    for mask in (ONES, PADDED):
+        sample = (x, mask)
+        assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
+    assert not torch.compiler.is_compiling()
+
+
+def test_a_model_that_fails_in_its_own_forward_is_told() -> None:
+    model, sample = Chooses(), torch.randn(4, 8)
+    assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
 def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -> None:

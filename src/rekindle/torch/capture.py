@@ -13,7 +13,7 @@ import os
 import random
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..errors import TraceError
 from . import hidden, tree
@@ -35,6 +36,7 @@ from .module_paths import module_paths_recorded
 
 log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
+MOST_TOLD = 3  # kinds of submodules that are told one by one that they are being compiled
 
 
 class _Flat(nn.Module):
@@ -141,16 +143,37 @@ _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
 def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
-    try:
-        return _with_eager_kernels(stack, flat, tensors)
-    except Exception as first:
-        # Libraries that look at tensor values, or choose kernels that have no shape rule, do otherwise when they
-        # believe they are being compiled. Whether the numbers stay the same is for `verify` to say.
+    """The joint graph, as eager runs it where that can be traced.
+
+    Libraries that look at tensor values, or choose kernels that have no shape rule, do otherwise when they believe they are
+    being compiled. The submodules that failed are told so, and where that is not enough, all are. Whether the numbers stay
+    the same is for `verify` to say.
+    """
+    first: Exception | None = None
+    told: list[type[nn.Module]] = []  # kinds of submodules
+    while len(told) <= MOST_TOLD:
         try:
-            with _as_if_compiling():
-                return _export(stack, flat, tensors, cudnn=False)
-        except Exception:  # the first one tells what eager would have met
-            raise _trace_error(first) from first
+            with _as_if_compiling(told):
+                return _with_eager_kernels(stack, flat, tensors)
+        except Exception as e:
+            first = first or e
+            kind = _where(e, flat.model)
+            if kind is None or kind in told:
+                break
+            told.append(kind)
+    assert first is not None
+    try:
+        with _as_if_compiling([nn.Module]):
+            return _export(stack, flat, tensors, cudnn=False)
+    except Exception:  # the first one tells what eager would have met
+        raise _trace_error(first) from first
+
+
+def _where(e: Exception, model: nn.Module) -> type[nn.Module] | None:
+    """The kind of the innermost submodule in which it was raised; None: in none."""
+    submodules = {id(m): type(m) for m in model.modules() if m is not model}
+    frames = [f.f_locals.get("self") for f, _ in traceback.walk_tb(e.__traceback__)]
+    return next((submodules[id(m)] for m in reversed(frames) if id(m) in submodules), None)
 
 
 def _with_eager_kernels(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
@@ -222,13 +245,29 @@ def fake_mode_of(tensors: list[torch.Tensor]) -> FakeTensorMode | None:
 
 
 @contextlib.contextmanager
-def _as_if_compiling() -> Iterator[None]:
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+def _as_if_compiling(kinds: Sequence[type[nn.Module]]) -> Iterator[None]:
+    """Modules of these kinds, and what they call, are told that they are being compiled."""
+    flag = torch.compiler._is_compiling_flag
+    before: list[bool] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        before.append(torch.compiler._is_compiling_flag)
+        torch.compiler._is_compiling_flag |= isinstance(module, tuple(kinds))
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        torch.compiler._is_compiling_flag = before.pop()
+
+    with contextlib.ExitStack() as hooks:
+        if kinds:
+            for handle in (
+                register_module_forward_pre_hook(enter),
+                register_module_forward_hook(leave, always_call=True),
+            ):
+                hooks.callback(handle.remove)
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = flag
 
 
 @contextlib.contextmanager
