@@ -1,6 +1,6 @@
 """nn.Module + sample -> the joint forward and backward graph of ATen ops.
 
-With `captured`, `eager` and `known` it alone touches PyTorch's private surface: a new torch release breaks one room.
+With `captured`, `eager`, `strides` and `known` it alone touches PyTorch's private surface: a new torch release breaks one room.
 Works on torch 2.11 to 2.13, with real, fake and meta-then-faked parameters.
 """
 
@@ -33,6 +33,7 @@ from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
 from .module_paths import module_paths_recorded
+from .strides import EagerFakes
 
 log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
@@ -125,7 +126,7 @@ def capture(
         if detect_fake_mode([*tensors, *model.parameters()]) is None:
             stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(tensors, model)))
             # Tensors from elsewhere (globals, closures) become constants of the graph.
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            mode = EagerFakes(allow_non_fake_inputs=True)
             stack.enter_context(tracing(TracingContext(mode)))
         joint = _joint(stack, flat, tensors)
         _check_stateless(stack, flat, tensors, joint)

@@ -349,8 +349,9 @@ class _Writer:
             members = [self.names_of((n, i)) if (n, i) in self.low.value_of else "None" for i in range(len(val or ()))]
             return f"({', '.join(members)},)"
         target = n.target
-        if target is torch.ops.aten.view.default and self._from_tangent(n):
-            # The loss may give an expanded gradient, which has no such view; autograd reshapes there too.
+        if target is torch.ops.aten.view.default:
+            # The loss may give an expanded gradient, and kernels lay results out otherwise than torch's shape rules say:
+            # where there is no such view, eager has copied.
             target = torch.reshape
         parts = [self._tensor(a, swap) if isinstance(a, fx.Node) else self._view_argument(a, swap) for a in n.args]
         parts += [f"{k}={self._tensor(a, swap) if isinstance(a, fx.Node) else self._view_argument(a, swap)}"
@@ -361,8 +362,3 @@ class _Writer:
         if isinstance(x, list | tuple) and any(isinstance(y, fx.Node) for y in x):
             return "[" + ", ".join(self._tensor(y, swap) if isinstance(y, fx.Node) else repr(y) for y in x) + "]"
         return self._argument(x, None)  # type: ignore[arg-type]
-
-    def _from_tangent(self, n: fx.Node) -> bool:
-        while n in self.low.views and n.all_input_nodes:
-            n = n.all_input_nodes[0]
-        return n in self.low.captured.tangents

@@ -1,0 +1,95 @@
+"""Fake tensors are laid out as what the CPU's kernels give, so that views stand where eager's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import rekindle
+from rekindle.torch.strides import EagerFakes
+
+STEPS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "batch norm": (lambda x: nn.BatchNorm1d(8)(x), (2, 8, 6)),
+    "batch norm of images": (lambda x: nn.BatchNorm2d(8)(x), (2, 8, 6, 4)),
+    "batch norm, evaluating": (lambda x: nn.BatchNorm2d(8).eval()(x), (2, 8, 6, 4)),
+    "layer norm": (lambda x: nn.LayerNorm(x.shape[-2:])(x), (2, 8, 6, 4)),
+    "log softmax": (lambda x: F.log_softmax(x, 1), (2, 8, 6)),
+    "log sigmoid": (F.logsigmoid, (2, 8, 6)),
+    "hardswish": (F.hardswish, (2, 8, 6)),
+    "hardsigmoid": (F.hardsigmoid, (2, 8, 6)),
+    "relu6": (F.relu6, (2, 8, 6)),
+    "elu": (F.elu, (2, 8, 6)),
+    "softplus": (F.softplus, (2, 8, 6)),
+    "rrelu": (lambda x: F.rrelu(x, training=True), (2, 8, 6)),
+    "glu": (lambda x: F.glu(x, 1), (2, 8, 6, 4)),
+    "mse": (lambda x: F.mse_loss(x, torch.zeros(x.shape), reduction="none"), (2, 8, 6)),
+    "smooth l1": (lambda x: F.smooth_l1_loss(x, torch.zeros(x.shape), reduction="none"), (2, 8, 6)),
+    "huber": (lambda x: F.huber_loss(x, torch.zeros(x.shape), reduction="none"), (2, 8, 6)),
+    "reflected": (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), (2, 8, 6, 4)),
+    "rolled": (lambda x: x.roll((1, 1), (2, 3)), (2, 8, 6, 4)),
+    "shuffled": (lambda x: F.channel_shuffle(x, 2), (2, 8, 6, 4)),
+}
+
+
+def laid_out(shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """Tensors of a shape: contiguous, with dimensions exchanged, channels last, a part of a larger one."""
+    yield torch.randn(shape)
+    for a, b in ((1, -1), (0, -1)):
+        yield torch.randn(torch.empty(shape).transpose(a, b).shape).transpose(a, b)
+    if len(shape) == 4:
+        yield torch.randn(shape).to(memory_format=torch.channels_last)
+    yield torch.randn([2 * n for n in shape])[tuple(slice(n) for n in shape)]
+
+
+class Compare(TorchDispatchMode):
+    """Runs each op on fake tensors too, and compares the strides of the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.differ: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func._schema.is_mutable:
+            with EagerFakes() as mode:
+                fakes = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs or {}))
+                fake = func(*fakes[0], **fakes[1])
+            for real, f in zip(tree_leaves(out), tree_leaves(fake), strict=True):
+                if isinstance(real, Tensor) and real.numel() and real.stride() != f.stride():
+                    self.differ.append(f"{func} {list(real.shape)}: {real.stride()}, not {f.stride()}")
+        return out
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_strides_are_those_of_the_kernels(name: str) -> None:
+    step, shape = STEPS[name]
+    with Compare() as compare:
+        for x in laid_out(shape):
+            out = step(x.requires_grad_())
+            for gradient in laid_out(tuple(out.shape)):
+                out.backward(gradient, retain_graph=True)
+    assert not compare.differ, compare.differ[0]
+
+
+def test_a_norm_over_transposed_inputs() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(self.linear(x).transpose(1, 2)).transpose(1, 2)
+            return self.linear(h.reshape(-1, 16)).square().mean()
+
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(8, 50, 16)
+    trace = rekindle.trace(model, x)
+    assert any("aten.clone." in op.name for op in trace.graph.ops)  # reshape copies, as in eager
+    assert rekindle.verify(model, x, rekindle.plan(trace, minimize="memory", solver="storages")).ok
