@@ -143,11 +143,15 @@ def test_better_in_memory_and_in_cost_is_below_zero() -> None:
         (row("auto=ogc", 500.0, 0.2, measured_ogc_nonreentrant_mb=510.0), False),
         (row("auto=ogc", None, published_ogc_mb=700), False),  # never run by PyTorch: no memory to keep
         (row("auto@8%", 700.0, 0.08, cost="unit"), False),  # 8 % of something else
+        (row("auto=feng", 590.0, 0.2), True),  # within the same memory feng is cheaper
+        (row("auto=feng", None), True),
+        (row("auto=every", 500.0, 0.2), False),  # not within that of `every`
     ],
 )
 def test_a_loss_is_told_from_a_question_never_asked(auto: Row, asked: bool) -> None:
-    (lost,) = dominated([auto, row("feng", 600.0, 0.05)])
-    assert (lost.method, lost.asked) == ("feng", asked)
+    rows = [auto, row("feng", 600.0, 0.05), row("every", 510.0, 0.9)]
+    (lost,) = [s for s in dominated(rows) if s.method == "feng"]
+    assert lost.asked == asked
     assert lost.loss > 0.01
     assert (lost.nearest is None) == (auto["status"] == "failed")
 

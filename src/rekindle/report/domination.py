@@ -43,7 +43,6 @@ def standings(rows: Iterable[Row], tolerance: float = TOLERANCE) -> list[Standin
     """One standing per row of another method that ran, and per measure in which its cost is known."""
     found = []
     for mine in by_model(rows).values():
-        auto = [r for r in mine if solver_of(r) == "auto"]
         for measure in MEASURES:
             if all(r["method"] == "plain" or extra(r, measure) is None for r in mine):
                 continue
@@ -54,7 +53,7 @@ def standings(rows: Iterable[Row], tolerance: float = TOLERANCE) -> list[Standin
                 if solver_of(other) == "auto" or other["status"] != "ok" or overhead is None or same in seen:
                     continue
                 seen.add(same)
-                found.append(_standing(other, overhead, auto, measure, tolerance))
+                found.append(_standing(other, overhead, mine, measure, tolerance))
     return found
 
 
@@ -67,7 +66,8 @@ def dominated(rows: Iterable[Row], tolerance: float = TOLERANCE) -> list[Standin
     return [s for s in standings(rows, tolerance) if s.loss > tolerance]
 
 
-def _standing(other: Row, overhead: float, auto: Sequence[Row], measure: str, tolerance: float) -> Standing:
+def _standing(other: Row, overhead: float, mine: Sequence[Row], measure: str, tolerance: float) -> Standing:
+    auto = [r for r in mine if solver_of(r) == "auto"]
     ran = [(r, e) for r in auto if r["status"] == "ok" and (e := extra(r, measure)) is not None]
 
     def ratio(r: Row, e: float) -> float:
@@ -76,7 +76,9 @@ def _standing(other: Row, overhead: float, auto: Sequence[Row], measure: str, to
     near, cost = min(ran, key=lambda x: ratio(*x), default=(None, None))
     least = float("inf") if near is None or cost is None else round(ratio(near, cost) - 1, 12)
     asked = least > tolerance and any(
-        _beats(other, overhead, r, measure, tolerance) for r in auto if (r.get("cost") or "flops") == measure
+        _beats(other, overhead, r, limit_mb(r, mine), measure, tolerance)
+        for r in auto
+        if (r.get("cost") or "flops") == measure
     )
     name, size = (None, None) if near is None else (near["method"], near["peak_mb"])
     return Standing(
@@ -85,9 +87,12 @@ def _standing(other: Row, overhead: float, auto: Sequence[Row], measure: str, to
     )  # fmt: skip
 
 
-def _beats(other: Row, overhead: float, auto: Row, measure: str, tolerance: float) -> bool:
-    """Whether the other row keeps what auto's row was asked to keep, and is better in the rest by more than that."""
-    limit, most = limit_mb(auto), allowed(auto)
+def _beats(other: Row, overhead: float, auto: Row, limit: float | None, measure: str, tolerance: float) -> bool:
+    """Whether the other row keeps what auto's row was asked to keep, and is better in the rest by more than that.
+
+    limit : the memory that auto was given, MB.
+    """
+    most = allowed(auto)
     if "=" in auto["method"]:
         if limit is None or other["peak_mb"] > limit:
             return False

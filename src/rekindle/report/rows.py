@@ -162,9 +162,11 @@ def planned_in(row: Row) -> str | None:
     return row.get("cost") if row.get("solver") else None
 
 
-def limit_mb(row: Row) -> float | None:
-    """The memory that the method was given: "auto=0.5", half the plain peak; "auto=ogc", what the published solver needs.
+def limit_mb(row: Row, others: Sequence[Row] = ()) -> float | None:
+    """The memory that the method was given: "auto=0.5", half the plain peak; "auto=ogc", what the published solver needs;
+    "auto=feng", what that method takes.
 
+    others : rows of the same model.
     None: the method was given no memory, or it is not known.
     """
     _, equals, goal = row["method"].partition("=")
@@ -175,7 +177,7 @@ def limit_mb(row: Row) -> float | None:
     try:
         return float(goal) * row["plain_mb"] if row.get("plain_mb") else None
     except ValueError:
-        return None
+        return peak(pick(others, goal, row.get("cost") or "flops"))
 
 
 def allowed(row: Row) -> float | None:
