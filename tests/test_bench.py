@@ -138,6 +138,7 @@ def test_methods() -> None:
     assert parse("auto=0.25") == Asked("auto", share=0.25)
     assert parse("auto=ogc") == Asked("auto", like="ogc")
     assert parse("auto=compile-0.5") == Asked("auto", like="compile-0.5")
+    assert parse("auto=hong-exact") == Asked("auto", like="hong-exact")
     assert parse("auto=plain") is None
     for no in ("plain", "compile-0.5", "auto=1.5", "auto=0.0", "auto@x"):
         assert parse(no) is None
@@ -240,6 +241,9 @@ def test_a_plan_within_the_memory_of_a_comparator_and_one_that_cannot_be() -> No
     assert ours["peak_mb"] <= theirs["peak_mb"]
     alone = rows("smoke", ["cnn"], ["auto=checkpoint-sequential"])[0]  # the comparator is measured for it
     assert alone["peak_mb"] == ours["peak_mb"]
+    solvers = {r["method"]: r for r in rows("smoke", ["cnn"], ["auto=chen-sqrt", "chen-sqrt"])}
+    assert solvers["auto=chen-sqrt"]["peak_mb"] <= solvers["chen-sqrt"]["peak_mb"]
+    assert solvers["auto=chen-sqrt"]["flops_overhead"] <= solvers["chen-sqrt"]["flops_overhead"]
     never = rows("smoke", ["cnn"], ["auto=0.01"])[0]
     assert never["status"] == "failed"
     assert never["bound_mb"] > 0.01 * never["plain_mb"]

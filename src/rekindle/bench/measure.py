@@ -100,6 +100,7 @@ def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Trace
         api.apply(case.model, plan, on_new_shape="error")
         try:
             measured, same = case.measure(about.task.target), case.parity()
+            about.peaks[method] = measured.peak
             return make_row(about, method, measured, plan, same, least_overhead=_least(plan, case))
         finally:
             api.restore(case.model)
@@ -127,26 +128,36 @@ def _goal(asked: Asked, about: About, case: Case, traced: _Traced) -> dict[str, 
     """The goal as `api.plan` takes it: memory as a share of what the captured step holds without a plan."""
     if asked.max_overhead is not None:
         return {"max_overhead": asked.max_overhead}
-    if asked.share is None and asked.like is None:
-        return {"minimize": "memory"}
-    assert about.plain is not None
     once = traced.once
     if asked.share is not None:
+        assert about.plain is not None
         # of the smaller one, where eager and the captured graph do not hold the same
         limit = asked.share * min(about.plain.peak, once.baseline_activation_bytes + about.extra_bytes)
-    elif asked.like in COMPARATORS:
-        if asked.like not in about.peaks and _compared(case, about, asked.like, traced)["status"] != "ok":
-            raise RekindleError(f"{asked.like} does not run on this model")
-        limit = about.peaks[asked.like]
+    elif asked.like is not None:
+        limit = _memory_of(asked.like, about, case, traced)
     else:
-        figure = about.known.get("measured_ogc_nonreentrant_mb")
-        if figure is None:
-            raise RekindleError("nobody has measured the published solver's memory on this model")
-        limit = figure * MB
+        return {"minimize": "memory"}
     share = (limit - about.extra_bytes) / once.baseline_activation_bytes
     if share <= 0:
         raise RekindleError("what is measured beside the activations is more than that by itself")
     return {"budget": min(1.0, share)}
+
+
+def _memory_of(method: str, about: About, case: Case, traced: _Traced) -> float:
+    """Bytes that a comparator takes, a solver's smallest plan, or "ogc": the published solver, as it was measured."""
+    if method == "ogc":
+        figure = about.known.get("measured_ogc_nonreentrant_mb")
+        if figure is None:
+            raise RekindleError("nobody has measured the published solver's memory on this model")
+        return float(figure * MB)
+    if method not in about.peaks:
+        if method in COMPARATORS:
+            _compared(case, about, method, traced)
+        else:
+            _planned(case, about, method, Asked(method), traced)
+    if method not in about.peaks:
+        raise RekindleError(f"{method} does not run on this model")
+    return about.peaks[method]
 
 
 def _why(e: Exception) -> str:

@@ -9,7 +9,7 @@ SOLVER                   a registered solver: least memory
 SOLVER@8%                least memory within 8 % extra cost
 SOLVER=0.5               least cost within half of the plain step's activation peak
 SOLVER=ogc               least cost within the published solver's own measured memory, where there is one
-SOLVER=compile-0.5       least cost within what that comparator takes; so for each of them
+SOLVER=compile-0.5       least cost within what that comparator takes; so for each of them, and for each other solver
 comparators, solvers     short for all of them
 matched                  short for auto within the memory of each comparator
 """
@@ -45,7 +45,7 @@ class Asked:
 
     max_overhead : least memory within this extra cost.
     share : least cost within this share of the plain step's activation peak.
-    like : least cost within the memory of a comparator, or "ogc": the published solver's.
+    like : least cost within the memory of a comparator, of another solver, or "ogc": what was measured of the published one.
     None of them: least memory.
     """
 
@@ -63,7 +63,7 @@ def parse(method: str) -> Asked | None:
     extra, share = found["extra"], found["share"]
     if share is not None and not 0 < float(share) <= 1:
         return None
-    if found["like"] not in (None, "ogc", *COMPARATORS):
+    if found["like"] not in (None, "ogc", *COMPARATORS, *(s.name for s in registry.all_solvers())):
         return None
     return Asked(
         found["solver"], None if extra is None else float(extra) / 100, None if share is None else float(share),

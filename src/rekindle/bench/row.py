@@ -40,7 +40,7 @@ class About:
     """What all rows of a task have in common, as far as it is known.
 
     known : batch, image, published figures. plain : the plain step. ops : of the captured graph. trace_seconds : to
-    capture it. extra_bytes : see `Case`. peaks : of the comparators that ran, in bytes.
+    capture it. extra_bytes : see `Case`. peaks : of the methods that ran, in bytes.
     """
 
     task: Task
