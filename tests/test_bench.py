@@ -140,7 +140,7 @@ def test_methods() -> None:
     assert parse("auto=compile-0.5") == Asked("auto", like="compile-0.5")
     assert parse("auto=hong-exact") == Asked("auto", like="hong-exact")
     assert parse("auto=plain") is None
-    for no in ("plain", "compile-0.5", "auto=1.5", "auto=0.0", "auto@x"):
+    for no in ("plain", "compile-0.5", "auto=auto", "auto=1.5", "auto=0.0", "auto@x"):
         assert parse(no) is None
 
 

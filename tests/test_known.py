@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
 from rekindle.errors import PlanMismatch, TraceError
-from rekindle.torch import planned
+from rekindle.torch import capture, planned, tree
 from rekindle.torch.verify import same
 
 
@@ -99,6 +102,35 @@ def test_only_submodules_that_fail_are_told_that_they_are_compiled() -> None:
         sample = (x, mask)
         assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
     assert not torch.compiler.is_compiling()
+
+
+class AsksInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return g if torch.compiler.is_compiling() or bool((g > -100).all()) else g + 1
+
+
+def test_what_asks_in_backward_is_told() -> None:
+    model, sample = Linear(lambda h, x, ids: AsksInBackward.apply(h).mean()), (torch.randn(4, 4), torch.arange(4))
+    assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
+
+
+def test_a_second_try_keeps_nothing_alive() -> None:
+    model, x = masked()
+    model.linears[1] = Chooses()
+    sample = x, ONES.clone()
+    gone = weakref.ref(model), weakref.ref(sample[1])
+    gc.disable()
+    try:
+        capture.capture(model, model.forward, *tree.flatten((sample, {})))
+        del model, sample
+        assert [g() for g in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_model_that_fails_in_its_own_forward_is_told() -> None:

@@ -200,3 +200,22 @@ def test_losses_agree_for_a_model_from_the_collection() -> None:
         torch.manual_seed(5)
         losses.append(loss_of(call(m, sample)))
     assert torch.equal(*losses)
+
+
+def test_a_submodule_exchanged_for_one_that_cannot_be_traced_runs_plain() -> None:
+    class Looks(nn.Module):
+        def __init__(self, looks: bool) -> None:
+            super().__init__()
+            self.linear, self.looks = nn.Linear(8, 8), looks
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            return -h if self.looks and not bool((h > -100).all()) else h
+
+    model, x = nn.Sequential(nn.Linear(8, 8), Looks(False)), torch.randn(4, 8)
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
+    rekindle.apply(model, plan, on_new_shape="plain")
+    model(x)
+    model[1] = Looks(True)
+    for _ in range(2):
+        model(x).sum().backward()

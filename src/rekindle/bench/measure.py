@@ -100,8 +100,10 @@ def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Trace
         api.apply(case.model, plan, on_new_shape="error")
         try:
             measured, same = case.measure(about.task.target), case.parity()
-            about.peaks[method] = measured.peak
-            return make_row(about, method, measured, plan, same, least_overhead=_least(plan, case))
+            row = make_row(about, method, measured, plan, same, least_overhead=_least(plan, case))
+            if row["status"] == "ok":
+                about.peaks[method] = measured.peak
+            return row
         finally:
             api.restore(case.model)
     except InfeasibleBudget as e:
@@ -151,12 +153,13 @@ def _memory_of(method: str, about: About, case: Case, traced: _Traced) -> float:
             raise RekindleError("nobody has measured the published solver's memory on this model")
         return float(figure * MB)
     if method not in about.peaks:
-        if method in COMPARATORS:
+        row = (
             _compared(case, about, method, traced)
-        else:
-            _planned(case, about, method, Asked(method), traced)
-    if method not in about.peaks:
-        raise RekindleError(f"{method} does not run on this model")
+            if method in COMPARATORS
+            else _planned(case, about, method, Asked(method), traced)
+        )
+        if row["status"] != "ok":
+            raise RekindleError(f"{method} does not run on this model: {row['note']}")
     return about.peaks[method]
 
 

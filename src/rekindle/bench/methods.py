@@ -63,7 +63,8 @@ def parse(method: str) -> Asked | None:
     extra, share = found["extra"], found["share"]
     if share is not None and not 0 < float(share) <= 1:
         return None
-    if found["like"] not in (None, "ogc", *COMPARATORS, *(s.name for s in registry.all_solvers())):
+    others = {s.name for s in registry.all_solvers()} - {found["solver"]}
+    if found["like"] not in (None, "ogc", *COMPARATORS, *others):
         return None
     return Asked(
         found["solver"], None if extra is None else float(extra) / 100, None if share is None else float(share),

@@ -33,11 +33,11 @@ from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
 from .module_paths import module_paths_recorded
-from .strides import EagerFakes
+from .strides import eager_strides
 
 log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
-MOST_TOLD = 3  # kinds of submodules that are told one by one that they are being compiled
+MOST_TOLD = 2  # kinds of submodules that are told one by one that they are being compiled
 
 
 class _Flat(nn.Module):
@@ -123,11 +123,13 @@ def capture(
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
-        if detect_fake_mode([*tensors, *model.parameters()]) is None:
+        mode = detect_fake_mode([*tensors, *model.parameters()])
+        if mode is None:
             stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(tensors, model)))
             # Tensors from elsewhere (globals, closures) become constants of the graph.
-            mode = EagerFakes(allow_non_fake_inputs=True)
+            mode = FakeTensorMode(allow_non_fake_inputs=True)
             stack.enter_context(tracing(TracingContext(mode)))
+        stack.enter_context(eager_strides(mode))
         joint = _joint(stack, flat, tensors)
         _check_stateless(stack, flat, tensors, joint)
         captured = Captured(
@@ -152,28 +154,33 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
     """
     first: Exception | None = None
     told: list[type[nn.Module]] = []  # kinds of submodules
-    while len(told) <= MOST_TOLD:
-        try:
-            with _as_if_compiling(told):
-                return _with_eager_kernels(stack, flat, tensors)
-        except Exception as e:
-            first = first or e
-            kind = _where(e, flat.model)
-            if kind is None or kind in told:
-                break
-            told.append(kind)
-    assert first is not None
     try:
-        with _as_if_compiling([nn.Module]):
-            return _export(stack, flat, tensors, cudnn=False)
-    except Exception:  # the first one tells what eager would have met
-        raise _trace_error(first) from first
+        while len(told) <= MOST_TOLD:
+            try:
+                with _as_if_compiling(told):
+                    return _with_eager_kernels(stack, flat, tensors)
+            except Exception as e:
+                first = first or e
+                kind = _where(e, flat.model)
+                if kind is None or kind in told:
+                    break
+                told.append(kind)
+        assert first is not None
+        try:
+            with _as_if_compiling(None):
+                return _export(stack, flat, tensors, cudnn=False)
+        except Exception:  # the first one tells what eager would have met
+            raise _trace_error(first) from first
+    finally:
+        first = None  # its traceback holds this frame, and so the model and the tensors
 
 
 def _where(e: Exception, model: nn.Module) -> type[nn.Module] | None:
     """The kind of the innermost submodule in which it was raised; None: in none."""
     submodules = {id(m): type(m) for m in model.modules() if m is not model}
-    frames = [f.f_locals.get("self") for f, _ in traceback.walk_tb(e.__traceback__)]
+    assert e.__traceback__ is not None
+    below = e.__traceback__.tb_next  # what a frame that still runs tells of itself would hold itself
+    frames = [f.f_locals.get("self") for f, _ in traceback.walk_tb(below)]
     return next((submodules[id(m)] for m in reversed(frames) if id(m) in submodules), None)
 
 
@@ -246,14 +253,14 @@ def fake_mode_of(tensors: list[torch.Tensor]) -> FakeTensorMode | None:
 
 
 @contextlib.contextmanager
-def _as_if_compiling(kinds: Sequence[type[nn.Module]]) -> Iterator[None]:
-    """Modules of these kinds, and what they call, are told that they are being compiled."""
+def _as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
+    """The forward of modules of these kinds, and what it calls, is told that it is being compiled; None: everything is."""
     flag = torch.compiler._is_compiling_flag
     before: list[bool] = []
 
     def enter(module: nn.Module, args: Any) -> None:
         before.append(torch.compiler._is_compiling_flag)
-        torch.compiler._is_compiling_flag |= isinstance(module, tuple(kinds))
+        torch.compiler._is_compiling_flag |= isinstance(module, tuple(kinds or ()))
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         torch.compiler._is_compiling_flag = before.pop()
@@ -266,6 +273,7 @@ def _as_if_compiling(kinds: Sequence[type[nn.Module]]) -> Iterator[None]:
             ):
                 hooks.callback(handle.remove)
         try:
+            torch.compiler._is_compiling_flag = flag or kinds is None
             yield
         finally:
             torch.compiler._is_compiling_flag = flag

@@ -93,7 +93,7 @@ class PlannedForward:
         self.plan, self.on_new_shape, self._replan = plan, on_new_shape, replan
         # by signature, and each for other answers to what forward asks about the values of its inputs
         self._bound: dict[Key, list[Bound]] = {}
-        self._unlike_file: list[tuple[Key, list[Question]]] = []  # calls that a plan from a file is not for
+        self._unlike_file: list[tuple[Any, list[Question]]] = []  # calls that a plan from a file is not for
         self._left_plain = False
         self._pending = plan.trace is None
         self.last: Bound | None = None
@@ -148,7 +148,8 @@ class PlannedForward:
     ) -> Bound | None:
         """A plan for a call that none is for; None: it runs plain."""
         found = None
-        if self._pending and not any(key == k and _answered(asked, tensors) for k, asked in self._unlike_file):
+        call = key, tuple(map(id, model.modules()))
+        if self._pending and not any(call == c and _answered(asked, tensors) for c, asked in self._unlike_file):
             found, like = self._alike(model, args, kwargs, self.plan.graph_hash)
             if like is not None:
                 self._pending = False
@@ -157,7 +158,7 @@ class PlannedForward:
             if not asked or self.on_new_shape == "error":
                 raise PlanMismatch(mismatch(self.plan.graph, found.graph))
             # The plan may be for other answers: it waits for a call that gives them.
-            self._unlike_file.append((key, asked))
+            self._unlike_file.append((call, asked))
         known = len(self._bound.get(key, ()))
         shapes = ", ".join(str(list(s[0])) for s in key[0])
         what = f"{type(model).__name__} was called with inputs {shapes}"
@@ -180,11 +181,12 @@ class PlannedForward:
         self, model: nn.Module, key: Key, tensors: list[torch.Tensor], bound: Bound, args: Any, kwargs: Any
     ) -> Bound | None:
         """The plan serves on where the graph is still the same."""
-        _, like = self._alike(model, args, kwargs, bound.plan.graph_hash)
         self._bound[key].remove(bound)
-        return (
-            self._new_call(model, key, tensors, args, kwargs) if like is None else self._bind(model, like, bound.plan)
-        )
+        with contextlib.suppress(TraceError):  # a new call, then: it may run plain
+            _, like = self._alike(model, args, kwargs, bound.plan.graph_hash)
+            if like is not None:
+                return self._bind(model, like, bound.plan)
+        return self._new_call(model, key, tensors, args, kwargs)
 
     def _alike(self, model: nn.Module, args: Any, kwargs: Any, graph_hash: str) -> tuple[Trace, Trace | None]:
         """The call's trace, and the one whose graph has that hash: the same, or where forward asks for values of inputs, the
@@ -221,7 +223,7 @@ class PlannedForward:
         twin = memo.get(id(model))
         copied = object.__new__(PlannedForward)
         copied.__dict__.update(self.__dict__)
-        copied._bound, copied.last = {}, None
+        copied._bound, copied._unlike_file, copied.last = {}, [], None
         if twin is not None:
             copied._model = weakref.ref(twin)
             copied._rebind = list(itertools.chain(*self._bound.values()))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Fake tensors laid out as the CPU's kernels lay out their results, where torch's shape rules say otherwise.
+"""Fake tensors laid out as the CPU's kernels lay out some results, where torch's shape rules say otherwise.
 
 A batch norm over transposed inputs, say, gives a contiguous result. Captured as torch's rules have it, a view of that would
 stand where eager copies.
@@ -8,11 +8,13 @@ It touches PyTorch's private surface, as `capture` does.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 aten = torch.ops.aten
@@ -39,39 +41,61 @@ _AFTER = {
     aten.huber_loss_backward.default: -1,
 }
 
-# Element-wise ops laid out after their first two arguments as any op of two tensors is.
+# Element-wise op -> the two arguments after which its result is laid out, as that of any op of two tensors is.
 _AS_A_SUM = {
-    aten.hardswish_backward.default,
-    aten.hardsigmoid_backward.default,
-    aten.hardtanh_backward.default,
-    aten.elu_backward.default,
-    aten.softplus_backward.default,
+    aten.hardswish_backward.default: (0, 1),
+    aten.hardsigmoid_backward.default: (0, 1),
+    aten.hardtanh_backward.default: (0, 1),
+    aten.elu_backward.default: (0, 5),
+    aten.softplus_backward.default: (0, 1),
+    aten.log_sigmoid_backward.default: (0, 2),
 }
 
 
-class EagerFakes(FakeTensorMode):
-    """Fake tensors with the strides of eager's results on the CPU."""
+@contextlib.contextmanager
+def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
+    """Meanwhile these ops give fake tensors of `mode` with the strides of the CPU's results."""
+    private: Any = mode
+    cached, computed = private._cached_dispatch_impl, private._dispatch_impl
 
-    def _validate_cache_key(self, func: Any, args: Any, kwargs: Any) -> None:
-        if func in _AFTER or func in _AS_A_SUM:  # others than ours may ask the cache too
-            raise _BypassDispatchCache("laid out as in eager")
-        super()._validate_cache_key(func, args, kwargs)
+    def compute(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        out = computed(func, types, args, kwargs)
+        return _laid_out(func, args, out) if func in _AFTER or func in _AS_A_SUM else out
 
-    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        out = super()._dispatch_impl(func, types, args, kwargs)
-        if func not in _AFTER and func not in _AS_A_SUM:
-            return out
-        results, spec = tree_flatten(out)
-        for i, t in enumerate(results):
-            if isinstance(t, FakeTensor) and t.device.type == "cpu" and (i == 0 or _AFTER.get(func) == -1):
-                strides = _strides(func, t, args)
-                results[i] = t if t.stride() == strides else t.new_empty_strided(t.shape, strides)
-        return tree_unflatten(results, spec)
+    def look_up(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        # All modes of a process share the cache: what others left there has other strides, and they want theirs.
+        ours = func in _AFTER or func in _AS_A_SUM
+        return (compute if ours else cached)(func, types, args, kwargs)
+
+    private._dispatch_impl, private._cached_dispatch_impl = compute, look_up
+    try:
+        yield
+    finally:
+        del private._dispatch_impl, private._cached_dispatch_impl
+
+
+def _laid_out(func: Any, args: Any, out: Any) -> Any:
+    if func is aten.rrelu_with_noise_backward.default and not args[5]:  # in evaluation it is another kernel
+        return out
+    results, spec = tree_flatten(out)
+    for i, t in enumerate(results):
+        if isinstance(t, FakeTensor) and t.device.type == "cpu" and (i == 0 or _AFTER.get(func) == -1):
+            strides = _strides(func, t, args)
+            results[i] = t if t.stride() == strides else t.new_empty_strided(t.shape, strides)
+    return tree_unflatten(results, spec)
 
 
 def _strides(func: Any, out: torch.Tensor, args: Any) -> tuple[int, ...]:
     if func in _AS_A_SUM:
-        return (args[0] + args[1]).stride()
+        one, two = _AS_A_SUM[func]
+        return (args[one] + args[two]).stride()
     at = _AFTER[func]
-    last = at >= 0 and suggest_memory_format(args[at]) != torch.contiguous_format
+    last = at >= 0 and _channels_last(args[at])
     return tuple(make_channels_last_strides_for(out.shape) if last else make_contiguous_strides_for(out.shape))
+
+
+def _channels_last(t: torch.Tensor) -> bool:
+    """As kernels see it: where dimensions of size 1 leave both open, by what is contiguous."""
+    if suggest_memory_format(t) != torch.contiguous_format:
+        return True
+    return t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
