@@ -1,6 +1,6 @@
 """nn.Module + sample -> the joint forward and backward graph of ATen ops.
 
-With `captured`, `eager`, `strides` and `known` it alone touches PyTorch's private surface: a new torch release breaks one room.
+With `captured`, `eager`, `strides` and `known` it has most of what leans on PyTorch's private surface.
 Works on torch 2.11 to 2.13, with real, fake and meta-then-faked parameters.
 """
 
