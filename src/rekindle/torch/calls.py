@@ -96,6 +96,7 @@ def _value(node: Node) -> Any:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors among its leaves, in order."""
     return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
@@ -129,6 +130,7 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
 
 
 def flops_of(op: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """FLOPs of a call; 0, with a warning, where its formula fails."""
     try:
         return op_flops(op, args, kwargs, out)
     except Exception as e:  # a formula of torch's that does not know this use of the operator
@@ -161,6 +163,7 @@ def _key(op: Any, args: Any, kwargs: Any) -> str | None:
 
 
 def at_hand(device: torch.device) -> bool:
+    """Whether operators can be run on it here."""
     if device.type == "cuda":
         return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     return device.type == "cpu"

@@ -149,8 +149,8 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
     """The joint graph, as eager runs it where that can be traced.
 
     Libraries that look at tensor values, or choose kernels that have no shape rule, do otherwise when they believe they are
-    being compiled. The submodules that failed are told so, and where that is not enough, all are. Whether the numbers stay
-    the same is for `verify` to say.
+    being compiled. Modules of the kinds that failed are told so, and where that is not enough, the whole step is. Whether the
+    numbers stay the same is for `verify` to say.
     """
     first: Exception | None = None
     told: list[type[nn.Module]] = []  # kinds of submodules

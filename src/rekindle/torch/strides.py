@@ -19,7 +19,19 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 aten = torch.ops.aten
 
-# Op -> the argument after whose channels the first result is laid out (last or not); -1: every result is contiguous.
+# Ops all of whose results are contiguous.
+_CONTIGUOUS = {
+    aten.native_layer_norm_backward.default,
+    aten._log_softmax_backward_data.default,
+    aten.log_sigmoid_forward.default,
+    aten.rrelu_with_noise_backward.default,
+    aten.glu_backward.default,
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+}
+
+# Op -> the argument after which its first result is laid out: channels last, or contiguous.
 _AFTER = {
     aten.native_batch_norm.default: 0,
     aten._native_batch_norm_legit.default: 0,
@@ -31,14 +43,6 @@ _AFTER = {
     aten.reflection_pad2d_backward.default: 1,
     aten.roll.default: 0,
     aten.channel_shuffle.default: 0,
-    aten.native_layer_norm_backward.default: -1,
-    aten._log_softmax_backward_data.default: -1,
-    aten.log_sigmoid_forward.default: -1,
-    aten.rrelu_with_noise_backward.default: -1,
-    aten.glu_backward.default: -1,
-    aten.mse_loss_backward.default: -1,
-    aten.smooth_l1_loss_backward.default: -1,
-    aten.huber_loss_backward.default: -1,
 }
 
 # Element-wise op -> the two arguments after which its result is laid out, as that of any op of two tensors is.
@@ -51,6 +55,8 @@ _AS_A_SUM = {
     aten.log_sigmoid_backward.default: (0, 2),
 }
 
+_OPS = _CONTIGUOUS | _AFTER.keys() | _AS_A_SUM.keys()
+
 
 @contextlib.contextmanager
 def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
@@ -60,12 +66,11 @@ def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
 
     def compute(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         out = computed(func, types, args, kwargs)
-        return _laid_out(func, args, out) if func in _AFTER or func in _AS_A_SUM else out
+        return _laid_out(func, args, out) if func in _OPS else out
 
     def look_up(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         # All modes of a process share the cache: what others left there has other strides, and they want theirs.
-        ours = func in _AFTER or func in _AS_A_SUM
-        return (compute if ours else cached)(func, types, args, kwargs)
+        return (compute if func in _OPS else cached)(func, types, args, kwargs)
 
     private._dispatch_impl, private._cached_dispatch_impl = compute, look_up
     try:
@@ -79,7 +84,7 @@ def _laid_out(func: Any, args: Any, out: Any) -> Any:
         return out
     results, spec = tree_flatten(out)
     for i, t in enumerate(results):
-        if isinstance(t, FakeTensor) and t.device.type == "cpu" and (i == 0 or _AFTER.get(func) == -1):
+        if isinstance(t, FakeTensor) and t.device.type == "cpu" and (i == 0 or func in _CONTIGUOUS):
             strides = _strides(func, t, args)
             results[i] = t if t.stride() == strides else t.new_empty_strided(t.shape, strides)
     return tree_unflatten(results, spec)
@@ -89,8 +94,7 @@ def _strides(func: Any, out: torch.Tensor, args: Any) -> tuple[int, ...]:
     if func in _AS_A_SUM:
         one, two = _AS_A_SUM[func]
         return (args[one] + args[two]).stride()
-    at = _AFTER[func]
-    last = at >= 0 and _channels_last(args[at])
+    last = func in _AFTER and _channels_last(args[_AFTER[func]])
     return tuple(make_channels_last_strides_for(out.shape) if last else make_contiguous_strides_for(out.shape))
 
 
