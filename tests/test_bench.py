@@ -16,6 +16,8 @@ from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import PUBLISHED, Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
+from rekindle.torch.measure import storage_peak
+from rekindle.torch.verify import default_loss
 from rekindle.zoo import seeds, torchvision_shim
 
 KEYS = {
@@ -247,3 +249,19 @@ def test_a_plan_within_the_memory_of_a_comparator_and_one_that_cannot_be() -> No
     never = rows("smoke", ["cnn"], ["auto=0.01"])[0]
     assert never["status"] == "failed"
     assert never["bound_mb"] > 0.01 * never["plain_mb"]
+
+
+@pytest.mark.parametrize("name", ["llama_1b", "gpt2_small", "bert_large"])
+def test_a_fake_step_holds_what_a_step_with_data_holds(name: str) -> None:
+    """Transformers writes its mask out and repeats keys and values where a tensor is fake."""
+    pytest.importorskip("transformers")
+    options = zoo.small(name) | {"dropout": 0.0}
+    model, sample = zoo.load(name, **options)
+
+    def step() -> None:
+        default_loss(model(**sample)).backward()
+
+    step()
+    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *sample.values()]
+    with_data = storage_peak(step, held).peak_bytes
+    assert _zoo_case(name, options).measure().peak == with_data

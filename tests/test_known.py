@@ -16,11 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import rekindle
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch import capture, planned, tree
+from rekindle.torch.known import KnownValues
 from rekindle.torch.verify import same
 
 
@@ -326,6 +327,24 @@ def _(n: int) -> Tensor:
 def test_what_may_differ_in_every_call_is_not_known(how: str) -> None:
     with pytest.raises(TraceError):
         rekindle.trace(Linear(functools.partial(asks, how)), (torch.randn(4, 4), torch.arange(4)))
+
+
+@pytest.mark.parametrize("how", ["written", "shared", "random", "unknown op", "float"])
+def test_what_was_written_to_is_not_known_of_fake_tensors(how: str) -> None:
+    with FakeTensorMode(), KnownValues((), None):
+        x, ids = torch.randn(4, 4), torch.arange(4)
+        with pytest.raises(DataDependentOutputException):
+            asks(how, x, x, ids)
+
+
+def test_values_of_fake_tensors_are_known_while_they_live_and_no_longer() -> None:
+    with FakeTensorMode(), KnownValues((), None):
+        seen = torch.arange(4)
+        assert bool((seen == torch.arange(4)).all())
+        gone = weakref.ref(seen)
+        del seen
+        gc.collect()
+        assert gone() is None
 
 
 MADE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

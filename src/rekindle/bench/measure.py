@@ -127,14 +127,14 @@ def _least(plan: Plan, case: Case) -> float | None:
 
 
 def _goal(asked: Asked, about: About, case: Case, traced: _Traced) -> dict[str, Any]:
-    """The goal as `api.plan` takes it: memory as a share of what the captured step holds without a plan."""
+    """The goal as `api.plan` takes it: memory as a share of what the captured step holds without a plan, which can be
+    less than what the plain step holds."""
     if asked.max_overhead is not None:
         return {"max_overhead": asked.max_overhead}
     once = traced.once
     if asked.share is not None:
         assert about.plain is not None
-        # of the smaller one, where eager and the captured graph do not hold the same
-        limit = asked.share * min(about.plain.peak, once.baseline_activation_bytes + about.extra_bytes)
+        limit = asked.share * about.plain.peak
     elif asked.like is not None:
         limit = _memory_of(asked.like, about, case, traced)
     else:

@@ -99,18 +99,21 @@ def _zoo_case(name: str, options: dict[str, Any]) -> Case:
 
 
 class _Fake:
-    """What a step on fake tensors runs under, as often as it is entered: the mode, and dropout as on a GPU."""
+    """What a step on fake tensors runs under, as often as it is entered: the mode, dropout as on a GPU, and the branches
+    that data takes."""
 
     def __init__(self, mode: AbstractContextManager[Any]) -> None:
         self.mode = mode
         self.entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
+        from .data_branches import data_branches
         from .fused_dropout import fused_dropout
 
         stack = ExitStack()
         stack.enter_context(fused_dropout())
         stack.enter_context(self.mode)
+        stack.enter_context(data_branches())
         self.entered.append(stack)
 
     def __exit__(self, *error: Any) -> None:

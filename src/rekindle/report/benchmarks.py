@@ -66,14 +66,13 @@ def _measured(rows: Sequence[Row]) -> str:
         "made, counted at operator boundaries. Most suites run on fake tensors at full batch size: these have shapes and "
         "storages but no data, so the peak is exact to the byte and the same on every run, and no GPU is needed. MB is "
         "2^20 bytes. In the suite seeds the published protocol is followed: the input and its gradient count. An "
-        "allocator's rounding and fragmentation come on top. On tensors without data the decoders of transformers write "
-        "their mask out and repeat keys and values, in the plain step and where a comparator calls the model; captured is "
-        "what they do with data.",
+        "allocator's rounding and fragmentation come on top. Where a model asks what follows from shapes (whether its mask "
+        "masks anything), it takes the branch that it takes with data.",
         "- **Extra FLOPs** are measured: those of the operators that the step ran, over the plain step's.",
         *_modelled(rows),
         "- **Certified**: below that peak no schedule exists within that extra cost, whatever its order.",
         "- **auto@8%** is the least memory within 8 % extra cost, **auto=0.5** the least cost within half of the plain "
-        "activation peak (of eager or of the captured graph, whichever is smaller), **auto=ogc** the least cost within the "
+        "activation peak, **auto=ogc** the least cost within the "
         "memory of the published solver; a bare name aims for least memory. The other methods are what PyTorch brings.",
     ]
     apart = [abs(r["peak_mb"] / r["predicted_mb"] - 1) for r in ran if r.get("predicted_mb")]

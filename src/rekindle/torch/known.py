@@ -1,4 +1,5 @@
-"""While tracing, what forward branches on: values of integer and boolean tensors, where they can be known.
+"""What forward branches on, while tracing or on fake tensors: values of integer and boolean tensors, where they can be
+known.
 
 Libraries look whether a mask masks anything, and where it does not they call another kernel, which rounds otherwise.
 Tensors without data cannot tell. What forward makes from shapes alone is computed here when it is asked for; what depends
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .rules import UNWRITTEN, draws_random
 
@@ -92,15 +94,9 @@ def _is_reference(x: Any) -> bool:
 
 
 class _Known(NamedTuple):
-    """A tensor with known values.
+    """A tensor's known values. state : of the tensor when they were. by_inputs : whether they depend on inputs' values."""
 
-    tensor : kept, or its id would be given away.
-    inside : what it stands for now; each write gives it, and all that share its memory, another.
-    by_inputs : whether the values depend on those of inputs.
-    """
-
-    tensor: torch.Tensor
-    inside: torch.Tensor
+    state: Any
     reference: Input | Result
     by_inputs: bool
 
@@ -120,15 +116,18 @@ class KnownValues(TorchDispatchMode):
         self._sample = sample
         self._steps: list[Step] = []
         self._sizes: list[int] = []  # of steps, in elements
-        self._known: dict[int, _Known] = {}
+        self._known = WeakIdKeyDictionary()  # tensor -> _Known; kept alive they would count in a measured peak
         for i, t in enumerate(given if sample is not None else ()):
             self._learn(t, Input(i), True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        writes = not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable
+        if writes:
+            self._forget(given)
         if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # others may do more than they say
             return func(*args, **kwargs)
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         known = {id(t): k for t in given if (k := self._of(t)) is not None}
         all_known = all(id(t) in known for t in given)
         by_inputs = any(k.by_inputs for k in known.values())
@@ -162,14 +161,21 @@ class KnownValues(TorchDispatchMode):
         return answer
 
     def _learn(self, t: torch.Tensor, reference: Input | Result, by_inputs: bool) -> None:
-        inside = _inside(t)
-        if inside is not None and not t.dtype.is_floating_point and not t.dtype.is_complex:
-            self._known[id(t)] = _Known(t, inside, reference, by_inputs)
+        state = _state(t)
+        if state is not None and not t.dtype.is_floating_point and not t.dtype.is_complex:
+            self._known[t] = _Known(state, reference, by_inputs)
 
     def _of(self, t: torch.Tensor) -> _Known | None:
         """What is known of the tensor: nothing more once it was written to."""
-        known = self._known.get(id(t))
-        return known if known is not None and _inside(t) is known.inside else None
+        known = self._known.get(t)
+        return known if known is not None and _same_state(_state(t), known.state) else None
+
+    def _forget(self, written: Sequence[torch.Tensor]) -> None:
+        """What shares memory with these; what is functional tells by its state."""
+        memory = {_state(t) for t in written if not isinstance(t, FunctionalTensor)}
+        for t, known in [*self._known.items()] if memory else ():
+            if isinstance(known.state, int) and known.state in memory:
+                del self._known[t]
 
 
 def _references(taken: Any, known: Mapping[int, _Known]) -> Any:
@@ -183,12 +189,18 @@ def _references(taken: Any, known: Mapping[int, _Known]) -> Any:
     return pytree.tree_map(reference, taken)
 
 
-def _inside(t: torch.Tensor) -> torch.Tensor | None:
-    """What a functional tensor stands for at the moment; None: it is none."""
-    if not isinstance(t, FunctionalTensor):
-        return None
-    torch._sync(t.elem)
-    return torch._from_functional_tensor(t.elem)
+def _state(t: torch.Tensor) -> Any:
+    """Of a functional tensor: another after each write to it or to what shares its memory. Of others: their memory, and
+    the mode sees all that writes to it. None: nobody can tell.
+    """
+    if isinstance(t, FunctionalTensor):
+        torch._sync(t.elem)
+        return torch._from_functional_tensor(t.elem)
+    return t.untyped_storage()._cdata if t.layout is torch.strided else None
+
+
+def _same_state(one: Any, two: Any) -> bool:
+    return one is two or isinstance(one, int) and isinstance(two, int) and one == two
 
 
 def _tells(func: Any) -> bool:

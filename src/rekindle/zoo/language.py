@@ -78,14 +78,14 @@ def _bert(
     batch: int = 16, *, layers: int = 24, d: int = 1024, heads: int = 16, length: int = 512, vocab: int = 30522,
     dropout: float | None = None,
 ) -> Made:  # fmt: skip
-    """Masked language modelling; every token is asked for, as the loss costs the same."""
+    """Masked language modelling; every token is asked for, as the loss costs the same, and no token is padding."""
     drop = {} if dropout is None else dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
     model = _model(
         "Bert ForMaskedLM", num_hidden_layers=layers, hidden_size=d, num_attention_heads=heads, intermediate_size=4 * d,
         max_position_embeddings=length, vocab_size=vocab, **drop,
     )  # fmt: skip
     ids = torch.randint(vocab, (batch, length))
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return model, {"input_ids": ids, "labels": ids}
 
 
 def _t5(
