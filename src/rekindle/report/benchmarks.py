@@ -72,8 +72,9 @@ def _measured(rows: Sequence[Row]) -> str:
         *_modelled(rows),
         "- **Certified**: below that peak no schedule exists within that extra cost, whatever its order.",
         "- **auto@8%** is the least memory within 8 % extra cost, **auto=0.5** the least cost within half of the plain "
-        "activation peak, **auto=ogc** the least cost within the "
-        "memory of the published solver; a bare name aims for least memory. The other methods are what PyTorch brings.",
+        "activation peak, **auto=ogc** the least cost within the memory of the published solver, **auto=NAME** within that "
+        "of another method. A registered solver's bare name is its plan of least memory. **checkpoint-blocks** to "
+        "**compile-0** are what PyTorch brings.",
     ]
     apart = [abs(r["peak_mb"] / r["predicted_mb"] - 1) for r in ran if r.get("predicted_mb")]
     if apart:

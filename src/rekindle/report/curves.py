@@ -240,7 +240,7 @@ def _mark(c: Canvas, p: Point, px: float, py: float) -> None:
 
 def _key(c: Canvas, part: Mapping[int, Row], panels: Mapping[str, Sequence[Point]], left: float, top: float) -> None:
     """A part of the key: number, method, and in each panel peak and cost."""
-    columns = {m: left + 264 + 110 * i for i, m in enumerate(panels)}
+    columns = {m: left + 274 + 106 * i for i, m in enumerate(panels)}
     c.text(left + 28, top, "method", "soft small")
     for m, at in columns.items():
         c.text(at - 56, top, "peak", "soft small", "end")
@@ -252,4 +252,4 @@ def _key(c: Canvas, part: Mapping[int, Row], panels: Mapping[str, Sequence[Point
         for m, at in columns.items():
             p = next((p for p in panels[m] if p.key == key), None)
             c.text(at - 56, y, "-" if p is None else f"{p.share:.1%}", "small", "end")
-            c.text(at, y, "-" if p is None else f"{p.overhead:+.1%}", "small", "end")
+            c.text(at, y, "-" if p is None else f"{p.overhead:+.{1 if p.overhead < 1 else 0}%}", "small", "end")
