@@ -16,6 +16,7 @@ from rekindle.bench.calls import chains
 from rekindle.bench.checkpointing import NotApplicable, per_block, sequential
 from rekindle.bench.compiled import compiled
 from rekindle.bench.fused_dropout import fused_dropout
+from rekindle.bench.suites import SUITES
 from rekindle.torch.flops import FlopCount
 from rekindle.torch.measure import allocator_peak, storage_peak
 from rekindle.torch.modelled import ModelledTime
@@ -226,3 +227,10 @@ def test_blocks(model: nn.Module, kind: type[nn.Module], count: int) -> None:
     found = find_blocks(model)
     assert len(found) == count
     assert all(isinstance(b, kind) for b in found)
+
+
+def test_what_leads_to_the_first_block_and_follows_the_last_joins_the_segments() -> None:
+    """By hand one writes nn.Sequential(conv1, bn1, relu, maxpool, *blocks, avgpool, ...): resnet101 in six segments."""
+    case = SUITES["seeds"]()["resnet101"].make()
+    with sequential(case.model, case.once):
+        assert case.measure().peak / 2**20 == pytest.approx(1635.9, abs=0.1)

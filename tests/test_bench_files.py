@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rekindle.bench.files import RowFile, read_rows
+from rekindle.bench.pool import run_in_processes
 from rekindle.bench.regress import regressions
+from rekindle.bench.row import Task
 from rekindle.cli.app import main
-from rekindle.errors import FormatError
+from rekindle.errors import FormatError, UsageError
 
 ROW: dict[str, Any] = {
     "suite": "smoke", "model": "cnn", "method": "auto@8%", "cost": "flops", "target": "rtx2080ti", "peak_mb": 100.0,
@@ -64,6 +67,30 @@ def test_other_damage_is_refused_and_left(tmp_path: Path, bad: str) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peak_mb": math.nan}, {"flops_overhead": math.inf}, {"bound_mb": -math.inf}, {"peak_mb": 10**400},
+        {"status": "fine"}, {"status": None}, {"peak_mb": None}, {"peak_mb": 0}, {"peak_mb": -1.0}, {"parity": "yes"},
+        {"target": ["rtx2080ti"]},
+    ],
+)  # fmt: skip
+def test_a_row_that_says_nothing_is_refused(tmp_path: Path, change: dict[str, Any], end: str) -> None:
+    old = write(tmp_path / "old.jsonl", ROW)
+    bad = write(tmp_path / "bad.jsonl", ROW, tail=json.dumps(ROW | change) + end)
+    with pytest.raises(FormatError, match=r"bad\.jsonl, line 2 .* and must be "):
+        read_rows(bad)
+    assert main(["bench", "--compare", str(old), str(bad)]) == 1
+
+
+def test_a_file_that_is_no_rows_is_left(tmp_path: Path) -> None:
+    path = write(tmp_path / "notes.txt", tail="not mine")
+    with pytest.raises(FormatError, match="line 1"):
+        RowFile(path, pytest.fail)
+    assert path.read_text() == "not mine"
+
+
 @pytest.mark.parametrize(
     ("change", "field", "worse"),
     [
@@ -84,7 +111,35 @@ def test_what_is_a_regression(change: dict[str, Any], field: str, worse: bool) -
     back = [c.worse for c in regressions([ROW | change], [ROW])]
     assert back == [] or not worse or back == [False]
     assert not regressions([ROW], [ROW])
-    assert not regressions([ROW | {"model": "other"}], [ROW | change])
+
+
+FIGURES = ["peak_mb", "flops_overhead", "seconds_overhead", "overhead", "plan_status", "parity"]
+
+
+@pytest.mark.parametrize("field", FIGURES)
+def test_what_is_no_longer_told_is_a_regression(field: str) -> None:
+    full = ROW | {"parity": True, "overhead": 0.0}
+    (found,) = regressions([full], [full | {field: None}])
+    assert (found.field, found.old, found.new, found.worse) == (field, full[field], None, True)
+    assert not regressions([full | {field: None}], [full])
+    failed = full | {"status": "failed", field: None}
+    assert [c.field for c in regressions([full], [failed])] == ["status"]  # which explains it
+
+
+def test_parity_that_is_lost_is_a_regression() -> None:
+    (found,) = regressions([ROW | {"parity": True}], [ROW | {"parity": False}])
+    assert (found.field, found.worse) == ("parity", True)
+
+
+def test_a_row_that_is_missing_is_a_regression_but_of_a_subset() -> None:
+    other = ROW | {"model": "other"}
+    (found,) = regressions([ROW, other], [ROW])
+    assert (found.to_json()["model"], found.field, found.new, found.worse) == ("other", "row", "missing", True)
+    assert not regressions([ROW, other], [ROW], subset=True)
+    assert not regressions([ROW], [ROW, other])  # a new one is none
+    for subset in (False, True):
+        with pytest.raises(UsageError, match="nothing to compare"):
+            regressions([ROW], [other], subset)
 
 
 def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +154,19 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert document["changes"][0]["field"] == "peak_mb"
     assert main(["bench", "--compare", str(old)]) == 2
     assert main(["bench", "--compare", str(old), str(tmp_path / "no.jsonl")]) == 1
+
+
+def test_compare_tells_rows_that_only_one_side_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write(tmp_path / "one.jsonl", ROW)
+    two = write(tmp_path / "two.jsonl", ROW, ROW | {"method": "plain"})
+    other = write(tmp_path / "other.jsonl", ROW | {"model": "other"})
+    assert main(["bench", "--compare", str(two), str(one)]) == 1
+    assert "missing" in capsys.readouterr().out
+    assert main(["bench", "--compare", str(two), str(one), "--subset"]) == 0
+    assert main(["bench", "--compare", str(one), str(two)]) == 0
+    assert f"1 only in {two}" in " ".join(capsys.readouterr().out.split())
+    assert main(["bench", "--compare", str(one), str(other), "--subset"]) == 2
+    assert "nothing to compare" in capsys.readouterr().err
 
 
 def test_bench_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,11 +186,25 @@ def test_bench_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(Path(out).read_text().splitlines()) == 2
 
 
+def test_a_row_whose_process_ended_early_is_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = Task("smoke", "nothing of that name", ("plain",), "rtx2080ti", "flops")
+    (lost,) = run_in_processes([task], 1, pytest.fail)
+    failed = lost | {"model": "cnn", "method": "none", "note": "it failed"}
+    path = write(tmp_path / "rows.jsonl", lost | {"model": "cnn"}, failed)
+    command = ["bench", "--suite", "smoke", "--models", "cnn", "--methods", "plain,none", "--out", str(path)]
+    assert main(command) == 0
+    assert "1 of 2 rows are in" in capsys.readouterr().err  # what failed by itself is a result
+    found = {r["method"]: r for r in read_rows(path)}
+    assert found["plain"]["status"] == "ok"
+    assert found["none"] == failed
+
+
 @pytest.mark.parametrize(
     "bad",
     [
         ["--suite", "no"],
         ["--fresh"],
+        ["--subset"],
         ["--suite", "smoke", "--methods", "no"],
         ["--target", "abacus"],
         ["--jobs", "0"],

@@ -28,6 +28,20 @@ def test_the_newest_row_of_a_key_is_kept(tmp_path: Path) -> None:
     assert newest(found) == found
 
 
+def test_rows_for_different_devices_are_both_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"rows": [PLAIN | {"target": t} for t in ("rtx2080ti", "h200", "h200")]}))
+    assert [r["target"] for r in read([path])] == ["rtx2080ti", "h200"]
+
+
+def test_a_last_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(PLAIN) + '\n{"suite": "se')
+    told: list[str] = []
+    assert read([path], told.append) == [PLAIN]
+    assert "cut off" in told[0]
+
+
 def test_a_document_with_a_head_lends_it_to_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps({"date": "2026-11-21", "hardware": "a machine", "command": "run it", "rows": [PLAIN]}))
@@ -42,15 +56,16 @@ def test_a_document_with_a_head_lends_it_to_its_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.jsonl", json.dumps(PLAIN) + '\n{"suite": "se', "line 2 is damaged"),
+        ("a.jsonl", json.dumps(PLAIN) + '\n{"suite": "se\n', "line 2 is no row"),
         ("a.jsonl", "[1]", "line 1 is no row"),
-        ("a.jsonl", json.dumps(PLAIN | {"model": None}), "line 1: 'model' is None"),
+        ("a.jsonl", json.dumps(PLAIN | {"model": None}), "line 1 is no row of a benchmark: its 'model' is None"),
         ("a.jsonl", json.dumps(PLAIN | {"peak_mb": "big"}), "'peak_mb' is 'big'"),
         ("a.jsonl", json.dumps(PLAIN | {"peak_mb": None}), "above 0"),
         ("a.jsonl", json.dumps(PLAIN | {"flops_overhead": math.nan}), "'flops_overhead' is nan"),
         ("a.jsonl", json.dumps(PLAIN | {"status": "fine"}), "'status' is 'fine'"),
         ("a.jsonl", json.dumps(PLAIN | {"date": 3}), "'date' is 3"),
         ("a.json", "{}", 'no list "rows"'),
+        ("a.json", json.dumps({"rows": [PLAIN, 1]}), "row 1 is no row"),
         ("a.json", "{", "damaged"),
     ],
 )
@@ -66,5 +81,5 @@ def test_a_missing_or_binary_file_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot read"):
         read([tmp_path / "none.jsonl"])
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(FormatError, match="UTF-8"):
+    with pytest.raises(FormatError, match="line 1 is no row"):
         read([tmp_path / "b.jsonl"])

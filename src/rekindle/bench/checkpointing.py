@@ -56,35 +56,57 @@ def by_hand(model: nn.Module, step: Callable[[], Any]) -> AbstractContextManager
 
 @contextmanager
 def sequential(model: nn.Module, step: Callable[[], Any]) -> Iterator[None]:
-    """√n segments over the n blocks of the model, the last segment unchecked, as `checkpoint_sequential` has it.
+    """√n segments (rounded up) over the n pieces of the model, the last one unchecked, as `checkpoint_sequential` has it.
 
     Where the blocks are exactly one nn.Sequential, and over the longest nn.Sequential of leaves where there are no blocks
-    (a VGG), it is `checkpoint_sequential` itself. Else consecutive blocks, each of which is called once and passes its
-    one result to the next and to nobody else, run within one `checkpoint`; `step`, run once, shows which do.
+    (a VGG), it is `checkpoint_sequential` itself. Else the pieces are the blocks, each with the leaves that follow it, and
+    what leads to the first one: modules that are called once and pass their one result to the next and to nobody else;
+    `step`, run once, shows which do.
 
     Raises
     ------
     NotApplicable : there is no such chain.
     """
     blocks = find_blocks(model)
-    whole = _sequential_of(model, blocks) if blocks else chain_of_leaves(model)
+    whole = None if blocks else chain_of_leaves(model)
     if whole is not None:
-        run = partial(checkpoint_sequential, _pieces(whole), math.isqrt(len(whole)), use_reentrant=False)
+        pieces = _pieces(whole)
+        run = partial(checkpoint_sequential, pieces, _root(len(pieces)), use_reentrant=False)
         with _replaced({whole: run}):
             yield
         return
     if not blocks:
         raise NotApplicable("the model has neither repeated blocks nor a long nn.Sequential")
-    found = chains(model, blocks, step)
+    found = [_around(c, blocks) for c in chains(model, [*blocks, *_leaves_beside(model, blocks)], step)]
+    found = [c for c in found if c]
     if all(len(c) == 1 for c in found):
         raise NotApplicable("no block passes its result to the next one alone, so that blocks cannot be put together")
     with _replaced(_segments(found)):
         yield
 
 
-def _sequential_of(model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Sequential | None:
-    """The plain Sequential whose elements are exactly these."""
-    return next((m for m in model.modules() if type(m) is nn.Sequential and list(m) == list(blocks)), None)
+def _root(n: int) -> int:
+    return max(2, math.ceil(math.sqrt(n)))
+
+
+def _leaves_beside(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    inside = {id(m) for b in blocks for m in b.modules()}
+    return [m for m in model.modules() if id(m) not in inside and not any(True for _ in m.children())]
+
+
+def _around(chain: Sequence[nn.Module], blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """A chain of blocks and leaves in pieces: what leads to the first block, each block with the leaves before the next one,
+    what follows the last. Empty where there is no block."""
+    known = {id(b) for b in blocks}
+    at = [i for i, m in enumerate(chain) if id(m) in known]
+    if not at:
+        return []
+    lead = list(chain[: at[0]])
+    while lead and getattr(lead[0], "inplace", False):  # it would overwrite what the segment before has saved
+        lead.pop(0)
+    pieces = [list(chain[i:j]) for i, j in zip(at, [*at[1:], at[-1] + 1], strict=True)]
+    tail = list(chain[at[-1] + 1 :])
+    return [p for p in (lead, *pieces, tail) if p]
 
 
 def _pieces(whole: nn.Sequential) -> list[nn.Module]:
@@ -99,14 +121,18 @@ def _pieces(whole: nn.Sequential) -> list[nn.Module]:
     return [piece[0] if len(piece) == 1 else nn.Sequential(*piece) for piece in pieces]
 
 
-def _segments(found: Sequence[Sequence[nn.Module]]) -> Forwards:
+def _segments(found: Sequence[Sequence[Sequence[nn.Module]]]) -> Forwards:
+    """found : chains of pieces."""
     n = sum(map(len, found))
-    length = math.ceil(n / math.isqrt(n))
-    pieces = [c[i : i + length] for c in found for i in range(0, len(c), length)]
+    length = max(1, n // _root(n))
+    segments = [c[i : i + length] for c in found for i in range(0, len(c), length)]
+    # Backward begins with the last one: it would run again at once. Of one chain it is also what division leaves over.
+    checked = segments[: _root(n) - 1] if len(found) == 1 else segments[:-1]
     forwards: Forwards = {}
-    for piece in pieces[:-1]:  # backward begins with the last one: it would run again at once
-        forwards[piece[0]] = partial(_checkpointed, partial(_in_turn, [_own(b) for b in piece]), {})
-        forwards |= dict.fromkeys(piece[1:], _passes_on)
+    for segment in checked:
+        modules = [m for piece in segment for m in piece]
+        forwards[modules[0]] = partial(_checkpointed, partial(_in_turn, [_own(m) for m in modules]), {})
+        forwards |= dict.fromkeys(modules[1:], _passes_on)
     return forwards
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ from typing import Any
 from ..errors import FormatError
 from .row import Row, key
 
-NAMES = ("suite", "model", "method", "status")
+NAMES = ("suite", "model", "method")
+NUMBERS = (
+    "batch", "image", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "seconds_overhead", "overhead", "bound_mb",
+    "gap", "least_overhead", "ops", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb",
+    "measured_regular_mb", "measured_ogc_nonreentrant_mb",
+)  # fmt: skip
+TEXTS = ("solver", "cost", "target", "note", "plan_status", "commit", "hardware", "date", "command")
 
 
 class RowFile:
@@ -74,9 +81,9 @@ def _read(path: Path) -> tuple[list[Row], int]:
     for i, line in enumerate(lines, 1):
         if line.strip():
             try:
-                row = _row(line)
+                row = checked(json.loads(line))
             except ValueError as e:
-                if i == len(lines) and not line.endswith(b"\n"):
+                if i == len(lines) and _cut_off(line, e):
                     break
                 raise FormatError(
                     f"{path}, line {i} is no row of a benchmark: {e}; nothing of the file was used. Mend or remove that line"
@@ -87,19 +94,42 @@ def _read(path: Path) -> tuple[list[Row], int]:
     return list(rows.values()), whole
 
 
-def _row(line: bytes) -> Row:
-    """
+def _cut_off(line: bytes, why: ValueError) -> bool:
+    """Whether the line is the beginning of a row. What is whole, or never was a row, is not ours to drop."""
+    unreadable = isinstance(why, json.JSONDecodeError | UnicodeDecodeError)
+    return unreadable and line.startswith(b"{") and not line.endswith(b"\n")
+
+
+def checked(row: Any) -> Row:
+    """The same row, once its fields are what they must be.
+
     Raises
     ------
-    ValueError : it is none; says why.
+    ValueError : it is no row; says why.
     """
-    row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("it is no JSON object")
     for name in NAMES:
-        if not isinstance(row.get(name), str):
-            raise ValueError(f"its {name!r} is {row.get(name)!r} and must be a text")
+        if not isinstance(row.get(name), str) or not row[name]:
+            raise _bad(row, name, "a name")
+    if row.get("status") not in ("ok", "failed"):
+        raise _bad(row, "status", '"ok" or "failed"')
     for name, x in row.items():
-        if name.endswith(("_mb", "overhead")) and (isinstance(x, bool) or not isinstance(x, int | float | None)):
-            raise ValueError(f"its {name!r} is {x!r} and must be a number or null")
+        number = isinstance(x, int | float) and not isinstance(x, bool)
+        if number and not abs(x) <= sys.float_info.max:  # nan is not, either
+            raise _bad(row, name, "finite")
+        if name in NUMBERS and x is not None and not number:
+            raise _bad(row, name, "a number or null")
+        if name in TEXTS and x is not None and not isinstance(x, str):
+            raise _bad(row, name, "a text or null")
+    if not isinstance(row.get("parity"), bool | None):
+        raise _bad(row, "parity", "true, false or null")
+    if not isinstance(row.get("versions"), dict | None):
+        raise _bad(row, "versions", "an object or null")
+    if row["status"] == "ok" and (row.get("peak_mb") is None or row["peak_mb"] <= 0):
+        raise _bad(row, "peak_mb", 'a size above 0 where the status is "ok"')
     return row
+
+
+def _bad(row: Row, name: str, must: str) -> ValueError:
+    return ValueError(f"its {name!r} is {row.get(name)!r} and must be {must}")

@@ -129,9 +129,9 @@ def _least(plan: Plan, case: Case) -> float | None:
 def _goal(asked: Asked, about: About, case: Case, traced: _Traced) -> dict[str, Any]:
     """The goal as `api.plan` takes it: memory as a share of what the captured step holds without a plan, which can be
     less than what the plain step holds."""
-    if asked.max_overhead is not None:
-        return {"max_overhead": asked.max_overhead}
     once = traced.once
+    if asked.max_overhead is not None:
+        return {"max_overhead": _over_captured(asked.max_overhead, about, case, traced)}
     if asked.share is not None:
         assert about.plain is not None
         limit = asked.share * about.plain.peak
@@ -143,6 +143,25 @@ def _goal(asked: Asked, about: About, case: Case, traced: _Traced) -> dict[str, 
     if share <= 0:
         raise RekindleError("what is measured beside the activations is more than that by itself")
     return {"budget": min(1.0, share)}
+
+
+def _over_captured(extra: float, about: About, case: Case, traced: _Traced) -> float:
+    """Extra modelled time over the plain step, as extra cost of a plan: over the captured step, which takes less or more by
+    itself, and without the launches that are in no graph. FLOPs and op runs need no such thing, nor what was measured.
+    """
+    from .. import api
+
+    if about.task.cost != "seconds" or not case.fake:
+        return extra
+    assert about.plain is not None
+    api.apply(case.model, traced.once, on_new_shape="error")
+    try:
+        once = case.measure(about.task.target).seconds
+    finally:
+        api.restore(case.model)
+    graph = traced.trace.graph
+    modelled = float(graph.weights("seconds")[graph.needed].sum())
+    return max(0.0, ((1 + extra) * about.plain.seconds - once) / modelled) if modelled else extra
 
 
 def _memory_of(method: str, about: About, case: Case, traced: _Traced) -> float:

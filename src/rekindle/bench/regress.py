@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import UsageError
 from .row import Key, Row, key
 
 WORSE = 0.01  # of a peak, as a share; of an overhead, in points of a hundred
 SEEN = 1e-4  # smaller changes are not worth a line
 OVERHEADS = ("flops_overhead", "seconds_overhead", "overhead")
-ORDERS = {"status": ("ok", "failed"), "plan_status": ("optimal", "feasible")}  # each from good to bad
+ORDERS: dict[str, tuple[Any, ...]] = {  # each from good to bad
+    "status": ("ok", "failed"), "plan_status": ("optimal", "feasible"), "parity": (True, False),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Change:
-    """One field of one row. worse : it is a regression."""
+    """One field of one row; a row that is gone has the field "row". worse : it is a regression."""
 
     key: Key
     field: str
@@ -32,14 +35,25 @@ class Change:
         }  # fmt: skip
 
 
-def regressions(old: Sequence[Row], new: Sequence[Row]) -> list[Change]:
-    """What changed in rows that both have, regressions first.
+def regressions(old: Sequence[Row], new: Sequence[Row], subset: bool = False) -> list[Change]:
+    """What changed, regressions first.
 
-    A regression is a peak more than 1 % higher, an overhead more than one point higher, or a status that got worse. A
-    row that only one side has is no change; a figure that a status explains (it failed) is not told again.
+    A regression is a peak more than 1 % higher, an overhead more than one point higher, a status, plan status or parity that
+    got worse, one of these figures that a row which still runs no longer has, and a row that `new` no longer has. A row that
+    only `new` has is no change; a figure that a status explains (it failed) is not told again.
+
+    subset : new was measured for a part of old only; the rows that it does not have are passed over.
+
+    Raises
+    ------
+    UsageError : no row is in both.
     """
-    before = {key(r): r for r in old}
-    found = [c for r in new if key(r) in before for c in _changes(before[key(r)], r)]
+    before, after = ({key(r): r for r in rows} for rows in (old, new))
+    if not before.keys() & after.keys():
+        raise UsageError("nothing to compare: no row is in both (same suite, model, method, cost and target)")
+    found = [c for k, r in after.items() if k in before for c in _changes(before[k], r)]
+    if not subset:
+        found += [Change(k, "row", r.get("status"), "missing", True) for k, r in before.items() if k not in after]
     return sorted(found, key=lambda c: not c.worse)
 
 
@@ -56,4 +70,8 @@ def _changes(a: Row, b: Row) -> list[Change]:
         x, y = a.get(name), b.get(name)
         if x is not None and y is not None and abs(y - x) > SEEN:
             found.append(Change(key(b), name, x, y, y - x > WORSE))
+    if a.get("status") == b.get("status") == "ok":
+        for name in ("peak_mb", *OVERHEADS, *ORDERS):
+            if a.get(name) is not None and b.get(name) is None:  # what is not told may be anything
+                found.append(Change(key(b), name, a[name], None, True))
     return found

@@ -37,6 +37,12 @@ Compare = Annotated[
         metavar="OLD NEW", help="Run nothing: say what changed between two files; exit code 1 where it is worse."
     ),
 ]
+Subset = Annotated[
+    bool,
+    typer.Option(
+        "--subset", help="With --compare: NEW holds a part of OLD only; rows it does not have are no regressions."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,22 +52,26 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Out = None, fresh: Fresh = False,
-    jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, compare: Compare = None, json: Json = False,
+    jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, compare: Compare = None, subset: Subset = False,
+    json: Json = False,
 ) -> Answer:  # fmt: skip
     """Measure a suite; --out appends each row to a JSON-lines file as soon as it is there, and goes on where it ended."""
     if compare is not None:
-        return _compare(*compare)
+        return _compare(*compare, subset)
+    if subset:
+        raise UsageError("--subset needs --compare: it says that NEW holds a part of OLD only")
     check_writable(out)
     if fresh and out is None:
         raise UsageError("--fresh needs --out: it measures again what that file holds")
     from ..bench import run_suite, tasks
     from ..bench.files import RowFile
+    from ..bench.pool import interrupted
     from ..bench.row import key
 
     file = None if out is None else RowFile(out, _notice)
     only, by = _names(models), _names(methods)
     everything = tasks(suite, only, by, target=target, cost=cost)
-    held = {key(r): r for r in file.rows} if file is not None and not fresh else {}
+    held = {key(r): r for r in file.rows if not interrupted(r)} if file is not None and not fresh else {}
     left = tasks(suite, only, by, held, target, cost)
     total = sum(len(t.methods) for t in everything)
     count = sum(len(t.methods) for t in left)
@@ -83,14 +93,14 @@ def bench(
     return Answer(document, lambda: [text.bench_table(rows, f"suite {suite}")])
 
 
-def _compare(old: Path, new: Path) -> Answer:
+def _compare(old: Path, new: Path, subset: bool) -> Answer:
     from ..bench.files import read_rows
     from ..bench.regress import regressions
     from ..bench.row import key
 
     rows = [read_rows(path, _notice) for path in (old, new)]
     keys = [{key(r) for r in side} for side in rows]
-    changes = regressions(*rows)
+    changes = regressions(rows[0], rows[1], subset)
     worse = sum(c.worse for c in changes)
     document: dict[str, Any] = {
         "compared": len(keys[0] & keys[1]), "only_old": len(keys[0] - keys[1]), "only_new": len(keys[1] - keys[0]),

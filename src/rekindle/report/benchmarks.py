@@ -106,9 +106,17 @@ def _modelled(rows: Sequence[Row]) -> list[str]:
 def _commands(rows: Sequence[Row]) -> list[str]:
     """What was run, where rows say so; else what runs the same models under the same methods."""
     told = list(dict.fromkeys(r["command"] for r in rows if r.get("command")))
-    for suite in dict.fromkeys(r["suite"] for r in rows if not r.get("command")):
-        methods = dict.fromkeys(r["method"] for r in rows if r["suite"] == suite)
-        told.append(f"rekindle bench --suite {suite} --methods {','.join(methods)} --out out/bench-{suite}.jsonl")
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for r in rows:
+        if not r.get("command"):
+            groups.setdefault((r["suite"], r.get("cost") or "flops"), []).append(r)
+    for (suite, cost), mine in groups.items():
+        methods, models = dict.fromkeys(r["method"] for r in mine), dict.fromkeys(r["model"] for r in mine)
+        every = len(models) == len({r["model"] for r in rows if r["suite"] == suite})
+        told.append(
+            f"rekindle bench --suite {suite}{'' if every else ' --models ' + ','.join(models)} "
+            f"--methods {','.join(methods)} --cost {cost} --out out/bench-{suite}.jsonl"
+        )
     return [*told, "make bench-report"]
 
 
@@ -134,6 +142,7 @@ def _failed(rows: Sequence[Row]) -> str:
     if not failed:
         return ""
     table = [["model", "method", "planned by", "why"]]
-    table += [[r["model"], r["method"], planned_in(r) or "-", md.short(r.get("note") or "not said")] for r in failed]
+    lines = [(r["model"], r["method"], planned_in(r) or "-", md.short(r.get("note") or "not said")) for r in failed]
+    table += map(list, dict.fromkeys(lines))  # what plans nothing is the same whatever the others are planned by
     text = "Rows without a figure, and why: a method that cannot run on the model, or a goal that cannot be met."
     return f"## What could not run\n\n{text}\n\n{md.table(table, texts=(1, 2, 3))}"

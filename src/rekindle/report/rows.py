@@ -6,106 +6,62 @@ A row says what one method did on one model: see `rekindle bench`. A field that 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
+from ..bench.files import checked, read_rows
+from ..bench.row import Key, Row, key
 from ..errors import FormatError
 
-Row = dict[str, Any]
-NAMES = ("suite", "model", "method")
-NUMBERS = (
-    "batch", "image", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "seconds_overhead", "overhead", "bound_mb",
-    "gap", "least_overhead", "ops", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb",
-    "measured_regular_mb", "measured_ogc_nonreentrant_mb",
-)  # fmt: skip
-TEXTS = ("solver", "cost", "target", "note", "plan_status", "commit", "hardware", "date", "command")
 SHARED = ("date", "hardware", "command", "commit")  # what a file with one head for all rows says there
 
 
-def read(paths: Iterable[str | os.PathLike[str]]) -> list[Row]:
-    """The rows of files, the newest of each (suite, model, method, cost).
+def read(paths: Iterable[str | os.PathLike[str]], tell: Callable[[str], None] = lambda _: None) -> list[Row]:
+    """The rows of files, the newest of each key (suite, model, method, cost, target).
 
-    A file holds one row per line, or is one JSON object with its rows under "rows" and what they share beside it. Of two
-    rows with the same key the later date wins; of the same date, or of none, the later in the order read.
+    A file holds one row per line, or (*.json) is one JSON object with its rows under "rows" and what they share beside it.
+    Of two lines with the same key the later one counts. Of rows from several files, or from one JSON object, the later
+    date wins; of the same date, or of none, the later in the order read. A last line that was cut off while it was written
+    is passed over, and `tell` says so.
 
     Raises
     ------
     FormatError : a file cannot be read, is damaged, or a field is not what it must be; says which file and row.
     """
-    return newest(row for path in paths for row in _read(os.fspath(path)))
+    return newest(row for path in paths for row in _read(Path(path), tell))
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """One row per (suite, model, method, cost), in the order in which the keys first came."""
-    kept: dict[tuple[Any, ...], Row] = {}
+    """One row per key, in the order in which the keys first came."""
+    kept: dict[Key, Row] = {}
     for row in rows:
-        key = (row["suite"], row["model"], row["method"], row.get("cost"))
-        if key not in kept or (row.get("date") or "") >= (kept[key].get("date") or ""):
-            kept[key] = row
+        k = key(row)
+        if k not in kept or (row.get("date") or "") >= (kept[k].get("date") or ""):
+            kept[k] = row
     return list(kept.values())
 
 
-def _read(path: str) -> list[Row]:
+def _read(path: Path, tell: Callable[[str], None]) -> list[Row]:
+    if path.suffix != ".json":
+        return read_rows(path, tell)
     try:
-        with open(path, encoding="utf-8") as f:
-            text = f.read()
+        whole = json.loads(path.read_bytes())
     except OSError as e:
         raise FormatError(f"cannot read {path}: {e.strerror or e}") from e
-    except UnicodeDecodeError as e:
-        raise FormatError(f"{path} is no UTF-8 text ({e.reason} at byte {e.start}); nothing of it was used") from e
-    if path.endswith(".json"):
-        whole = _json(text, path)
-        if not isinstance(whole, dict) or not isinstance(whole.get("rows"), list):
-            raise FormatError(f'{path} has no list "rows"; it must be a file of benchmark rows')
-        shared = {k: whole[k] for k in SHARED if k in whole}
-        return [
-            _checked(shared | _object(r, f"{path}, row {i}"), f"{path}, row {i}") for i, r in enumerate(whole["rows"])
-        ]
-    found = []
-    for i, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            where = f"{path}, line {i}"
-            found.append(_checked(_object(_json(line, where), where), where))
-    return found
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
     except ValueError as e:
-        raise FormatError(f"{where} is damaged or is no JSON ({e}); nothing of it was used") from e
-
-
-def _object(row: Any, where: str) -> Row:
-    if not isinstance(row, dict):
-        raise FormatError(f"{where} is no row: it must be a JSON object")
-    return row
-
-
-def _checked(row: Row, where: str) -> Row:
-    def bad(key: str, must: str) -> FormatError:
-        return FormatError(f"{where}: {key!r} is {row.get(key)!r}; it must be {must}")
-
-    for key in NAMES:
-        if not isinstance(row.get(key), str) or not row[key]:
-            raise bad(key, "a name")
-    if row.get("status") not in ("ok", "failed"):
-        raise bad("status", '"ok" or "failed"')
-    for key in NUMBERS:
-        x = row.get(key)
-        if x is not None and (isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x)):
-            raise bad(key, "a number or null")
-    for key in TEXTS:
-        if row.get(key) is not None and not isinstance(row[key], str):
-            raise bad(key, "a string or null")
-    if row.get("versions") is not None and not isinstance(row["versions"], dict):
-        raise bad("versions", "an object")
-    if row["status"] == "ok" and (row.get("peak_mb") is None or row["peak_mb"] <= 0):
-        raise bad("peak_mb", 'a size above 0 where the status is "ok"')
-    return row
+        raise FormatError(f"{path} is damaged or is no JSON ({e}); nothing of it was used") from e
+    if not isinstance(whole, dict) or not isinstance(whole.get("rows"), list):
+        raise FormatError(f'{path} has no list "rows"; it must be a file of benchmark rows')
+    shared = {k: whole[k] for k in SHARED if k in whole}
+    found = []
+    for i, row in enumerate(whole["rows"]):
+        try:
+            found.append(checked(shared | row if isinstance(row, dict) else row))
+        except ValueError as e:
+            raise FormatError(f"{path}, row {i} is no row of a benchmark: {e}; nothing of the file was used") from None
+    return found
 
 
 # -- what rows say -----------------------------------------------------------------------------------------------------

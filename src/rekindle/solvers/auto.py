@@ -45,7 +45,7 @@ from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import exact, registry, small
+from . import registry, small
 from .anneal import Polish
 from .base import Problem
 from .choice import choose, in_threads
@@ -171,17 +171,15 @@ class Curve:
     def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:
         if problem.limit is not None:
             room = problem.limit - problem.graph.resident_bytes
-            return self._begin(problem, k) <= room and (best.peak > room or self.least_extra[k] < best.extra)
+            return self._begin(k) <= room and (best.peak > room or self.least_extra[k] < best.extra)
         if problem.max_overhead is not None:
             # The stretch that begins at the best peak too: what is as small may cost less.
-            return (
-                self._begin(problem, k) <= best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
-            )
+            return self._begin(k) <= best.peak and self.least_extra[k] <= problem.max_overhead * problem.base_cost
         return k == 0
 
-    def _begin(self, problem: Problem, k: int) -> float:
-        """The least peak of a stretch: of the lowest one, what only the exact search may reach, where it is asked."""
-        return 0.0 if k == 0 and exact.fits(problem.graph) else float(self.cells[k])
+    def _begin(self, k: int) -> float:
+        """The least peak of a stretch; the lowest one has none: a closer look may find what is smaller."""
+        return float(self.cells[k]) if k else 0.0
 
     def _look(self, problem: Problem, k: int) -> list[Entry]:
         if k not in self.looked_at:
@@ -191,6 +189,10 @@ class Curve:
             with problem.interruptible():
                 rooms = np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]
                 seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
+                if k == 0:
+                    smallest = replace(problem, limit=None, max_overhead=None)
+                    seeds += _all_of(problem, [partial(entries, smallest, curve) for curve in self.blocks])
+                    low = min([low, *(float(e.peak) for e in seeds)])
                 polish.enter([search.reduced.reduced_runs(e.runs) for e in seeds])
                 search.look(low, high)
                 polish.enter([e.runs for e in search.entries()])
@@ -199,7 +201,7 @@ class Curve:
             if not large(problem):
                 elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
                 found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
-                proven = small.proven_between(problem, self._begin(problem, k), high, found)
+                proven = small.proven_between(problem, self._begin(k), high, found)
                 found = proven if proven is found else _pressed(problem, proven)
             if problem.time_left <= 0:
                 return found
