@@ -6,6 +6,9 @@ python benchmarks/gpu.py --device cpu --small   # shows on the CPU that all of i
 Parts: the tests marked gpu; one step each of the published suite, GPT-2 and ViT-B/16, plain, planned and checkpointed by hand;
 the largest batch of ResNet-50, GPT-2 medium and a 3-D U-Net under memory caps. Each job is a process of its own: one that
 fails leaves a row that says why. Rows are written as they come, the report after every job.
+
+Ends with 0 where all was measured, with 1 where anything failed, else with 3 where jobs were left out for lack of time:
+these are named at the end, and in the report.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))  # without an inst
 
 from gpu import driver, jobs  # noqa: E402
 from gpu.report import markdown  # noqa: E402
-from gpu.rows import Row, appended, newest  # noqa: E402
+from gpu.rows import Row, appended, left_out, newest  # noqa: E402
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "out" / "gpu"
@@ -46,14 +49,25 @@ def main() -> None:
     first = jobs.facts(given.device, given.small, work)
     driver.run([first], work, deadline, 1, report.take)
     todo = jobs.jobs(
-        given.device, given.small, work, given.minutes, given.solve_seconds or (2.0 if given.small else 15.0)
-    )
+        given.device, given.small, work, given.minutes, given.solve_seconds or (2.0 if given.small else 15.0),
+        next((r["device_bytes"] for r in report.rows if r.get("device_bytes")), None),
+    )  # fmt: skip
     if given.only:
         todo = [j for j in todo if any(j.name.startswith(o) for o in given.only)]
     driver.run(todo, work, deadline, given.workers or max(1, min(8, (os.cpu_count() or 1) // 2)), report.take)
     report.write()
     print(f"{report.path('md')}: {time.monotonic() - START:.0f} s")
-    sys.exit(1 if any(r["status"] == "failed" for r in newest(report.rows)) else 0)
+    sys.exit(ended(newest(report.rows)))
+
+
+def ended(rows: list[Row]) -> int:
+    """What the process ends with; says what was left out."""
+    out = left_out(rows)
+    if out:
+        print(f"LEFT OUT, {len(out)} jobs for which no time was left (more with --minutes):", file=sys.stderr)
+    for row in out:
+        print(f"  {row['name']}: {row['note']}", file=sys.stderr)
+    return 1 if any(r["status"] == "failed" for r in rows) else 3 if out else 0
 
 
 def arguments() -> argparse.ArgumentParser:

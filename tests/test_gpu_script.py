@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +19,17 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu import driver  # noqa: E402
-from gpu.cases import Case, repeated, step_cases, with_gradients  # noqa: E402
-from gpu.jobs import Job, jobs, rows_file  # noqa: E402
+import gpu.largest as gpu_largest  # noqa: E402
+from gpu import devices, driver  # noqa: E402
+from gpu.cases import Case, largest_cases, repeated, step_cases, with_gradients  # noqa: E402
+from gpu.jobs import SECONDS, Job, jobs, rows_file  # noqa: E402
 from gpu.largest import largest  # noqa: E402
 from gpu.parity import differences  # noqa: E402
 from gpu.report import markdown  # noqa: E402
 from gpu.rows import Row, appended, newest, read  # noqa: E402
 from gpu.suite import outcomes  # noqa: E402
 
+import rekindle  # noqa: E402
 from rekindle import zoo  # noqa: E402
 from rekindle.bench.checkpointing import by_hand  # noqa: E402
 from rekindle.zoo import seeds  # noqa: E402
@@ -108,6 +114,198 @@ def test_the_largest_batch_is_found(limit: int, guess: int) -> None:
     found = largest(works, guess)
     assert limit - max(1, 0.04 * (limit + 1)) <= found <= limit
     assert len(asked) == len(set(asked)) <= 25
+
+
+GIB = 2**30
+HEAD = {"date": "2026-01-01", "command": "python", "seconds": 1.0}
+
+
+class Mock(gpu_largest.Search):
+    """Steps of `tick` seconds that work up to a batch of 300 without a plan and up to `limit` with one."""
+
+    limit, tick, asked = 3000, 0.0, 0
+
+    def _trace(self, batch: int) -> Any:
+        return batch
+
+    def tried(self, batch: int, way: Any) -> Row | None:
+        self.asked += 1
+        time.sleep(self.tick)
+        works = batch <= (300 if way is nullcontext else self.limit)
+        self.note = "" if works else f"batch {batch}: OutOfMemoryError"
+        row = {"batch": batch, "seconds": 1.0, "per_second": batch, "peak_bytes": batch, "reserved_bytes": None}
+        return row if works else None
+
+
+def mocked(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+    """Plans promise a byte per item, and there are some down to a thirtieth of that. The list is for rows."""
+
+    def plan(batch: int, budget: int | None = None, **_: Any) -> Any:
+        if budget is not None and budget < batch / 30:
+            raise rekindle.InfeasibleBudget(f"{budget} bytes are too few")
+        return SimpleNamespace(
+            peak_bytes=batch, activation_peak_bytes=batch, overhead=0.3, flops_overhead=0.3, solver="mock"
+        )
+
+    monkeypatch.setattr(rekindle, "plan", plan)
+    monkeypatch.setattr(gpu_largest, "by_plan", lambda model, plan: "by plan")
+    monkeypatch.setattr(gpu_largest, "plain_bytes", lambda sample: 0)
+    monkeypatch.setattr(gpu_largest, "held_bytes", lambda model, sample: 0)
+    monkeypatch.setattr(gpu_largest, "Search", Mock)
+    return []
+
+
+@pytest.mark.parametrize("limit", [300, 301, 990, 1000, 3000])
+def test_the_largest_batch_with_a_plan_is_found_from_a_low_guess(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mocked(monkeypatch)
+    search = Mock(largest_cases(True)[0], "cpu", 1000)  # so that the guess is 980
+    search.limit = limit
+    row = search.planned(300, tmp_path, 100.0)
+    assert row is not None
+    assert 0.96 * (limit + 1) - 1 <= row["batch"] <= limit
+    assert search.settled
+    assert search.asked <= 20  # two for a batch that is too large
+
+
+def test_a_plan_for_larger_batches_is_sought_where_the_first_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mocked(monkeypatch)
+    search = Mock(largest_cases(True)[0], "cpu", 1000)
+    search.limit = 50
+    row = search.planned(60, tmp_path, 100.0)
+    assert row is not None
+    assert 48 <= row["batch"] <= 50
+
+
+def test_a_search_without_time_says_so_and_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = mocked(monkeypatch)
+    monkeypatch.setattr(Mock, "tick", 0.05)
+    case = largest_cases(True)[0]
+    gpu_largest.measure(case, "1000 B", 1000, "cpu", tmp_path, 0.03, rows.append)  # eight times 0.03 s for plans
+    ended = {r["method"]: r for r in newest(rows)}
+    assert ended["plain"]["settled"] is True
+    assert ended["plain"]["batch"] in range(289, 301)
+    planned = ended["planned"]
+    assert (planned["status"], planned["settled"]) == ("ok", False)
+    assert "time was up" in planned["note"]
+    text = markdown(HEAD, rows)
+    assert f"| at least {planned['batch']} |" in text
+    assert f"| {ended['plain']['batch']} |" in text
+    assert "found to within 4 %; *at least*" in text
+    assert "1000 B, planned: at least" in text
+
+
+def test_a_search_that_is_stopped_or_breaks_keeps_the_best_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = mocked(monkeypatch)
+    fine = rekindle.plan
+
+    def breaks(batch: Any, *args: Any, **options: Any) -> Any:
+        if batch > 2000:
+            raise RuntimeError("no such kernel")
+        return fine(batch, *args, **options)
+
+    monkeypatch.setattr(rekindle, "plan", breaks)
+    gpu_largest.measure(largest_cases(True)[0], "1000 B", 1000, "cpu", tmp_path, 100.0, rows.append)
+    assert [r["batch"] for r in rows if r["method"] == "planned"] == sorted(
+        r["batch"] for r in rows if r["method"] == "planned"
+    )
+    last = rows[-1]
+    assert (last["status"], last["settled"], last["note"]) == ("ok", False, "RuntimeError: no such kernel")
+
+
+def test_a_cap_of_a_devices_nominal_size_is_all_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.Cpu, "device_bytes", lambda self: 79 * GIB, raising=False)
+    rows = mocked(monkeypatch)
+    gpu_largest.measure(largest_cases(True)[0], "80 GiB", 80 * GIB, "cpu", tmp_path, 1.0, rows.append)
+    assert {(r["cap"], r["cap_bytes"]) for r in rows} == {("80 GiB: all of 79.0 GiB", 79 * GIB)}
+
+
+def test_a_cap_above_what_the_device_has_gives_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.Cpu, "device_bytes", lambda self: 24 * GIB, raising=False)
+    rows: list[Row] = []
+    gpu_largest.measure(largest_cases(True)[0], "80 GiB", 80 * GIB, "cpu", tmp_path, 1.0, rows.append)
+    assert [r["method"] for r in rows] == ["plain", "planned"]
+    for row in rows:
+        assert row["note"] == "not on this device: it has 24.00 GiB"
+        assert not {"batch", "per_second", "peak_bytes"} & set(row)
+        assert row["status"] not in ("ok", "failed", "left out")
+    text = markdown(HEAD, rows)
+    assert "unet, 80 GiB, plain: not on this device: it has 24.00 GiB" in text
+    assert "Left out" not in text
+
+
+def test_memory_that_others_hold_is_told() -> None:
+    row = {"part": "largest", "model": "m", "method": "plain", "cap": "24 GiB", "cap_bytes": 24 * GIB, "status": "ok"}
+    row |= {"note": "", "batch": 7, "settled": True, "per_second": 1.0, "peak_bytes": GIB, "free_bytes": 22 * GIB}
+    assert "m, 24 GiB, plain: only 22.00 GiB of the cap were free" in markdown(HEAD, [row])
+
+
+def test_a_job_that_runs_alone_shares_the_device_with_none(tmp_path: Path) -> None:
+    def logged(name: str, alone: bool = False) -> Job:
+        code = f"import os, time; f = open({str(tmp_path / 'log')!r}, 'a', buffering=1); f.write('begin {name}\\n')"
+        code += f"; time.sleep(0.5); f.write('end {name} ' + os.environ['{SECONDS}'] + '\\n')"
+        return Job(f"steps:{name}", "steps", [sys.executable, "-c", code], 0.0, 60.0, alone=alone)
+
+    ran([logged("a"), logged("b"), logged("c", True), logged("d", True)], tmp_path, 40.0, workers=4)
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    order = [" ".join(line[:2]) for line in lines]
+    assert order[4:] == ["begin c", "end c", "begin d", "end d"]
+    seconds = {line[1]: float(line[2]) for line in lines if line[0] == "end"}
+    assert seconds["c"] < 21 < seconds["d"] <= 40  # c leaves d its share
+
+
+def test_the_largest_cap_is_searched_alone_and_last(tmp_path: Path) -> None:
+    def alone(device: float | None) -> list[str]:
+        todo = jobs("cuda", False, tmp_path, 9.0, 15.0, device and int(device * GIB))
+        assert [j.alone for j in todo] == sorted(j.alone for j in todo)
+        return sorted({j.name.split(":")[2] for j in todo if j.alone})
+
+    assert alone(79.2) == alone(139.8) == alone(178.4) == ["80 GiB"]
+    assert alone(31.4) == ["16 GiB", "24 GiB"]
+    assert alone(None) == ["16 GiB", "24 GiB", "80 GiB"]
+
+
+def script() -> Any:
+    """benchmarks/gpu.py, whose name the package beside it has too."""
+    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "benchmarks" / "gpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_was_left_out_is_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = script()
+
+    def main(*names: str) -> int:
+        def some(todo: list[Job], work: Path, deadline: float, workers: int, done: Any) -> None:
+            for j in todo:
+                status = next((n for n in ("failed", "left out") if f"{n} {j.name}" in names), "ok")
+                done(j, [driver.row_of(j, status, f"{status}: why")])
+
+        monkeypatch.setattr(driver, "run", some)
+        command = ["gpu.py", "--device", "cpu", "--small", "--out", str(tmp_path), "--work", str(tmp_path / "w")]
+        monkeypatch.setattr(sys, "argv", command + ["--only", "kernels,tests"])
+        with pytest.raises(SystemExit) as end:
+            program.main()
+        return int(end.value.code or 0)
+
+    assert main() == 0
+    assert "LEFT OUT" not in capsys.readouterr().err
+    assert main("left out tests") == 3
+    assert "LEFT OUT, 1 jobs" in capsys.readouterr().err.splitlines()[-2]
+    (text,) = (p.read_text() for p in tmp_path.glob("*.md"))
+    assert "## Left out for lack of time\n\n- tests tests: left out: why" in text
+    assert main("left out tests", "failed kernels") == 1
+    assert "with 3 where jobs were left out" in " ".join(program.arguments().format_help().split())
 
 
 def test_all_published_rows_are_among_the_jobs(tmp_path: Path) -> None:

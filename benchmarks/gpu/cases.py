@@ -17,6 +17,7 @@ from rekindle.torch.verify import default_loss
 from rekindle.zoo import seeds
 
 MIB, GIB = 2**20, 2**30
+SOLD = 0.95  # a device that has so much of a cap is one of that size: an 80 GB card has 79 GiB
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Cuda:
         p = torch.cuda.get_device_properties(0)
         return {
             "device": torch.cuda.get_device_name(0),
-            "device_bytes": torch.cuda.mem_get_info(0)[1],
+            "device_bytes": self.device_bytes(),
             "multiprocessors": p.multi_processor_count,
             "capability": f"{p.major}.{p.minor}",
             "driver": _driver(),
@@ -84,9 +84,17 @@ class Cuda:
         end.synchronize()
         return begin.elapsed_time(end) / 1e3
 
+    def device_bytes(self) -> int | None:
+        """All memory of the device; None where it is not known."""
+        return torch.cuda.mem_get_info(0)[1]
+
+    def free_bytes(self) -> int | None:
+        """What this process may hold at most: contexts and other processes have the rest. None where it is not known."""
+        return torch.cuda.mem_get_info(0)[0] + torch.cuda.memory_reserved(0)
+
     def cap(self, limit_bytes: int) -> None:
-        """From now on this process may reserve no more than that."""
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / torch.cuda.mem_get_info(0)[1]), 0)
+        """From now on this process may reserve no more than that; at most what the device has."""
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / torch.cuda.mem_get_info(0)[1], 0)
 
     def release(self) -> None:
         """Give back what the allocator holds unused."""
@@ -104,7 +112,7 @@ class Cpu:
 
     def facts(self) -> dict[str, Any]:
         """The processor."""
-        return {"device": cpu_model(), "device_bytes": None}
+        return {"device": cpu_model(), "device_bytes": self.device_bytes()}
 
     def memory(self, step: Step, held_bytes: int) -> Memory:
         """As Cuda's."""
@@ -119,6 +127,14 @@ class Cpu:
         begin = time.perf_counter()
         step()
         return time.perf_counter() - begin
+
+    def device_bytes(self) -> int | None:
+        """As Cuda's."""
+        return None
+
+    def free_bytes(self) -> int | None:
+        """As Cuda's."""
+        return None
 
     def cap(self, limit_bytes: int) -> None:
         """From now on `memory` refuses a step that holds more than that."""

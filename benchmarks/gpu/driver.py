@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu.jobs import Job, environment, rows_file
+from gpu.jobs import SECONDS, Job, environment, rows_file
 from gpu.rows import Row, read
 from gpu.turns import turn
 
@@ -50,7 +51,7 @@ def run(
                     running.remove(r)
                     r.held.close()
                     done(r.job, read(rows_file(work, r.job.name)) + _said(r, why, now))
-            while queue and len(running) < workers:
+            while queue and len(running) < workers and _may_begin(queue[0], running):
                 job = queue.pop(0)
                 if now + job.estimate >= deadline:
                     note = (
@@ -58,7 +59,9 @@ def run(
                     )
                     done(job, [row_of(job, "left out", note)])
                     continue
-                running.append(_start(job, work, now, min(deadline, now + job.allowance)))
+                # those that run alone come last, one after another: each may search for its share of the time
+                share = (deadline - now) / (len(queue) + 1) if job.alone else math.inf
+                running.append(_start(job, work, now, min(deadline, now + job.allowance), share))
             time.sleep(0.05)
     finally:
         for r in running:  # interrupted
@@ -74,14 +77,19 @@ def row_of(job: Job, status: str, note: str) -> Row:
     return found | ({"model": model} if model else {}) | ({"cap": cap} if cap else {})
 
 
-def _start(job: Job, work: Path, now: float, end: float) -> Running:
+def _may_begin(job: Job, running: Sequence[Running]) -> bool:
+    return not any(job.alone or r.job.alone for r in running)
+
+
+def _start(job: Job, work: Path, now: float, end: float, share: float) -> Running:
     held = ExitStack()
     if job.holds:
         held.enter_context(turn(work / job.holds))
     log = rows_file(work, job.name).with_suffix(".log")
     with log.open("wb") as out:
         process = subprocess.Popen(
-            job.command, stdout=out, stderr=subprocess.STDOUT, env=environment(job), start_new_session=True
+            job.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            env=environment(job) | {SECONDS: str(min(share, end - now))},
         )  # fmt: skip
     return Running(job, process, log, now, end, held)
 

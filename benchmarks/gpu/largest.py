@@ -5,6 +5,7 @@ Every batch that counts was really stepped under the cap.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,47 +15,43 @@ from typing import Any
 import torch
 
 import rekindle
-from gpu.cases import Case, held_bytes, repeated, with_gradients
+from gpu.bracket import Clock, OutOfTime, largest
+from gpu.cases import GIB, SOLD, Case, held_bytes, repeated, with_gradients
 from gpu.devices import Device, get
 from gpu.steps import Emit, Row, Way, by_plan, why
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import InfeasibleBudget, Plan
 from rekindle.torch.devices import closest
 
-TOLERANCE = 0.04  # of the batch, within which the largest is found
 OVERHEAD = 1 / 3  # extra seconds that a plan may take where the search begins
 ROOM = (0.02, 0.06)  # shares of the cap left free, tried in turn
-SHRINK, TRIES = 0.93, 4  # where a plan does not fit
-
-
-def largest(works: Callable[[int], bool], guess: int, tolerance: float = TOLERANCE) -> int:
-    """The largest batch for which `works`, to within that share of it; 0: none. Few calls where `guess` is near."""
-    good, bad, stride, at = 0, 0, max(1, guess // 8), max(1, guess)
-    while True:
-        if works(at):
-            good = at
-        else:
-            bad = at
-        if bad == 1 or (bad and good and bad - good <= max(1, tolerance * bad)):
-            return good
-        if not bad:
-            at, stride = at + stride, 2 * stride
-        elif not good:
-            at, stride = max(1, at - stride), 2 * stride
-        else:
-            at = (good + bad) // 2
+SOLVES = 8  # a search with plans takes no longer than so many plans at their time limit
+ABSENT = "not on this device"
+OPEN = "the time was up before the batch was known to within 4 %: a larger one may work"
 
 
 class Search:
-    """One model under one cap."""
+    """One model under one cap.
 
-    def __init__(self, case: Case, kind: str, cap_bytes: int):
-        self.case, self.kind, self.cap_bytes = case, kind, cap_bytes
+    best : the row of the largest batch so far. settled : whether no batch larger by more than TOLERANCE works.
+    found : called with each new `best`, so that it survives whatever comes after. end : of `time.monotonic`.
+    """
+
+    def __init__(
+        self, case: Case, kind: str, cap_bytes: int, found: Callable[[], None] = lambda: None, end: float = math.inf
+    ):
+        self.case, self.kind, self.cap_bytes, self.found, self.end = case, kind, cap_bytes, found, end
         self.device: Device = get(kind)
         self.model, self.one = case.load(kind, batch=1)
         with_gradients(self.model)
         self.device.cap(cap_bytes)
-        self.note = ""
+        self.begin(math.inf)
+
+    def begin(self, seconds: float) -> None:
+        """A new search, of so many seconds at most."""
+        self.clock, self.note, self.settled = Clock(seconds, self.end), "", False
+        self.best: Row | None = None
+        self.beside, self.room = 0.0, ROOM[0]
 
     def tried(self, batch: int, way: Way) -> Row | None:
         """Two steps at that batch: what they hold, and the seconds of the second; None where it does not run, and then
@@ -79,56 +76,78 @@ class Search:
             "peak_bytes": memory.level_bytes + memory.peak_bytes, "reserved_bytes": memory.reserved_bytes,
         }  # fmt: skip
 
-    def plain(self) -> Row | None:
-        """The largest batch without a plan."""
-        found: dict[int, Row] = {}
+    def grown(self, row_at: Callable[[int], Row | None], guess: int) -> None:
+        """Find the largest batch for which there is a row, beginning with the guess, and from `best` on upward."""
 
         def works(batch: int) -> bool:
-            row = self.tried(batch, nullcontext)
-            found.update({batch: row} if row else {})
-            return row is not None
+            return self._kept(row_at(batch))
 
-        first = self.case.batch
-        if not works(first):
-            guess = max(1, first // 2)
-        else:
-            a, b = found[first], self.tried(2 * first, nullcontext)
-            per_item = (b["peak_bytes"] - a["peak_bytes"]) / first if b else 0
-            guess = first + int((self.cap_bytes - a["peak_bytes"]) / per_item) if per_item > 0 else 2 * first
-        return found.get(largest(works, guess))
+        try:
+            largest(self.clock.timed(works), guess, good=self.best["batch"] if self.best else 0)
+            self.settled = True
+        except OutOfTime:
+            self.note = "; ".join(filter(None, [OPEN, self.note]))
+
+    def _kept(self, row: Row | None) -> bool:
+        if row and (self.best is None or row["batch"] > self.best["batch"]):
+            self.best = row
+            self.found()
+        return row is not None
+
+    def plain(self) -> Row | None:
+        """The largest batch without a plan."""
+        self.begin(math.inf)
+        a = self.tried(self.case.batch, nullcontext)
+        guess = max(1, self.case.batch // 2)
+        if self._kept(a) and a:
+            b = self.tried(2 * a["batch"], nullcontext)
+            self._kept(b)
+            per_item = (b["peak_bytes"] - a["peak_bytes"]) / a["batch"] if b else 0
+            guess = a["batch"] + int((self.cap_bytes - a["peak_bytes"]) / per_item) if per_item > 0 else 2 * a["batch"]
+        self.grown(lambda batch: self.tried(batch, nullcontext), guess)
+        return self.best
 
     def planned(self, plain: int, work: Path, solve_seconds: float) -> Row | None:
-        """A large batch with a plan: planned for the cap, and stepped. It begins where a plan that costs a third more at the
-        plain step's batch would just fit, once what it took there beside its promise is counted."""
+        """The largest batch with a plan: planned for the cap, and stepped. It begins where a plan that costs a third more at
+        the plain step's batch would just fit, once what it took there beside its promise is counted."""
+        self.begin(SOLVES * solve_seconds)
         begin = time.perf_counter()
+        guess = self._guess(plain, work, solve_seconds, begin)
+        self.grown(lambda batch: self._fitted(batch, work, solve_seconds, begin), guess)
+        return self.best
+
+    def _guess(self, plain: int, work: Path, solve_seconds: float, begin: float) -> int:
+        """Where to begin, from a step at the plain step's batch."""
         plan = rekindle.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
-        best = self._run(plain, plan, work, begin)
-        if best is None:
-            return None
-        # what kernels and the allocator take beside what the plan knows of, per item
-        beside = max(0, (best["reserved_bytes"] or best["peak_bytes"]) - plan.peak_bytes) / plain
-        item = plan.activation_peak_bytes / plain + plain_bytes(self.one) + beside
-        room = iter(ROOM)
-        limit = self.cap_bytes * (1 - next(room))
-        batch = int((limit - held_bytes(self.model, None)) / item)
-        for _ in range(TRIES):
-            if batch <= best["batch"]:
-                break
+        row = self._run(plain, plan, work, begin)
+        if not self._kept(row) or not row:
+            return plain
+        self.beside = _beside(row)
+        item = plan.activation_peak_bytes / plain + plain_bytes(self.one) + self.beside
+        return int((self.cap_bytes * (1 - self.room) - held_bytes(self.model, None)) / item)
+
+    def _fitted(self, batch: int, work: Path, solve_seconds: float, begin: float) -> Row | None:
+        """A step by a plan for the cap; where that takes more than it promised, by one that leaves more of the cap free."""
+        for room in ROOM[ROOM.index(self.room) :]:
+            limit = int(self.cap_bytes * (1 - room) - self.beside * batch)
             try:
-                plan = rekindle.plan(self._trace(batch), int(limit - beside * batch), time_limit=solve_seconds)
-                found = self._run(batch, plan, work, begin)
-                if found:
-                    return found
-                limit = self.cap_bytes * (1 - next(room, ROOM[-1]))
-            except InfeasibleBudget as e:
+                plan = rekindle.plan(self._trace(batch), max(1, limit), time_limit=solve_seconds)
+            except (InfeasibleBudget, torch.OutOfMemoryError) as e:
                 self.note = f"batch {batch}: {why(e)}"
-            batch = int(batch * SHRINK)
-        return best
+                return None
+            row = self._run(batch, plan, work, begin)
+            if row:
+                # only downward: an allocator near the cap takes whatever there is
+                self.room, self.beside = room, min(self.beside, _beside(row))
+                return row
+        return None
 
     def _run(self, batch: int, plan: Plan, work: Path, begin: float) -> Row | None:
         """`tried`, and what the plan promised."""
+        waits = time.monotonic()
         searched = time.perf_counter() - begin
         with turn(work / GPU):
+            self.clock.waited += time.monotonic() - waits
             row = self.tried(batch, by_plan(self.model, plan))
         return row and row | {
             "predicted_peak_bytes": plan.peak_bytes, "predicted_overhead": plan.overhead,
@@ -149,26 +168,47 @@ def plain_bytes(sample: Any) -> int:
     return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, torch.Tensor))
 
 
+def _beside(row: Row) -> float:
+    """Bytes per item that kernels and the allocator took beside what the plan knows of."""
+    return float(max(0, (row["reserved_bytes"] or row["peak_bytes"]) - row["predicted_peak_bytes"]) / row["batch"])
+
+
 def measure(
-    case: Case, cap: str, cap_bytes: int, kind: str, work: Path, solve_seconds: float, emit: Emit
+    case: Case, cap: str, cap_bytes: int, kind: str, work: Path, solve_seconds: float, emit: Emit, end: float = math.inf
 ) -> None:  # fmt: skip
-    """Two rows: without a plan and with one."""
-    search = Search(case, kind, cap_bytes)
+    """Two rows: without a plan and with one; before each, one per batch that worked. end : of `time.monotonic`."""
     known = {
         "part": "largest", "model": case.name, "cap": cap, "cap_bytes": cap_bytes, "unit": case.unit,
         "precision": "bf16 autocast" if case.autocast else "float32",
     }  # fmt: skip
+    has = get(kind).device_bytes()
+    if has is not None and SOLD * cap_bytes <= has < cap_bytes:
+        known |= {"cap": f"{cap}: all of {has / GIB:.1f} GiB", "cap_bytes": has}
+        cap_bytes = has
+    if has is not None and has < cap_bytes:
+        note = f"{ABSENT}: it has {has / GIB:.2f} GiB"
+        for method in ("plain", "planned"):
+            emit(known | {"method": method, "status": ABSENT, "note": note})
+        return
+
+    def found() -> None:  # stands only if the job is stopped before the search ends
+        emit(known | {"status": "ok"} | (search.best or {}) | {"settled": False, "note": OPEN})
+
+    search = Search(case, kind, cap_bytes, found, end)
+    known["method"] = "plain"
     with turn(work / GPU):
+        known["free_bytes"] = search.device.free_bytes()
         plain = search.plain()
-    emit(known | {"method": "plain"} | _said(plain, search.note))
+    emit(known | _said(search))
     passed(work / KERNELS)
-    search.note = ""
+    known["method"] = "planned"
     try:
-        planned = search.planned(plain["batch"] if plain else 1, work, solve_seconds)
+        search.planned(plain["batch"] if plain else 1, work, solve_seconds)
     except Exception as e:
-        planned, search.note = None, why(e)
-    emit(known | {"method": "planned"} | _said(planned, search.note))
+        search.note = why(e)
+    emit(known | _said(search))
 
 
-def _said(row: Row | None, note: str) -> Row:
-    return ({"status": "ok"} | row if row else {"status": "failed"}) | {"note": note}
+def _said(search: Search) -> Row:
+    found = {"status": "ok"} | search.best if search.best else {"status": "failed"}
+    return found | {"settled": search.settled, "note": search.note}

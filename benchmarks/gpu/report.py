@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from gpu.rows import Row, newest
+from gpu.rows import Row, left_out, newest
 
 MIB, GIB = 2**20, 2**30
 NAMES = {"plain": "plain", "half": "half", "third": "+33.3 %", "blocks": "per block"}
@@ -16,8 +15,9 @@ that took turns, by events, as a ratio to the plain step. *half*: planned for ha
 memory within a third more time, by measured costs of operators; *per block*: `torch.utils.checkpoint` around every block.
 *reserved* is what the allocator took from the device in all. *same bits*: loss, gradients, buffers and random state of the
 planned step against the plain one, under deterministic algorithms."""
-LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; with a plan, the search
-begins where a plan that costs a third more would just fit. Throughput is that of the second step at that batch."""
+LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; *at least*: the search
+ended before that was known, and a larger one may work. With a plan, the search begins where a plan that costs a third more
+would just fit, and goes on from there. Throughput is that of the second step at that batch."""
 
 
 def markdown(head: dict[str, Any], rows: list[Row]) -> str:
@@ -29,10 +29,10 @@ def markdown(head: dict[str, Any], rows: list[Row]) -> str:
     lines += ["- versions: " + ", ".join(f"{k} {v}" for k, v in facts.get("versions", {}).items() if v), ""]
     for title, part in (("Steps", _steps), ("Largest batch under a cap", _largest), ("Tests on the device", _tests)):
         lines += [f"## {title}", "", *part(rows), ""]
-    missing = [r for r in rows if r["status"] not in ("ok", "skipped") and r["part"] != "jobs"]
-    lines += (
-        ["## Not measured", "", *[f"- {_who(r)}: {r['status']}: {r['note']}" for r in missing], ""] if missing else []
-    )
+    out = left_out(rows)
+    missing = [r for r in rows if r["status"] not in ("ok", "skipped") and r["part"] != "jobs" and r not in out]
+    for title, some in (("Left out for lack of time", out), ("Not measured", missing)):
+        lines += [f"## {title}", "", *[f"- {_who(r)}: {_why(r)}" for r in some], ""] if some else []
     return "\n".join(lines)
 
 
@@ -79,15 +79,38 @@ def _largest(rows: list[Row]) -> list[str]:
     for model in dict.fromkeys(model for model, *_ in mine):
         for size in sorted({c for m, c, _ in mine if m == model}):
             plain, planned = (mine.get((model, size, m), {}) for m in ("plain", "planned"))
-            more = planned["batch"] / plain["batch"] if "batch" in plain and "batch" in planned else math.nan
             lines.append([
                 f"{model}, {plain.get('precision', planned.get('precision'))}", str(plain.get("cap") or planned["cap"]),
-                str(plain.get("batch", "-")), _rate(plain), _mib(plain, "peak_bytes"),
-                str(planned.get("batch", "-")), _rate(planned), _mib(planned, "peak_bytes"),
-                "-" if math.isnan(more) else f"{more:.1f}x",
+                _batch(plain), _rate(plain), _mib(plain, "peak_bytes"),
+                _batch(planned), _rate(planned), _mib(planned, "peak_bytes"), _more(plain, planned),
             ])  # fmt: skip
     header = ["model", "cap", "plain batch", "per second", "peak", "planned batch", "per second", "peak", "batch"]
-    return [LARGEST, "", *_table(header, lines)]
+    return [LARGEST, "", *_table(header, lines), *_limits(list(mine.values()))]
+
+
+def _batch(row: Row) -> str:
+    if "batch" not in row:
+        return "-"
+    return f"{row['batch']}" if row.get("settled") else f"at least {row['batch']}"
+
+
+def _more(plain: Row, planned: Row) -> str:
+    """How much larger a batch is with a plan; nothing can be said where the plain one is not known."""
+    if "batch" not in planned or not plain.get("settled") or "batch" not in plain:
+        return "-"
+    return f"{'' if planned.get('settled') else 'at least '}{planned['batch'] / plain['batch']:.1f}x"
+
+
+def _limits(rows: list[Row]) -> list[str]:
+    """What is to be known of single figures: where a search did not end, and where there was less than the cap."""
+    told = [f"- {_who(r)}: at least {r['batch']}: {r['note']}" for r in rows if "batch" in r and not r.get("settled")]
+    told += [
+        f"- {_who(r)}: only {r['free_bytes'] / GIB:.2f} GiB of the cap were free, contexts and other processes held "
+        f"{(r['cap_bytes'] - r['free_bytes']) / GIB:.2f} GiB of it"
+        for r in rows
+        if r.get("free_bytes") is not None and r["free_bytes"] < r["cap_bytes"]
+    ]
+    return ["", *told] if told else []
 
 
 def _tests(rows: list[Row]) -> list[str]:
@@ -131,6 +154,11 @@ def _time_error(row: Row) -> float | None:
     return (
         row["seconds"] / row["predicted_seconds"] - 1 if row.get("seconds") and row.get("predicted_seconds") else None
     )
+
+
+def _why(row: Row) -> str:
+    """Status and note, of which the second may begin with the first."""
+    return row["note"] if row["note"].startswith(row["status"]) else f"{row['status']}: {row['note']}"
 
 
 def _who(row: Row) -> str:

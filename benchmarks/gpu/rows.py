@@ -40,6 +40,11 @@ def newest(rows: list[Row]) -> list[Row]:
     return list(kept.values())
 
 
+def left_out(rows: list[Row]) -> list[Row]:
+    """The rows of jobs that were not begun, as too little time was left."""
+    return [r for r in rows if r["status"] == "left out"]
+
+
 def _finite(x: Any) -> Any:
     """JSON has no infinity."""
     if isinstance(x, dict):

@@ -86,7 +86,7 @@ def _memory(device: Device, step: Callable[[], Any], way: Way, held: int) -> Row
     try:
         with way() as found:
             if found == 0:
-                return {"status": "left out", "note": "no blocks are known of this model"}
+                return {"status": "no blocks", "note": "no blocks are known of this model"}
             step()
             return {"status": "ok", "note": ""} | asdict(device.memory(step, held))
     except Exception as e:  # an out-of-memory, or a kernel that this device has not
