@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rekindle import bench, zoo
+from rekindle.bench.data_branches import data_branches
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, Asked, choose, parse
 from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
@@ -19,6 +21,7 @@ from rekindle.errors import RekindleError, UsageError
 from rekindle.torch.measure import storage_peak
 from rekindle.torch.verify import default_loss
 from rekindle.zoo import seeds, torchvision_shim
+from rekindle.zoo.libraries import build
 
 KEYS = {
     "suite", "model", "method", "cost", "target", "batch", "image", "ops", "solver", "peak_mb", "predicted_mb", "plain_mb",
@@ -265,3 +268,15 @@ def test_a_fake_step_holds_what_a_step_with_data_holds(name: str) -> None:
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *sample.values()]
     with_data = storage_peak(step, held).peak_bytes
     assert _zoo_case(name, options).measure().peak == with_data
+
+
+def test_a_fake_step_with_a_mask_of_which_nothing_is_known() -> None:
+    """It is taken as the library takes it on tensors without data."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    with FakeTensorMode():
+        model = build(lambda: transformers.BertForMaskedLM(config))
+        ids = torch.randint(9, (2, 16))
+        with data_branches():
+            assert model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.shape[:2] == (2, 16)
+            assert model(input_ids=ids, attention_mask=ids).logits.shape[:2] == (2, 16)

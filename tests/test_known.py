@@ -337,6 +337,26 @@ def test_what_was_written_to_is_not_known_of_fake_tensors(how: str) -> None:
             asks(how, x, x, ids)
 
 
+def test_what_is_only_read_stays_known() -> None:
+    with FakeTensorMode(), KnownValues((), None):
+        mask, x = torch.ones(4, dtype=torch.bool), torch.randn(4)
+        x.masked_fill_(mask, 1.0)
+        x.copy_(mask)
+        torch.logical_or(mask, mask, out=torch.empty(4, dtype=torch.bool))
+        assert bool(mask.all())
+
+
+def test_another_memory_at_the_same_address_is_not_known() -> None:
+    with FakeTensorMode(), KnownValues((), None):
+        mask = torch.ones(4, dtype=torch.bool)
+        mask.data = torch.zeros(4, dtype=torch.bool)
+        later = [torch.zeros(4, dtype=torch.bool) for _ in range(64)]
+        for other in later:
+            mask.data = other
+            with pytest.raises(DataDependentOutputException):
+                bool(mask.all())
+
+
 def test_values_of_fake_tensors_are_known_while_they_live_and_no_longer() -> None:
     with FakeTensorMode(), KnownValues((), None):
         seen = torch.arange(4)

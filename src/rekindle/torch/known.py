@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
@@ -123,9 +124,7 @@ class KnownValues(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        writes = not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable
-        if writes:
-            self._forget(given)
+        self._forget(_written(func, args, kwargs))
         if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # others may do more than they say
             return func(*args, **kwargs)
         known = {id(t): k for t in given if (k := self._of(t)) is not None}
@@ -152,6 +151,10 @@ class KnownValues(TorchDispatchMode):
         self._steps.append(step)
         return out
 
+    def knows(self, t: Any) -> bool:
+        """Whether questions about the tensor's values get an answer."""
+        return isinstance(t, torch.Tensor) and self._of(t) is not None
+
     def _answer(self, steps: tuple[Step, ...], by_inputs: bool) -> Any:
         with _disable_current_modes(), torch.no_grad():
             answer = _run(steps, self._sample or (), elsewhere=self._sample is None)
@@ -172,9 +175,9 @@ class KnownValues(TorchDispatchMode):
 
     def _forget(self, written: Sequence[torch.Tensor]) -> None:
         """What shares memory with these; what is functional tells by its state."""
-        memory = {_state(t) for t in written if not isinstance(t, FunctionalTensor)}
+        memory = [_state(t) for t in written if not isinstance(t, FunctionalTensor)]
         for t, known in [*self._known.items()] if memory else ():
-            if isinstance(known.state, int) and known.state in memory:
+            if any(_same_state(known.state, m) for m in memory):
                 del self._known[t]
 
 
@@ -191,16 +194,29 @@ def _references(taken: Any, known: Mapping[int, _Known]) -> Any:
 
 def _state(t: torch.Tensor) -> Any:
     """Of a functional tensor: another after each write to it or to what shares its memory. Of others: their memory, and
-    the mode sees all that writes to it. None: nobody can tell.
+    the mode sees all that writes to it; the reference keeps the address from being given away, not the bytes. None: nobody
+    can tell.
     """
     if isinstance(t, FunctionalTensor):
         torch._sync(t.elem)
         return torch._from_functional_tensor(t.elem)
-    return t.untyped_storage()._cdata if t.layout is torch.strided else None
+    return StorageWeakRef(t.untyped_storage()) if t.layout is torch.strided else None
 
 
 def _same_state(one: Any, two: Any) -> bool:
-    return one is two or isinstance(one, int) and isinstance(two, int) and one == two
+    return one is two or isinstance(one, StorageWeakRef) and isinstance(two, StorageWeakRef) and one == two
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an op may write to; of what is no op: all that it is given."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if not func._schema.is_mutable:
+        return []
+    named = zip(func._schema.arguments, args, strict=False)
+    given = [(a, x) for a, x in named] + [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
+    into = [x for a, x in given if a.alias_info is not None and a.alias_info.is_write]
+    return [t for t in pytree.tree_leaves(into) if isinstance(t, torch.Tensor)]
 
 
 def _tells(func: Any) -> bool:
