@@ -100,15 +100,22 @@ def growth_part(rows: Sequence[Row], folder: str, pictures: dict[str, str]) -> s
         for g in mine:
             (a, low), (b, high) = g.ends
             grown, root, log = g.factors
-            cost = g.extra[-1][1]
+            costs = [c for n, c in g.extra if a <= n <= b and c is not None]
             laws = {"log n": log, "√n": root, "n": b / a}
             most = next((law for law, by in laws.items() if grown <= by * (1 + 1e-9)), "more than n")
             text.append(
                 f"| {g.method} | {a:,.0f} to {b:,.0f} | {low:,.1f} to {high:,.1f} | "
-                f"{'-' if cost is None else f'{cost:+.1%}'} | {grown:.2f} | {root:.2f} | {log:.2f} | {g.exponent:.2f} "
+                f"{_range(costs)} | {grown:.2f} | {root:.2f} | {log:.2f} | {g.exponent:.2f} "
                 f"| {most} |"
             )
     return "\n".join([*text, *(["", "### A thousand layers", "", chen] if chen else [])])
+
+
+def _range(costs: Sequence[float]) -> str:
+    least, most = min(costs, default=None), max(costs, default=None)
+    if least is None or most is None:
+        return "-"
+    return f"{most:+.1%}" if most - least < 0.0015 else f"{least:+.1%} to {most:+.1%}"
 
 
 def _chen(rows: Sequence[Row]) -> str:
@@ -129,7 +136,10 @@ def _chen(rows: Sequence[Row]) -> str:
     name = "auto" if row is None else row["method"]
     planned = "no row within that time" if size is None else f"{size / GB:.2f}"
     lines.append([f"ours, {name}, modelled", f"{plain / GB:.1f}", planned, plus(cost)])
-    text = "The 1000-layer ResNet of Chen et al. (2016) at batch 32; GB is 10^9 bytes."
+    text = (
+        "The 1000-layer ResNet of Chen et al. (2016) at batch 32; GB is 10^9 bytes. Ours are activations, as everywhere on "
+        "this page; parameters and their gradients come on top."
+    )
     return f"{text}\n\n{table(lines)}"
 
 

@@ -36,7 +36,8 @@ def lose_part(rows: Sequence[Row], found: Sequence[Standing]) -> str:
         "`auto` was asked no such question, the other row lies between two of auto's and nothing is shown either way. `Worse "
         "by` is the larger of two: how much larger the nearest row of `auto` is, and how much dearer the whole step is.", "",
         md.table(counts), "", md.table(lines, texts=(1, 2, 3, 7)) if len(lines) > 1 else "No loss is shown by these rows.", "",
-        "Model by model: [Is auto dominated?](#is-auto-dominated).",
+        "Model by model: [Is auto dominated?](#is-auto-dominated). Not counted here is the time to solve: `auto` takes longer "
+        "than most single solvers ([Solve times](#solve-times)).",
     ])  # fmt: skip
 
 
