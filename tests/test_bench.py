@@ -25,8 +25,8 @@ from rekindle.zoo.libraries import build
 
 KEYS = {
     "suite", "model", "method", "cost", "target", "batch", "image", "ops", "solver", "peak_mb", "predicted_mb", "plain_mb",
-    "flops_overhead", "seconds_overhead", "overhead", "bound_mb", "gap", "least_overhead", "plan_status", "parity",
-    "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb", "measured_regular_mb",
+    "flops_overhead", "seconds_overhead", "wall_ratio", "overhead", "bound_mb", "gap", "least_overhead", "plan_status",
+    "parity", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb", "measured_regular_mb",
     "measured_ogc_nonreentrant_mb", "versions", "commit", "hardware", "date", "status", "note",
 }  # fmt: skip
 

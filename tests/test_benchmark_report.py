@@ -318,3 +318,15 @@ def test_the_script_says_what_is_damaged(tmp_path: Path) -> None:
     assert "line 1 is no row" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "b.md").exists()
+
+
+def test_small_models_on_a_cpu_stand_apart() -> None:
+    def small(method: str, peak: float, wall: float | None, parity: bool | None) -> Row:
+        return row(method, peak, suite="cpu", wall_ratio=wall, parity=parity)
+
+    rows = [PLAIN, small("plain", 1000.0, None, None)]
+    rows += [small("auto=0.5", 500.0, 1.25, True), small("auto=0.3", 250.0, 1.5, False)]
+    text, _ = page(rows, "x")
+    assert cells(text, "m", "auto=0.5") == ["50.0%, 1.25 x"]
+    assert cells(text, "m", "parity") == ["1 of 2"]
+    assert "### m (cpu)" not in text

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
 from .methods import COMPARATORS, Asked, parse
 from .row import MB, About, Row, Task, make_row
 from .suites import SUITES
+from .wall import wall_ratio
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -77,11 +80,15 @@ def _compared(case: Case, about: About, method: str, traced: _Traced | Exception
     if isinstance(traced, Exception) and needs_trace(method):
         return make_row(about, method, note=_why(traced))
     trace, once = (None, None) if isinstance(traced, Exception) else (traced.trace, traced.once)
+
+    def within() -> AbstractContextManager[None]:
+        return comparator(method, case, trace, once)
+
     try:
-        with comparator(method, case, trace, once):
+        with within():
             measured = case.measure(about.task.target)
-            about.peaks[method] = measured.peak
-            return make_row(about, method, measured)
+        about.peaks[method] = measured.peak
+        return make_row(about, method, measured, wall=_wall(case, within))
     except NotApplicable as e:
         return make_row(about, method, note=f"does not apply: {e}")
     except Exception as e:
@@ -97,19 +104,34 @@ def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Trace
     try:
         goal = _goal(asked, about, case, traced)
         plan = api.plan(traced.trace, solver=asked.solver, cost=about.task.cost, **goal)
-        api.apply(case.model, plan, on_new_shape="error")
-        try:
+        within = partial(_applied, case, plan)
+        with within():
             measured, same = case.measure(about.task.target), case.parity()
-            row = make_row(about, method, measured, plan, same, least_overhead=_least(plan, case))
-            if row["status"] == "ok":
-                about.peaks[method] = measured.peak
-            return row
-        finally:
-            api.restore(case.model)
+        least = _least(plan, case)
+        row = make_row(about, method, measured, plan, same, least_overhead=least, wall=_wall(case, within))
+        if row["status"] == "ok":
+            about.peaks[method] = measured.peak
+        return row
     except InfeasibleBudget as e:
         return make_row(about, method, note=_why(e), impossible=e.bound_bytes - traced.trace.graph.resident_bytes)
     except Exception as e:
         return make_row(about, method, plan=plan, note=_why(e))
+
+
+@contextmanager
+def _applied(case: Case, plan: Plan) -> Iterator[None]:
+    from .. import api
+
+    api.apply(case.model, plan, on_new_shape="error")
+    try:
+        yield
+    finally:
+        api.restore(case.model)
+
+
+def _wall(case: Case, within: Callable[[], AbstractContextManager[None]]) -> float | None:
+    """None where steps run on tensors without data."""
+    return None if case.fake else wall_ratio(case.step, within)
 
 
 def _least(plan: Plan, case: Case) -> float | None:
@@ -149,16 +171,11 @@ def _over_captured(extra: float, about: About, case: Case, traced: _Traced) -> f
     """Extra modelled time over the plain step, as extra cost of a plan: over the captured step, which takes less or more by
     itself, and without the launches that are in no graph. FLOPs and op runs need no such thing, nor what was measured.
     """
-    from .. import api
-
     if about.task.cost != "seconds" or not case.fake:
         return extra
     assert about.plain is not None
-    api.apply(case.model, traced.once, on_new_shape="error")
-    try:
+    with _applied(case, traced.once):
         once = case.measure(about.task.target).seconds
-    finally:
-        api.restore(case.model)
     graph = traced.trace.graph
     modelled = float(graph.weights("seconds")[graph.needed].sum())
     return max(0.0, ((1 + extra) * about.plain.seconds - once) / modelled) if modelled else extra

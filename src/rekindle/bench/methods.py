@@ -31,9 +31,10 @@ DEFAULTS = {
     "seeds": ("plain", *COMPARATORS, "none", "chen-sqrt", "feng", "auto@8%", "auto@33%", "auto=ogc"),
     "modern": ("plain", *COMPARATORS, "auto@5%", "auto@14%", "auto=0.5", "auto=0.3", "auto=0.25"),
     "deep": ("plain", *COMPARATORS, "chen-sqrt", "chen-recursive", "hong-exact", "auto@29%", "auto@30%"),
+    "cpu": ("plain", *COMPARATORS, "auto@8%", "auto=0.5", "auto=0.3"),
     "smoke": ("plain", *COMPARATORS, "none", "every", "chen-sqrt", "feng", "auto@8%", "auto@33%"),
 }
-COSTS = {"seeds": "flops", "modern": "unit", "deep": "seconds", "smoke": "flops"}
+COSTS = {"seeds": "flops", "modern": "unit", "deep": "seconds", "cpu": "seconds", "smoke": "flops"}
 GOALS = re.compile(
     r"(?P<solver>[^@=]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<like>[a-z].*))?"
 )

@@ -54,10 +54,11 @@ class About:
 
 def make_row(
     about: About, method: str, measured: Measured | None = None, plan: Plan | None = None, parity: bool | None = None,
-    note: str = "", impossible: int | None = None, least_overhead: float | None = None,
+    note: str = "", impossible: int | None = None, least_overhead: float | None = None, wall: float | None = None,
 ) -> Row:  # fmt: skip
     """measured : None where the method failed; `note` then says why, and `impossible` where no plan fits: the certified
-    bound in bytes. least_overhead : certified, of any plan within the same budget."""
+    bound in bytes. least_overhead : certified, of any plan within the same budget. wall : seconds of a step over the plain
+    step's."""
     asked, plain, task = parse(method), about.plain, about.task
     failed = measured is None or parity is False
     flops = _ratio(measured, plain, "flops")
@@ -72,6 +73,7 @@ def make_row(
         "plain_mb": None if plain is None else plain.peak / MB,
         "flops_overhead": flops,
         "seconds_overhead": _ratio(measured, plain, "seconds"),
+        "wall_ratio": wall,
         "overhead": plan.overhead if plan is not None else flops if eager and task.cost == "flops" else None,
         "bound_mb": None if bound is None else bound / MB,
         "gap": None if plan is None else plan.gap,

@@ -62,8 +62,8 @@ def run_suite(
     """The rows of a suite, each as soon as it is measured.
 
     suite : "seeds": the published table at its batch sizes, by its protocol, on fake tensors: needs no GPU, and the
-        peaks are the same on every run. "modern", "deep": the zoo's models at full size, on fake tensors. "smoke": three
-        tiny models on real tensors, allocator peaks, bitwise parity.
+        peaks are the same on every run. "modern", "deep": the zoo's models at full size, on fake tensors. "cpu": small
+        copies of them on real tensors: allocator peaks, wall time, bitwise parity. "smoke": three tiny ones, likewise.
     models : only these; None: all.
     methods : names as `methods` explains them; None: the suite's own.
     done : keys of rows that are not to be measured again; see `row.key`.
@@ -79,7 +79,7 @@ def run_suite(
     UsageError : an argument is unknown; the message lists the valid ones.
     """
     if jobs is None:
-        jobs = 1 if suite == "smoke" else min(2, os.cpu_count() or 1)
+        jobs = 1 if suite in ("cpu", "smoke") else min(2, os.cpu_count() or 1)
     if jobs < 1:
         raise UsageError(f"jobs={jobs} must be at least 1")
     work = tasks(suite, models, methods, done, target, cost)

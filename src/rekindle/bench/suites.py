@@ -147,6 +147,15 @@ def _smoke() -> Suite:
     return {name: Model(partial(_smoke_case, make)) for name, make in makes.items()}
 
 
+def _cpu() -> Suite:
+    """Small copies of the zoo's models on real tensors: allocator peaks, wall time, bitwise parity."""
+    from .. import zoo
+
+    makes = {name: partial(zoo.load, name, **zoo.small(name)) for name in [*zoo.SUITES["modern"], *zoo.SUITES["deep"]]}
+    makes["resnet18"] = partial(zoo.load, "resnet18", batch=4, image=112)
+    return {name: Model(partial(_smoke_case, make)) for name, make in makes.items()}
+
+
 def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
     """Convolutions with batch norm, in-place ReLU and dropout."""
     import torch
@@ -181,4 +190,10 @@ def _smoke_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
     )  # fmt: skip
 
 
-SUITES: dict[str, Callable[[], Suite]] = {"seeds": _seeds, "modern": _modern, "deep": _deep, "smoke": _smoke}
+SUITES: dict[str, Callable[[], Suite]] = {
+    "seeds": _seeds,
+    "modern": _modern,
+    "deep": _deep,
+    "cpu": _cpu,
+    "smoke": _smoke,
+}

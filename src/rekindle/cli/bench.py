@@ -19,7 +19,7 @@ from .options import Json, Out, check_writable
 if TYPE_CHECKING:
     from ..bench.row import Row
 
-Suite = Annotated[str, typer.Option(help="seeds (the published table), modern, deep or smoke.")]
+Suite = Annotated[str, typer.Option(help="seeds (the published table), modern, deep, cpu or smoke.")]
 Names = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
 Methods = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from . import markdown as md
+from . import on_cpu
 from .curves import frontier_chart
 from .domination import standings
 from .growth import growth_part
@@ -48,10 +49,12 @@ def page(rows: Sequence[Row], folder: str) -> tuple[str, dict[str, str]]:
     if not rows:
         raise UsageError("a report needs at least one row; run `rekindle bench` first")
     pictures: dict[str, str] = {}
-    found = standings(rows)
-    parts = ["# Benchmarks", _measured(rows), lose_part(rows, found), published_part(rows), unit_part(rows)]
-    parts += [growth_part(rows, folder, pictures), _curves(rows, folder, pictures), dominated_part(found)]
-    parts += [times_part(rows, folder, pictures), _failed(rows)]
+    small = [r for r in rows if r["suite"] == on_cpu.SUITE]
+    full = [r for r in rows if r["suite"] != on_cpu.SUITE]
+    found = standings(full)
+    parts = ["# Benchmarks", _measured(rows), lose_part(full, found), published_part(full), unit_part(full)]
+    parts += [growth_part(full, folder, pictures), on_cpu.cpu_part(small), _curves(full, folder, pictures)]
+    parts += [dominated_part(found), times_part(full, folder, pictures), _failed(rows)]
     return "\n\n".join(p for p in parts if p) + "\n", pictures
 
 
