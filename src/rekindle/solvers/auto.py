@@ -10,7 +10,8 @@ How, in this order:
 2. Blocks with options are joined (see `hierarchical`), and the fast published solvers (`SEEDS`) propose schedules.
 3. `storages` sweeps the whole curve with modes per storage and the order of ops.
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
-5. The three look closer at the stretch of the curve where the goal lies.
+5. The three look closer at the stretch of the curve where the goal lies; at the lowest one blocks are also asked for the
+   smallest plan that they give.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
