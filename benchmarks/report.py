@@ -22,7 +22,7 @@ def main() -> int:
     p.add_argument("--out", type=Path, default=PAGE)
     given = p.parse_args()
     try:
-        files = write(read(given.rows), given.out)
+        files = write(read(given.rows, lambda line: print(line, file=sys.stderr)), given.out)
     except RekindleError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

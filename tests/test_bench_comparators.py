@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from rekindle import api
 from rekindle.bench.blocks import find_blocks
 from rekindle.bench.calls import chains
-from rekindle.bench.checkpointing import NotApplicable, per_block, sequential
+from rekindle.bench.checkpointing import NotApplicable, _around, per_block, sequential
 from rekindle.bench.compiled import compiled
 from rekindle.bench.fused_dropout import fused_dropout
 from rekindle.bench.suites import SUITES
@@ -234,3 +234,11 @@ def test_what_leads_to_the_first_block_and_follows_the_last_joins_the_segments()
     case = SUITES["seeds"]()["resnet101"].make()
     with sequential(case.model, case.once):
         assert case.measure().peak / 2**20 == pytest.approx(1635.9, abs=0.1)
+
+
+def test_what_works_in_place_begins_no_segment() -> None:
+    """It would overwrite what the segment before has saved, or its own input, from which it is run again."""
+    a, b, c, d, block = nn.ReLU(inplace=True), nn.Linear(2, 2), nn.ReLU(inplace=True), nn.Linear(2, 2), Net(1)
+    assert _around([a, b, block, c, d], [block]) == [[b], [block, c], [d]]
+    assert _around([a, b, block, d, c], [block]) == [[b], [block], [d, c]]
+    assert _around([a, b], [block]) == []

@@ -42,7 +42,7 @@ def plan(
     ----------
     what : a Trace, or a bare Graph (no torch needed).
     budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. A float in (0, 1]:
-        the activation peak, as a fraction of the plain run's.
+        the activation peak, as a fraction of that of the captured step without a plan (eager holds as much or more).
     max_overhead : least memory within this extra cost (0.1: 10 %).
     minimize : "memory": least memory at any cost.
     solver : a name that `rekindle solvers` lists.

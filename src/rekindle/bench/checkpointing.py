@@ -58,25 +58,24 @@ def by_hand(model: nn.Module, step: Callable[[], Any]) -> AbstractContextManager
 def sequential(model: nn.Module, step: Callable[[], Any]) -> Iterator[None]:
     """√n segments (rounded up) over the n pieces of the model, the last one unchecked, as `checkpoint_sequential` has it.
 
-    Where the blocks are exactly one nn.Sequential, and over the longest nn.Sequential of leaves where there are no blocks
-    (a VGG), it is `checkpoint_sequential` itself. Else the pieces are the blocks, each with the leaves that follow it, and
-    what leads to the first one: modules that are called once and pass their one result to the next and to nobody else;
-    `step`, run once, shows which do.
+    Where there are no blocks, it is `checkpoint_sequential` itself over the longest nn.Sequential of leaves (a VGG). Else the
+    pieces are what leads to the first block, each block with the leaves before the next one, and what follows the last:
+    modules that are called once and pass their one result to the next and to nobody else; `step`, run once, shows which do.
 
     Raises
     ------
     NotApplicable : there is no such chain.
     """
     blocks = find_blocks(model)
-    whole = None if blocks else chain_of_leaves(model)
-    if whole is not None:
+    if not blocks:
+        whole = chain_of_leaves(model)
+        if whole is None:
+            raise NotApplicable("the model has neither repeated blocks nor a long nn.Sequential")
         pieces = _pieces(whole)
         run = partial(checkpoint_sequential, pieces, _root(len(pieces)), use_reentrant=False)
         with _replaced({whole: run}):
             yield
         return
-    if not blocks:
-        raise NotApplicable("the model has neither repeated blocks nor a long nn.Sequential")
     found = [_around(c, blocks) for c in chains(model, [*blocks, *_leaves_beside(model, blocks)], step)]
     found = [c for c in found if c]
     if all(len(c) == 1 for c in found):
@@ -86,6 +85,7 @@ def sequential(model: nn.Module, step: Callable[[], Any]) -> Iterator[None]:
 
 
 def _root(n: int) -> int:
+    """Segments for so many pieces."""
     return max(2, math.ceil(math.sqrt(n)))
 
 
@@ -102,19 +102,25 @@ def _around(chain: Sequence[nn.Module], blocks: Sequence[nn.Module]) -> list[lis
     if not at:
         return []
     lead = list(chain[: at[0]])
-    while lead and getattr(lead[0], "inplace", False):  # it would overwrite what the segment before has saved
+    while lead and _in_place(lead[0]):
         lead.pop(0)
-    pieces = [list(chain[i:j]) for i, j in zip(at, [*at[1:], at[-1] + 1], strict=True)]
-    tail = list(chain[at[-1] + 1 :])
-    return [p for p in (lead, *pieces, tail) if p]
+    end = at[-1] + 1
+    while end < len(chain) and _in_place(chain[end]):
+        end += 1
+    pieces = [list(chain[i:j]) for i, j in zip(at, [*at[1:], end], strict=True)]
+    return [p for p in (lead, *pieces, list(chain[end:])) if p]
+
+
+def _in_place(m: nn.Module) -> bool:
+    """At the beginning of a segment it would overwrite what the segment before has saved, and backward would refuse."""
+    return getattr(m, "inplace", False) is True
 
 
 def _pieces(whole: nn.Sequential) -> list[nn.Module]:
-    """Its elements, where one that works in place stays with the one before it: at the beginning of a segment it would
-    overwrite what the segment before has saved, and backward would refuse."""
+    """Its elements, where one that works in place stays with the one before it."""
     pieces: list[list[nn.Module]] = []
     for m in whole:
-        if pieces and getattr(m, "inplace", False):
+        if pieces and _in_place(m):
             pieces[-1].append(m)
         else:
             pieces.append([m])

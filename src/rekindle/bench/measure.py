@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
@@ -17,7 +17,7 @@ from .wall import wall_ratio
 if TYPE_CHECKING:
     from ..plan import Plan
     from ..torch.trace import Trace
-    from .cases import Case
+    from .cases import Case, Measured
 
 Tell = Callable[[str], None]
 CERTIFYING = 4.0  # seconds, about, for what a budget costs at least
@@ -53,11 +53,17 @@ def measure(task: Task, tell: Tell) -> Iterator[Row]:
 class _Traced:
     """The captured step, with a plan that runs each op once."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, about: About, case: Case) -> None:
         from .. import api
 
-        self.trace = trace
+        self.trace, self._about, self._case = trace, about, case
         self.once: Plan = api.plan(trace, minimize="memory", solver="none", cost="flops", time_limit=0.01)
+
+    @cached_property
+    def ran(self) -> Measured:
+        """That plan's step."""
+        with _applied(self._case, self.once):
+            return self._case.measure(self._about.task.target)
 
 
 def _traced(case: Case, about: About) -> _Traced | Exception:
@@ -68,7 +74,7 @@ def _traced(case: Case, about: About) -> _Traced | Exception:
     try:
         found = trace(case.model, case.sample, target=about.task.target if case.fake else None)
         about.ops, about.trace_seconds = len(found.graph.ops), time.perf_counter() - start
-        return _Traced(found)
+        return _Traced(found, about, case)
     except Exception as e:
         return e
 
@@ -174,11 +180,10 @@ def _over_captured(extra: float, about: About, case: Case, traced: _Traced) -> f
     if about.task.cost != "seconds" or not case.fake:
         return extra
     assert about.plain is not None
-    with _applied(case, traced.once):
-        once = case.measure(about.task.target).seconds
     graph = traced.trace.graph
     modelled = float(graph.weights("seconds")[graph.needed].sum())
-    return max(0.0, ((1 + extra) * about.plain.seconds - once) / modelled) if modelled else extra
+    left = (1 + extra) * about.plain.seconds - traced.ran.seconds
+    return max(0.0, left / modelled) if modelled else extra
 
 
 def _memory_of(method: str, about: About, case: Case, traced: _Traced) -> float:

@@ -2,7 +2,7 @@
 
 plain                    the eager step
 checkpoint-blocks        torch.utils.checkpoint per repeated block
-checkpoint-sequential    √n segments of consecutive blocks
+checkpoint-sequential    √n segments of blocks, with what leads to the first one and follows the last
 selective-matmul         per block, with what matrix products, convolutions and attention give saved
 compile-0.75 … compile-0 torch.compile's activation_memory_budget
 SOLVER                   a registered solver: least memory
@@ -35,6 +35,7 @@ DEFAULTS = {
     "smoke": ("plain", *COMPARATORS, "none", "every", "chen-sqrt", "feng", "auto@8%", "auto@33%"),
 }
 COSTS = {"seeds": "flops", "modern": "unit", "deep": "seconds", "cpu": "seconds", "smoke": "flops"}
+TARGET = "rtx2080ti"  # the device of the published table
 GOALS = re.compile(
     r"(?P<solver>[^@=]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<like>[a-z].*))?"
 )

@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..errors import UsageError
-from .methods import COSTS, choose
+from .methods import COSTS, TARGET, choose
 from .row import Key, Row, Task
 from .suites import SUITES
 
-TARGET = "rtx2080ti"  # the device of the published table
 UNITS = ("seconds", "flops", "unit")
 
 

@@ -144,7 +144,7 @@ def _smoke() -> Suite:
         "unet": lambda: zoo.load("unet", batch=2, image=32, width=8, depth=2),
         "cnn": lambda: _cnn(batch=4, image=16),
     }
-    return {name: Model(partial(_smoke_case, make)) for name, make in makes.items()}
+    return {name: Model(partial(_real_case, make)) for name, make in makes.items()}
 
 
 def _cpu() -> Suite:
@@ -153,7 +153,7 @@ def _cpu() -> Suite:
 
     makes = {name: partial(zoo.load, name, **zoo.small(name)) for name in [*zoo.SUITES["modern"], *zoo.SUITES["deep"]]}
     makes["resnet18"] = partial(zoo.load, "resnet18", batch=4, image=112)
-    return {name: Model(partial(_smoke_case, make)) for name, make in makes.items()}
+    return {name: Model(partial(_real_case, make)) for name, make in makes.items()}
 
 
 def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
@@ -170,7 +170,7 @@ def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
         return model, torch.rand(batch, 3, image, image)
 
 
-def _smoke_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
+def _real_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
     from ..torch.measure import allocator_peak
     from ..torch.trace import call_arguments
     from ..torch.verify import default_loss, verify

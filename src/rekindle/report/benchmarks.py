@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..bench.methods import TARGET
 from ..errors import UsageError
 from . import markdown as md
 from . import on_cpu
@@ -100,8 +101,8 @@ def _measured(rows: Sequence[Row]) -> str:
 
 def _modelled(rows: Sequence[Row]) -> list[str]:
     timed = [r for r in rows if r.get("seconds_overhead") is not None]
-    names = dict.fromkeys(r.get("target") or "rtx2080ti" for r in timed)
-    told = " or ".join("an RTX 2080 Ti, the published table's card" if n == "rtx2080ti" else n for n in names)
+    names = dict.fromkeys(r.get("target") or TARGET for r in timed)
+    told = " or ".join("an RTX 2080 Ti, the published table's card" if n == TARGET else n for n in names)
     text = f"- **Extra time** is modelled, not measured: the roofline of {told}. Every operator takes a launch; none overlap."
     return [text] if timed else []
 
@@ -109,16 +110,17 @@ def _modelled(rows: Sequence[Row]) -> list[str]:
 def _commands(rows: Sequence[Row]) -> list[str]:
     """What was run, where rows say so; else what runs the same models under the same methods."""
     told = list(dict.fromkeys(r["command"] for r in rows if r.get("command")))
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[Row]] = {}
     for r in rows:
         if not r.get("command"):
-            groups.setdefault((r["suite"], r.get("cost") or "flops"), []).append(r)
-    for (suite, cost), mine in groups.items():
+            groups.setdefault((r["suite"], r.get("cost") or "flops", r.get("target") or TARGET), []).append(r)
+    for (suite, cost, target), mine in groups.items():
         methods, models = dict.fromkeys(r["method"] for r in mine), dict.fromkeys(r["model"] for r in mine)
         every = len(models) == len({r["model"] for r in rows if r["suite"] == suite})
         told.append(
             f"rekindle bench --suite {suite}{'' if every else ' --models ' + ','.join(models)} "
-            f"--methods {','.join(methods)} --cost {cost} --out out/bench-{suite}.jsonl"
+            f"--methods {','.join(methods)} --cost {cost}{'' if target == TARGET else ' --target ' + target} "
+            f"--out out/bench-{suite}.jsonl"
         )
     return [*told, "make bench-report"]
 
