@@ -12,22 +12,24 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rekindle import bench, zoo
+from rekindle.bench.cases import Case
 from rekindle.bench.data_branches import data_branches
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, Asked, choose, parse
 from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import PUBLISHED, Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
+from rekindle.solvers import registry
 from rekindle.torch.measure import storage_peak
 from rekindle.torch.verify import default_loss
 from rekindle.zoo import seeds, torchvision_shim
 from rekindle.zoo.libraries import build
 
 KEYS = {
-    "suite", "model", "method", "cost", "target", "batch", "image", "ops", "solver", "peak_mb", "predicted_mb", "plain_mb",
-    "flops_overhead", "seconds_overhead", "wall_ratio", "overhead", "bound_mb", "gap", "least_overhead", "plan_status",
-    "parity", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb", "measured_regular_mb",
-    "measured_ogc_nonreentrant_mb", "versions", "commit", "hardware", "date", "status", "note",
+    "suite", "model", "method", "cost", "target", "batch", "image", "ops", "nodes", "solver", "peak_mb", "predicted_mb",
+    "plain_mb", "flops_overhead", "seconds_overhead", "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap",
+    "least_overhead", "plan_status", "parity", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb",
+    "measured_regular_mb", "measured_ogc_nonreentrant_mb", "versions", "commit", "hardware", "date", "status", "note",
 }  # fmt: skip
 
 
@@ -122,6 +124,24 @@ def test_a_failure_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.compare([plain, none])[1][-1] == "failed"
 
 
+def test_a_solver_that_declines_a_graph_says_why() -> None:
+    exact, checkmate = rows("seeds", ["resnet50"], ["exact", "checkmate"])
+    assert (exact["status"], checkmate["status"]) == ("failed", "failed")
+    assert exact["note"] == "does not apply: the graph has more than 128 needed ops or values"
+    assert checkmate["note"].startswith("does not apply: 1")
+    assert checkmate["note"].endswith("variables or more are too many")
+
+
+def test_the_same_schedule_is_measured_once_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    measure = Case.measure
+    monkeypatch.setattr(Case, "measure", lambda *args: steps.append(1) or measure(*args))
+    plain, none, again = rows("seeds", ["alexnet"], ["plain", "none", "none@5%"])
+    assert len(steps) == 2
+    assert none["peak_mb"] == again["peak_mb"] <= plain["peak_mb"]
+    assert (none["nodes_overhead"], again["status"]) == (0.0, "ok")
+
+
 def test_a_model_that_cannot_be_made_fails_in_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> None:
         raise RekindleError("no such package")
@@ -137,7 +157,9 @@ def test_methods() -> None:
     assert choose("smoke", ["comparators"]) == list(COMPARATORS)
     assert {"auto", "feng"} <= set(choose("smoke", ["solvers"]))
     for suite in bench.SUITES:
-        assert choose(suite, None) == list(DEFAULTS[suite])
+        assert choose(suite, None) == choose(suite, DEFAULTS[suite])
+    assert set(choose("seeds", ["others"])) == {s.name for s in registry.all_solvers()} - {"auto"}
+    assert set(choose("seeds", ["others"])) <= set(choose("seeds", None))
     assert parse("auto") == Asked("auto")
     assert parse("auto@12.5%") == Asked("auto", max_overhead=0.125)
     assert parse("auto=0.25") == Asked("auto", share=0.25)

@@ -96,9 +96,9 @@ def test_means_in_unit_costs_are_over_what_is_reached() -> None:
         return row(method, peak, 0.5, suite="modern", model=model, cost="unit", overhead=overhead, **more)
 
     rows = [
-        unit("a", "auto=0.5", 500.0, 0.02, least_overhead=0.01),
+        unit("a", "auto=0.5", 500.0, 0.02, least_overhead=0.01, nodes_overhead=0.015),
         unit("a", "auto=0.25", 249.0, 0.10, least_overhead=0.07),
-        unit("b", "auto=0.5", 480.0, 0.06), unit("b", "auto=0.25", None, None, bound_mb=301.0),
+        unit("b", "auto=0.5", 480.0, 0.06, nodes_overhead=0.045), unit("b", "auto=0.25", None, None, bound_mb=301.0),
         unit("c", "auto=0.25", None, None), unit("d", "auto=0.25", None, None),
         unit("d", "auto@14%", 400.0, 0.14, bound_mb=390.0),
     ]  # fmt: skip
@@ -109,7 +109,10 @@ def test_means_in_unit_costs_are_over_what_is_reached() -> None:
     assert cells(text, "b", "auto=0.5") == ["+6.0% at 48.0%"]
     assert cells(text, "mean, certified to be at least", "auto=0.25") == ["+7.0%"]
     assert cells(text, "mean, certified to be at least", "auto=0.5") == ["-"]
-    assert cells(text, "FastSA, published mean", "auto=0.25") == ["+18.0%"]
+    assert cells(text, "a", "auto=0.5, nodes") == ["+1.5%"]
+    assert cells(text, "mean", "auto=0.5, nodes") == ["+3.0%"]
+    assert cells(text, "mean", "auto=0.25, nodes") == ["-"]  # of one of the rows that are there
+    assert cells(text, "FastSA, published mean", "auto=0.25, nodes") == ["+18.0%"]
     assert cells(text, "b", "auto=0.25") == ["impossible"]
     assert cells(text, "b", "certified") == ["none below 30.1%"]
     assert cells(text, "c", "auto=0.25") == ["not reached"]

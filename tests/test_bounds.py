@@ -53,6 +53,9 @@ def test_the_op_with_the_largest_working_set_is_named() -> None:
         values, (Op("small", (), (0,)), Op("large", (0,), (1,), workspace=9), Op("end", (1,), (2,))), (2,), 100
     )
     assert bounds.single_op(graph) == (100 + 1 + 50 + 9, 1)
+    # What is remembered is the graph's own.
+    assert bounds.single_op(graph.with_costs([0.0] * 3, [0, 20, 0])) == (100 + 1 + 50 + 20, 1)
+    assert bounds.single_op(graph) == (100 + 1 + 50 + 9, 1)
 
 
 @given(data=st.data(), graph=graphs(), cost=st.sampled_from(["seconds", "flops", "unit"]))

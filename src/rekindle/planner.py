@@ -19,7 +19,8 @@ from .solvers import exact, registry
 from .solvers.base import Problem, Progress, Solver
 
 EPS = 1e-9
-CERTIFY = 1.0  # seconds, about, for the certificate of a plan
+THOROUGH = ("auto", "exact")  # what a user trusts, and what proves; the others are asked for to be compared
+CERTIFY, BRIEFLY = 1.0, 0.2  # seconds, about, for the certificate of a plan: of theirs, of the others'
 PATIENCE = 15.0  # seconds that must be left to look longer: at SETS sets of values
 LOOSE, FEW, SETS = 0.02, 80, 400_000  # if it misses more than that part, on graphs of so few ops
 USUAL = 30.0  # seconds; a longer time limit makes searches work longer
@@ -92,9 +93,10 @@ def plan_graph(
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
     weights = graph.weights(cost)
-    certifying = _certifying(start, time_limit)
+    thorough = chosen.name in THOROUGH
+    certifying = _certifying(start, time_limit, CERTIFY if thorough else BRIEFLY)
     bound = bounds.best(graph, weights, best.judged.overhead, certifying, best.judged.peak_bytes)
-    if time_limit is None or start + time_limit - time.monotonic() > PATIENCE:
+    if thorough and (time_limit is None or start + time_limit - time.monotonic() > PATIENCE):
         bound, met = _look_longer(graph, weights, best, bound)
         # Within an overhead it may find nothing where more is allowed: then more could turn out larger.
         if met is not None and chosen.name == "auto" and limit is not None:
@@ -142,11 +144,11 @@ def _other_weights(chosen: Solver, problem: Problem, *units: str) -> list[np.nda
     return [w for w in map(problem.graph.weights, units) if w.any() and not np.array_equal(w, problem.weights)]
 
 
-def _certifying(start: float, time_limit: float | None) -> float:
+def _certifying(start: float, time_limit: float | None, most: float) -> float:
     """Seconds for the certificate: what is left of the limit, and little in any case."""
     if time_limit is None:
-        return CERTIFY
-    return min(CERTIFY, max(_kept_back(time_limit), start + time_limit - time.monotonic()))
+        return most
+    return min(most, max(_kept_back(time_limit), start + time_limit - time.monotonic()))
 
 
 def _kept_back(time_limit: float) -> float:

@@ -14,9 +14,9 @@ from .row import Row, key
 
 NAMES = ("suite", "model", "method")
 NUMBERS = (
-    "batch", "image", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "seconds_overhead", "wall_ratio", "overhead",
-    "bound_mb", "gap", "least_overhead", "ops", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb",
-    "measured_regular_mb", "measured_ogc_nonreentrant_mb",
+    "batch", "image", "ops", "nodes", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "seconds_overhead",
+    "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap", "least_overhead", "trace_seconds", "solve_seconds",
+    "published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb",
 )  # fmt: skip
 TEXTS = ("solver", "cost", "target", "note", "plan_status", "commit", "hardware", "date", "command")
 

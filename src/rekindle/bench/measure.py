@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
@@ -59,21 +59,36 @@ class _Traced:
         self.trace, self._about, self._case = trace, about, case
         self.once: Plan = api.plan(trace, minimize="memory", solver="none", cost="flops", time_limit=0.01)
 
-    @cached_property
-    def ran(self) -> Measured:
-        """That plan's step."""
+        self._measured: dict[bytes, Measured] = {}
+
+    def measure(self, plan: Plan) -> Measured:
+        """The planned step, which runs meanwhile; of the same schedule on tensors without data once, since it would be the
+        same again."""
+        key = plan.schedule.array.tobytes()
+        if key not in self._measured:
+            measured = self._case.measure(self._about.task.target)
+            if not self._case.fake:
+                return measured
+            self._measured[key] = measured
+        return self._measured[key]
+
+    def measure_once(self) -> Measured:
+        """The step of that plan."""
         with _applied(self._case, self.once):
-            return self._case.measure(self._about.task.target)
+            return self.measure(self.once)
 
 
 def _traced(case: Case, about: About) -> _Traced | Exception:
     """On real tensors seconds and workspaces are measured; on fake ones they are the target's."""
+    from ..schedule import Schedule
     from ..torch.trace import trace
+    from .nodes import node_runs
 
     start = time.perf_counter()
     try:
         found = trace(case.model, case.sample, target=about.task.target if case.fake else None)
         about.ops, about.trace_seconds = len(found.graph.ops), time.perf_counter() - start
+        about.nodes = node_runs(found.lowered, Schedule.baseline(found.graph).runs)
         return _Traced(found, about, case)
     except Exception as e:
         return e
@@ -103,18 +118,23 @@ def _compared(case: Case, about: About, method: str, traced: _Traced | Exception
 
 def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Traced | Exception) -> Row:
     from .. import api
+    from ..solvers import registry
+    from .nodes import node_runs
 
     if isinstance(traced, Exception):
         return make_row(about, method, note=_why(traced))
+    why = registry.get(asked.solver).declines(traced.trace.graph)
+    if why:
+        return make_row(about, method, note=f"does not apply: {why}")
     plan: Plan | None = None
     try:
         goal = _goal(asked, about, case, traced)
         plan = api.plan(traced.trace, solver=asked.solver, cost=about.task.cost, **goal)
         within = partial(_applied, case, plan)
         with within():
-            measured, same = case.measure(about.task.target), case.parity()
-        least = _least(plan, case)
-        row = make_row(about, method, measured, plan, same, least_overhead=least, wall=_wall(case, within))
+            measured, same = traced.measure(plan), case.parity()
+        least, nodes = _least(plan, case), node_runs(traced.trace.lowered, plan.schedule.runs)
+        row = make_row(about, method, measured, plan, same, least_overhead=least, wall=_wall(case, within), nodes=nodes)
         if row["status"] == "ok":
             about.peaks[method] = measured.peak
         return row
@@ -182,7 +202,7 @@ def _over_captured(extra: float, about: About, case: Case, traced: _Traced) -> f
     assert about.plain is not None
     graph = traced.trace.graph
     modelled = float(graph.weights("seconds")[graph.needed].sum())
-    left = (1 + extra) * about.plain.seconds - traced.ran.seconds
+    left = (1 + extra) * about.plain.seconds - traced.measure_once().seconds
     return max(0.0, left / modelled) if modelled else extra
 
 

@@ -11,6 +11,7 @@ SOLVER=0.5               least cost within half of the plain step's activation p
 SOLVER=ogc               least cost within the published solver's own measured memory, where there is one
 SOLVER=compile-0.5       least cost within what that comparator takes; so for each of them, and for each other solver
 comparators, solvers     short for all of them
+others                   short for all solvers but auto
 matched                  short for auto within the memory of each comparator
 """
 
@@ -28,7 +29,7 @@ COMPARATORS = (
     "compile-0",
 )  # fmt: skip
 DEFAULTS = {
-    "seeds": ("plain", *COMPARATORS, "none", "chen-sqrt", "feng", "auto@8%", "auto@33%", "auto=ogc"),
+    "seeds": ("plain", *COMPARATORS, "others", "auto@8%", "auto@33%", "auto=ogc"),
     "modern": ("plain", *COMPARATORS, "auto@5%", "auto@14%", "auto=0.5", "auto=0.3", "auto=0.25"),
     "deep": ("plain", *COMPARATORS, "chen-sqrt", "chen-recursive", "hong-exact", "auto@29%", "auto@30%"),
     "cpu": ("plain", *COMPARATORS, "auto@8%", "auto=0.5", "auto=0.3"),
@@ -83,15 +84,16 @@ def choose(suite: str, asked: Sequence[str] | None) -> list[str]:
     """
     solvers = [s.name for s in registry.all_solvers()]
     short = {
-        "comparators": COMPARATORS, "solvers": tuple(solvers), "matched": tuple(f"auto={c}" for c in COMPARATORS),
+        "comparators": COMPARATORS, "solvers": tuple(solvers), "others": tuple(s for s in solvers if s != "auto"),
+        "matched": tuple(f"auto={c}" for c in COMPARATORS),
     }  # fmt: skip
-    names = DEFAULTS[suite] if asked is None else [m for a in asked for m in short.get(a, (a,))]
+    names = [m for a in (DEFAULTS[suite] if asked is None else asked) for m in short.get(a, (a,))]
     for name in names:
         goal = parse(name)
         if name != "plain" and name not in COMPARATORS and (goal is None or goal.solver not in solvers):
             raise UsageError(
-                f"method {name!r} is unknown; choose plain, comparators, one of {', '.join(COMPARATORS)}, solvers, matched, "
-                f"or one of {', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, auto=ogc, "
-                "auto=compile-0.5"
+                f"method {name!r} is unknown; choose plain, comparators, one of {', '.join(COMPARATORS)}, solvers, others, "
+                f"matched, or one of {', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, "
+                "auto=ogc, auto=compile-0.5"
             )
     return list(dict.fromkeys(names))

@@ -20,7 +20,9 @@ MEASURED, ENDED_EARLY = "the process that measured ", " ended early (exit code "
 
 def run_in_processes(work: Sequence[Task], jobs: int, tell: Callable[[str], None]) -> Iterator[Row]:
     """The rows of all tasks as they finish. A process that dies (killed for its memory, say) gives rows that say so for
-    what it left undone, and another takes its place. None outlives this one."""
+    what it left undone, and another takes its place. None outlives this one.
+
+    The last tasks begin first: suites have their largest models there, and one of these, begun last, would run alone."""
     context = multiprocessing.get_context("spawn")
     waiting = list(work)
     running: list[_Worker] = []
@@ -28,7 +30,7 @@ def run_in_processes(work: Sequence[Task], jobs: int, tell: Callable[[str], None
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    running.append(_Worker(context, waiting.pop(0), max(1, (os.cpu_count() or 1) // jobs)))
+                    running.append(_Worker(context, waiting.pop(), max(1, (os.cpu_count() or 1) // jobs)))
                 for worker in list(running):
                     yield from worker.rows(tell)
                     if worker.finished:

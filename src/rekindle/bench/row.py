@@ -39,14 +39,15 @@ class Task:
 class About:
     """What all rows of a task have in common, as far as it is known.
 
-    known : batch, image, published figures. plain : the plain step. ops : of the captured graph. trace_seconds : to
-    capture it. extra_bytes : see `Case`. peaks : of the methods that ran, in bytes.
+    known : batch, image, published figures. plain : the plain step. ops, nodes : of the captured graph.
+    trace_seconds : to capture it. extra_bytes : see `Case`. peaks : of the methods that ran, in bytes.
     """
 
     task: Task
     known: dict[str, Any] = field(default_factory=dict)
     plain: Measured | None = None
     ops: int | None = None
+    nodes: int | None = None
     trace_seconds: float | None = None
     extra_bytes: int = 0
     peaks: dict[str, int] = field(default_factory=dict)
@@ -55,10 +56,11 @@ class About:
 def make_row(
     about: About, method: str, measured: Measured | None = None, plan: Plan | None = None, parity: bool | None = None,
     note: str = "", impossible: int | None = None, least_overhead: float | None = None, wall: float | None = None,
+    nodes: int | None = None,
 ) -> Row:  # fmt: skip
     """measured : None where the method failed; `note` then says why, and `impossible` where no plan fits: the certified
     bound in bytes. least_overhead : certified, of any plan within the same budget. wall : seconds of a step over the plain
-    step's."""
+    step's. nodes : that the plan runs, see `nodes`."""
     asked, plain, task = parse(method), about.plain, about.task
     failed = measured is None or parity is False
     flops = _ratio(measured, plain, "flops")
@@ -67,6 +69,7 @@ def make_row(
     return {
         "suite": task.suite, "model": task.model, "method": method, "cost": task.cost, "target": task.target,
         "batch": about.known.get("batch"), "image": about.known.get("image"), "ops": about.ops,
+        "nodes": about.nodes,
         "solver": None if asked is None else asked.solver,
         "peak_mb": None if measured is None else measured.peak / MB,
         "predicted_mb": None if plan is None else (plan.activation_peak_bytes + about.extra_bytes) / MB,
@@ -75,6 +78,7 @@ def make_row(
         "seconds_overhead": _ratio(measured, plain, "seconds"),
         "wall_ratio": wall,
         "overhead": plan.overhead if plan is not None else flops if eager and task.cost == "flops" else None,
+        "nodes_overhead": None if nodes is None or not about.nodes else nodes / about.nodes - 1,
         "bound_mb": None if bound is None else bound / MB,
         "gap": None if plan is None else plan.gap,
         "least_overhead": least_overhead,

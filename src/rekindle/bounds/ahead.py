@@ -18,12 +18,13 @@ import numpy as np
 from ..graph import Graph
 from ..kernels import ahead as kernel
 from ..structure.needed import overwritable
-from .base import Bound, single_op, working_set
+from .base import Bound, remembered, single_op, working_set
 
 WORK = 200_000  # values in the sets looked at, and as much as STEP of them for each set, per op
 STEP = 20
 
 
+@remembered
 def look_ahead(graph: Graph, depth: int = 4, ops: int = 8) -> Bound:
     """A bound on the peak of every schedule, whatever it costs; at least `single_op`.
 

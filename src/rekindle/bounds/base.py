@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from ..graph import Graph
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Bound(NamedTuple):
@@ -16,6 +21,22 @@ class Bound(NamedTuple):
     op: int | None
 
 
+def remembered(make: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:
+    """Decorator: what `make` gives for a graph and arguments is kept on the graph, which does not change. Every
+    plan of a graph asks the same again."""
+
+    @wraps(make)
+    def found(graph: Graph, *args: P.args, **kwargs: P.kwargs) -> R:
+        known = graph.__dict__.setdefault("_bounds", {})
+        key = (make.__qualname__, *args, *kwargs.items())
+        if key not in known:
+            known[key] = make(graph, *args, **kwargs)
+        return known[key]  # type: ignore[no-any-return]
+
+    return found
+
+
+@remembered
 def single_op(graph: Graph) -> Bound:
     """The working set of the largest op, or everything that must be live at the end. O(edges).
 
@@ -31,6 +52,7 @@ def single_op(graph: Graph) -> Bound:
     return best
 
 
+@remembered
 def working_set(graph: Graph, i: int) -> int:
     """Bytes without which op i cannot run, resident ones left out."""
     a, op = graph.arrays, graph.ops[i]

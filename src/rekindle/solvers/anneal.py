@@ -1,6 +1,7 @@
 """Annealing over sequences of runs.
 
-After Imanishi et al., A Fast Simulated Annealing for Rematerialization (FastSA), NeurIPS 2023: a sequence of ops in which
+After Imanishi, Xu, Takagi, Wang, Castillo, A fast heuristic to optimize time-space tradeoff for large models (FastSA),
+NeurIPS 2023: a sequence of ops in which
 runs are added, taken out and moved, with the memory of every place in a tree with range-add and range-max.
 
 Problem: the whole step; any op may run any number of times at any place.
@@ -48,7 +49,8 @@ TRACE = 1e-3  # what the cost may rise by, in units of the plain step's: less th
     objective="least cost within a peak, or least peak within a cost, of the whole step",
     optimal="",
     complexity="O(k d log n) for k changes of ops with d edges in a sequence of n",
-    citation="Imanishi, Xu, Suzuki, Sakamoto, A Fast Simulated Annealing for Rematerialization, NeurIPS 2023",
+    citation="Imanishi, Xu, Takagi, Wang, Castillo, A fast heuristic to optimize time-space tradeoff for large models, "
+    "NeurIPS 2023",
     curve=True,
 )
 def anneal(problem: Problem) -> Iterator[Schedule]:

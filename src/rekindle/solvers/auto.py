@@ -10,8 +10,9 @@ How, in this order:
 2. Blocks with options are joined (see `hierarchical`), and the fast published solvers (`SEEDS`) propose schedules.
 3. `storages` sweeps the whole curve with modes per storage and the order of ops.
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
-5. The three look closer at the stretch of the curve where the goal lies; at the lowest one blocks are also asked for the
-   smallest plan that they give.
+5. The three look closer at the stretch of the curve where the goal lies. At the lowest one, where moves from what is known
+   lead nowhere, blocks are also asked for the smallest plan that they give, and on graphs of up to 400 ops wide beams
+   (see `beam`) start anew.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
@@ -46,7 +47,7 @@ from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import registry, small
+from . import beam, registry, small
 from .anneal import Polish
 from .base import Problem
 from .choice import choose, in_threads
@@ -61,6 +62,8 @@ SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: 
 SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 LIMITS = 6  # peaks of a stretch for which blocks are joined
 LARGE = 3500  # ops
+WALKED = 400  # ops of graphs on which wide beams are tried at the lowest stretch
+WALKS = tuple(beam.Way(100, price, soft, window) for soft in (0.9, 0.8) for price in (1.0, 3.0) for window in (1, 6))
 CELLS = 6  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 
@@ -190,6 +193,8 @@ class Curve:
             with problem.interruptible():
                 rooms = np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]
                 seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
+                if k == 0 and len(problem.graph.ops) <= WALKED:
+                    seeds += _all_of(problem, [partial(_walked, problem, room) for room in rooms])
                 if k == 0:
                     smallest = replace(problem, limit=None, max_overhead=None)
                     seeds += _all_of(problem, [partial(entries, smallest, curve) for curve in self.blocks])
@@ -282,6 +287,16 @@ def _joined(problem: Problem, curve: Levels, rooms: np.ndarray) -> Iterator[Entr
             return
         limit = problem.graph.resident_bytes + int(room)
         yield from entries(replace(problem, limit=limit, max_overhead=None), curve)
+
+
+def _walked(problem: Problem, room: float) -> Iterator[Entry]:
+    """What wide beams find within a peak, without resident bytes."""
+    search = beam.Search(problem)
+    for way in WALKS:
+        found = search.walk(int(room), way)
+        if found is not None:
+            search.price = found.price or search.price
+            yield entry(problem.graph, problem.weights, found.runs)
 
 
 def _all_of(problem: Problem, sources: list[Callable[[], Iterator[Entry]]]) -> list[Entry]:

@@ -80,6 +80,7 @@ class Solver:
     objective : what it minimises, in one line.
     optimal : what its optimality claim is; "" for none. A claim is about its own stated objective.
     curve : asked for the whole frontier, it yields all it knows of it, and asking for single budgets adds nothing.
+    declines : Graph -> why it only gives the baseline there, or "".
     """
 
     name: str
@@ -90,6 +91,7 @@ class Solver:
     complexity: str
     citation: str
     curve: bool = False
+    declines: Callable[[Graph], str] = lambda _: ""
 
     @property
     def doc(self) -> str:

@@ -17,8 +17,8 @@ Optimality: none claimed. The model is exact for ops with several outputs, with 
 Writing in place is seen only where an input's maker can only have run on the same side of the boundary, so the judge
 never finds more than the search has counted. On small steps it is nearly always optimal; on long uniform chains the
 chain solvers are clearly better, since a beam sees no further than what a drop gives up at once.
-On graphs of thousands of ops with a tight cap all states of a beam can end, and then there is no plan, after a minute or
-two.
+On graphs of thousands of ops with a tight cap all states of a beam can end, and then there is no plan, after half a
+minute or so.
 
 Complexity: O(n) levels of a beam of w states, each of which looks at O(n) values where it must drop some: O(w n^2) with
 a small constant, and w n bytes.
@@ -114,6 +114,7 @@ class Search:
         self.flipped = np.empty(kernel.CHAIN * int(degree.max()) + 1, np.int64)
         self.records = np.empty((1 << 16, 2), np.int64)
         size = len(a.producer) * len(self.graph.ops) * WAYS[0].width
+        self.long = size > WORK  # a walk takes seconds
         self.tries = int(np.clip(WORK / size, 2, len(WAYS))) if problem.effort >= 1 else 2
 
     def least_cost(self, cap: int) -> Iterator[Found]:
@@ -141,7 +142,8 @@ class Search:
     def least_peak(self, max_overhead: float) -> Iterator[Found]:
         """Ever smaller caps within which a walk costs at most that part of the plain cost more."""
         low, high = bounds.single_op(self.graph).bytes - self.graph.resident_bytes, self.plain
-        ways = PROBE + WAYS[: max(2, self.tries // 3)]
+        # Of long walks those first that end least often: a cap at which all end costs as many walks as there are ways.
+        ways = PROBE[::-1] if self.long else PROBE + WAYS[: max(2, self.tries // 3)]
         cap = low
         while low <= high and (high - low > CLOSE * self.plain or cap == low) and self.problem.time_left > 0:
             found = self._cheap_enough(cap, max_overhead, ways)

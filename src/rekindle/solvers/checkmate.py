@@ -42,6 +42,14 @@ TOLERANCE = 2e-6  # HiGHS's, of the largest value
 TIGHTENED = (0.0, 0.1, 0.2, 0.3)  # how much of the budget is kept back when rounding (the paper: 0.1)
 
 
+def _declines(graph: Graph) -> str:
+    n = int(graph.needed.sum())
+    columns = n * (n + 1) // 2  # of runs alone
+    if columns <= RELAXED:
+        columns = Program(graph, graph.weights("unit")).columns
+    return "" if 0 < columns <= RELAXED else f"{columns:,} variables or more are too many"
+
+
 @register(
     "checkmate",
     graphs="any",
@@ -50,15 +58,19 @@ TIGHTENED = (0.0, 0.1, 0.2, 0.3)  # how much of the budget is kept back when rou
     complexity="a mixed-integer program of O(n (n + edges)) variables",
     citation="Jain et al., Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization, MLSys 2020, "
     "arXiv:1910.02653",
+    declines=_declines,
 )
 def checkmate(problem: Problem) -> Iterator[Schedule]:
     """The frontier-advancing program of Checkmate, solved by HiGHS within 30 s or the time limit."""
     graph = problem.graph
     yield Schedule.baseline(graph, "checkmate")
-    model = Program(graph, problem.weights)
-    if not model.ops or model.columns > RELAXED:
-        problem.progress(f"checkmate: {model.columns} variables are too many; use solver='auto'")
+    if not graph.needed.any():
         return
+    why = _declines(graph)
+    if why:
+        problem.progress(f"checkmate: {why}; use solver='auto'")
+        return
+    model = Program(graph, problem.weights)
     limit = None if problem.limit is None else problem.limit - graph.resident_bytes
     slack = None if problem.max_overhead is None else problem.max_overhead * float(model.cost.sum())
     tries = [(True, 0.0)] if model.columns <= WHOLE else []

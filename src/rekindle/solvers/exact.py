@@ -56,6 +56,18 @@ class Solution:
     nodes: int = 0
 
 
+def fits(graph: Graph) -> bool:
+    """Whether the graph is small enough to be searched."""
+    if int(graph.needed.sum()) > MOST:
+        return False
+    read = {v for i in np.flatnonzero(graph.needed) for v in graph.ops[i].inputs} | set(graph.keep)
+    return sum(bool(graph.arrays.producer[v] >= 0) for v in read) <= MOST
+
+
+def _declines(graph: Graph) -> str:
+    return "" if fits(graph) else f"the graph has more than {MOST} needed ops or values"
+
+
 @register(
     "exact",
     graphs="any",
@@ -63,13 +75,15 @@ class Solution:
     optimal="least cost within a peak, least peak within a cost, or least peak, of all schedules",
     complexity="exponential; at most 10^6 sets of values are looked at",
     citation="bottleneck Dijkstra and A* (Hart, Nilsson, Raphael, 1968) over the sets of values still needed",
+    declines=_declines,
 )
 def exact(problem: Problem) -> Iterator[Schedule]:
     """A* over the sets of values that the rest of the step still needs; proves what it finds, on small graphs."""
     graph, weights = problem.graph, problem.weights
     yield Schedule.baseline(graph, "exact")
-    if not fits(graph):
-        problem.progress(f"exact: the graph has more than {MOST} needed ops or values; use solver='auto'")
+    why = _declines(graph)
+    if why:
+        problem.progress(f"exact: {why}; use solver='auto'")
         return
     once = float(weights[graph.needed].sum())
     max_cost = None if problem.max_overhead is None else once * (1 + problem.max_overhead)
@@ -84,14 +98,6 @@ def exact(problem: Problem) -> Iterator[Schedule]:
         found = solve(graph, weights, limit, max_cost, nodes=nodes, deadline=problem.deadline, safe=safe)
         if found.schedule is not None:
             yield Schedule.from_runs(graph, found.schedule.runs, "exact")
-
-
-def fits(graph: Graph) -> bool:
-    """Whether the graph is small enough to be searched."""
-    if int(graph.needed.sum()) > MOST:
-        return False
-    read = {v for i in np.flatnonzero(graph.needed) for v in graph.ops[i].inputs} | set(graph.keep)
-    return sum(bool(graph.arrays.producer[v] >= 0) for v in read) <= MOST
 
 
 def solve(

@@ -7,18 +7,27 @@ import pkgutil
 from collections.abc import Callable
 
 from ..errors import UsageError
+from ..graph import Graph
 from .base import Solve, Solver
 
 _SOLVERS: dict[str, Solver] = {}
 
 
 def register(
-    name: str, *, graphs: str, objective: str, optimal: str = "", complexity: str, citation: str, curve: bool = False
+    name: str,
+    *,
+    graphs: str,
+    objective: str,
+    optimal: str = "",
+    complexity: str,
+    citation: str,
+    curve: bool = False,
+    declines: Callable[[Graph], str] = lambda _: "",
 ) -> Callable[[Solve], Solve]:
     """Decorator that enters a function `Problem -> iterable of Schedule` under `name`."""
 
     def enter(solve: Solve) -> Solve:
-        _SOLVERS[name] = Solver(name, solve, graphs, objective, optimal, complexity, citation, curve)
+        _SOLVERS[name] = Solver(name, solve, graphs, objective, optimal, complexity, citation, curve, declines)
         return solve
 
     return enter

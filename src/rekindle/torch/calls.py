@@ -13,11 +13,11 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from . import devices
 from .flops import op_flops
-from .measure import storage_of
+from .measure import storage_of, tensors_in
 from .rules import UNWRITTEN, runnable
 
 log = logging.getLogger(__name__)
@@ -93,11 +93,6 @@ def _value(node: Node) -> Any:
     if node.op == "get_attr" and "val" not in node.meta:
         return operator.attrgetter(str(node.target))(node.graph.owning_module)
     return node.meta["val"]
-
-
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors among its leaves, in order."""
-    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def moved_bytes(t: torch.Tensor) -> int:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from ..errors import UsageError
 
@@ -92,9 +91,8 @@ class _Storages(TorchDispatchMode):
                 self._resize(key, storage)
 
     def _note_all(self, tree: Any, new: bool) -> None:
-        for t in tree_iter(tree):
-            if isinstance(t, torch.Tensor):
-                self._note(t, new)
+        for t in tensors_in(tree):
+            self._note(t, new)
 
     def _note(self, t: torch.Tensor, new: bool) -> None:
         storage = storage_of(t)
@@ -120,6 +118,24 @@ class _Storages(TorchDispatchMode):
     def _gone(self, key: int) -> None:
         _, size = self.made.pop(key, (None, 0))
         self.live -= size
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments or results, in order; lists, tuples and dicts are looked into. Asked at every
+    operator that runs, hence not torch's pytree."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return []
+    found = []
+    for x in tree:
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif isinstance(x, list | tuple | dict):
+            found += tensors_in(x)
+    return found
 
 
 def storage_of(t: torch.Tensor) -> Any:

@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import devices
-from .calls import costs_nothing, flops_of, moved_bytes, roofline, tensors_in
+from .calls import costs_nothing, flops_of, moved_bytes, roofline
+from .measure import tensors_in
 
 
 def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:

@@ -49,9 +49,9 @@ class Lowered:
     calls : per op what it does.
     parts : per value the tensors that live in its storage, as the producing node returns them.
     value_of : tensor -> value id, for tensors an op produces and for placeholders.
-    views : nodes that are views; `origin` of one is the node it is made from.
+    views : nodes that are views, or take a member of what another returns.
     snapshots : placeholder -> value id of its copy from before the mutation.
-    input_of : value id -> placeholder, for the inputs of the graph.
+    reads_snapshot : nodes that read such a copy.
     """
 
     captured: Captured

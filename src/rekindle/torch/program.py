@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,8 +122,7 @@ class _Writer:
                 stack += n.all_input_nodes
 
     def _replayed(self) -> set[int]:
-        runs = self.schedule.runs
-        twice = {o for o in set(runs) if runs.count(o) > 1} if len(runs) > len(set(runs)) else set()
+        twice = [o for o, times in Counter(self.schedule.runs).items() if times > 1]
         return {o for o in twice if (n := self.low.calls[o].node) is not None and rules.draws_random(n.target)}
 
     def _check_random_order(self, forward: tuple[Any, ...]) -> None:

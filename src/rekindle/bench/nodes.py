@@ -1,0 +1,55 @@
+"""A schedule's cost as FastSA counts it: nodes of the captured graph that run, each at the same cost.
+
+A. Imanishi, Z. Xu, M. Takagi, S. Wang, E. Castillo, A fast heuristic to optimize time-space tradeoff for large models,
+NeurIPS 2023, whose graphs are those of torch.fx as AOTAutograd gives them: views and members of what an op returns are
+nodes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from ..torch.normalise import Lowered
+
+
+def node_runs(low: Lowered, runs: Iterable[int]) -> int:
+    """Nodes that run when ops run in this order: every ATen call, and each view of a result that a later op reads, once
+    for every time that the result is made."""
+    views = low.views
+    made_by = {c.node: i for i, c in enumerate(low.calls) if c.kind == "aten" and c.node is not None}
+    below: dict[fx.Node, tuple[int, ...]] = {}  # view -> ops whose results it is of
+    for n in low.captured.nodes:
+        if n in views:
+            ops = [
+                o for a in n.all_input_nodes for o in (below[a] if a in views else [made_by[a]] if a in made_by else [])
+            ]
+            below[n] = tuple(dict.fromkeys(ops))
+    times = [0] * len(low.calls)
+    taken: set[tuple[fx.Node, tuple[int, ...]]] = set()
+    count = 0
+    for i in runs:
+        call = low.calls[i]
+        waiting = list(_operands(low, i))
+        while waiting:
+            n = waiting.pop()
+            if n in views and (key := (n, tuple(times[o] for o in below[n]))) not in taken:
+                taken.add(key)
+                waiting += n.all_input_nodes
+        times[i] += 1
+        count += call.kind == "aten"
+    return count + len(taken)
+
+
+def _operands(low: Lowered, i: int) -> Iterable[fx.Node]:
+    """The nodes that an op reads."""
+    call = low.calls[i]
+    if call.kind == "boundary":
+        return [n for n in low.captured.outputs if isinstance(n, fx.Node)]
+    if call.node is None:
+        return []
+    if call.kind == "aten":
+        return call.node.all_input_nodes
+    handed_over = {"accumulate": low.captured.gradients, "copy_": low.captured.mutations}.get(call.kind, {})
+    return [handed_over[call.node]] if call.node in handed_over else []
