@@ -193,9 +193,9 @@ class Curve:
             with problem.interruptible():
                 rooms = np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]
                 seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
-                if k == 0 and len(problem.graph.ops) <= WALKED:
-                    seeds += _all_of(problem, [partial(_walked, problem, room) for room in rooms])
                 if k == 0:
+                    if len(problem.graph.ops) <= WALKED:
+                        seeds += _all_of(problem, [partial(_walked, problem, room) for room in rooms])
                     smallest = replace(problem, limit=None, max_overhead=None)
                     seeds += _all_of(problem, [partial(entries, smallest, curve) for curve in self.blocks])
                     low = min([low, *(float(e.peak) for e in seeds)])

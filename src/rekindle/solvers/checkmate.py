@@ -47,7 +47,7 @@ def _declines(graph: Graph) -> str:
     columns = n * (n + 1) // 2  # of runs alone
     if columns <= RELAXED:
         columns = Program(graph, graph.weights("unit")).columns
-    return "" if 0 < columns <= RELAXED else f"{columns:,} variables or more are too many"
+    return "" if columns <= RELAXED else f"{columns:,} variables or more are too many"
 
 
 @register(
