@@ -309,8 +309,8 @@ def test_overhead_that_is_left_is_used() -> None:
         model = resnet.ResNet(resnet.Bottleneck, [3, 2, 1, 1])
         trace = rekindle.trace(model, torch.rand(8, 3, 224, 224), target="rtx2080ti")
     least = rekindle.plan(trace, minimize="memory")
-    assert least.flops_overhead < 0.5
-    assert rekindle.plan(trace, max_overhead=0.5, cost="flops").peak_bytes < 1.01 * least.peak_bytes
+    assert least.flops_overhead < 0.7
+    assert rekindle.plan(trace, max_overhead=0.7, cost="flops").peak_bytes < 1.01 * least.peak_bytes
 
 
 def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> None:

@@ -11,8 +11,8 @@ How, in this order:
 3. `storages` sweeps the whole curve with modes per storage and the order of ops.
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
 5. The three look closer at the stretch of the curve where the goal lies. At the lowest one, where moves from what is known
-   lead nowhere, blocks are also asked for the smallest plan that they give, and on graphs of up to 400 ops wide beams
-   (see `beam`) start anew.
+   lead nowhere, blocks are also asked for the smallest plan that they give, and on graphs of up to 400 ops beams (see
+   `beam`) start anew.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
@@ -62,8 +62,9 @@ SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: 
 SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 LIMITS = 6  # peaks of a stretch for which blocks are joined
 LARGE = 3500  # ops
-WALKED = 400  # ops of graphs on which wide beams are tried at the lowest stretch
-WALKS = tuple(beam.Way(100, price, soft, window) for soft in (0.9, 0.8) for price in (1.0, 3.0) for window in (1, 6))
+WALKED = 400  # ops of graphs on which beams are tried at the lowest stretch
+WALKS = beam.PROBE + tuple(beam.Way(100, p, s, w) for s in (0.9, 0.8) for p in (1.0, 3.0) for w in (1, 6))
+NEAR = np.array([0.0, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 1.0])  # at which peaks of it: more where it gets dear
 CELLS = 6  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 
@@ -195,7 +196,8 @@ class Curve:
                 seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
                 if k == 0:
                     if len(problem.graph.ops) <= WALKED:
-                        seeds += _all_of(problem, [partial(_walked, problem, room) for room in rooms])
+                        near = low * (high / low) ** NEAR
+                        seeds += _all_of(problem, [partial(_walked, problem, room) for room in near])
                     smallest = replace(problem, limit=None, max_overhead=None)
                     seeds += _all_of(problem, [partial(entries, smallest, curve) for curve in self.blocks])
                     low = min([low, *(float(e.peak) for e in seeds)])
