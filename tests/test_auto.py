@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import models
 import rekindle
-from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate, zoo
 from rekindle.budget import Goal
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
@@ -318,3 +318,12 @@ def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> N
     small = plan_graph(graph, Goal(max_overhead=0.5), cost="flops")
     cheap = plan_graph(graph, Goal(budget=small.peak_bytes), cost="flops")
     assert (cheap.peak_bytes, cheap.overhead) >= (small.peak_bytes, small.overhead - 1e-9)
+
+
+def test_near_the_floor_of_a_small_graph_a_beam_alone_is_no_better() -> None:
+    """There moves from plans that hold more lead nowhere: a beam alone was cheaper."""
+    graph = rekindle.trace(*zoo.load("unet", fake=True, batch=2, image=32, width=8, depth=3), target="rtx2080ti").graph
+    smallest = plan_graph(graph, Goal(least_memory=True), solver="beam", cost="unit")
+    budget = graph.resident_bytes + int(1.05 * smallest.activation_peak_bytes)
+    ours, beam = (plan_graph(graph, Goal(budget=budget), solver=s, cost="unit") for s in ("auto", "beam"))
+    assert ours.overhead <= beam.overhead

@@ -30,7 +30,7 @@ COMPARATORS = (
 )  # fmt: skip
 DEFAULTS = {
     "seeds": ("plain", *COMPARATORS, "others", "auto@8%", "auto@33%", "auto=ogc"),
-    "modern": ("plain", *COMPARATORS, "auto@5%", "auto@14%", "auto=0.5", "auto=0.3", "auto=0.25"),
+    "modern": ("plain", *COMPARATORS, "others", "auto@5%", "auto@14%", "auto=0.5", "auto=0.3", "auto=0.25"),
     "deep": ("plain", *COMPARATORS, "chen-sqrt", "chen-recursive", "hong-exact", "auto@29%", "auto@30%"),
     "cpu": ("plain", *COMPARATORS, "auto@8%", "auto=0.5", "auto=0.3"),
     "smoke": ("plain", *COMPARATORS, "none", "every", "chen-sqrt", "feng", "auto@8%", "auto@33%"),

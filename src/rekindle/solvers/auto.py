@@ -11,8 +11,8 @@ How, in this order:
 3. `storages` sweeps the whole curve with modes per storage and the order of ops.
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
 5. The three look closer at the stretch of the curve where the goal lies. At the lowest one, where moves from what is known
-   lead nowhere, blocks are also asked for the smallest plan that they give, and on graphs of up to 400 ops beams (see
-   `beam`) start anew.
+   lead nowhere, blocks are also asked for the smallest plan that they give, and on graphs of 128 to 400 ops, which the exact
+   search does not take, beams (see `beam`) start anew.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
@@ -47,7 +47,7 @@ from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import beam, registry, small
+from . import beam, exact, registry, small
 from .anneal import Polish
 from .base import Problem
 from .choice import choose, in_threads
@@ -195,7 +195,7 @@ class Curve:
                 rooms = np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]
                 seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
                 if k == 0:
-                    if len(problem.graph.ops) <= WALKED:
+                    if not exact.fits(problem.graph) and len(problem.graph.ops) <= WALKED:
                         near = low * (high / low) ** NEAR
                         seeds += _all_of(problem, [partial(_walked, problem, room) for room in near])
                     smallest = replace(problem, limit=None, max_overhead=None)
