@@ -109,6 +109,7 @@ def test_means_in_unit_costs_are_over_what_is_reached() -> None:
     assert cells(text, "b", "auto=0.5") == ["+6.0% at 48.0%"]
     assert cells(text, "mean, certified to be at least", "auto=0.25") == ["+7.0%"]
     assert cells(text, "mean, certified to be at least", "auto=0.5") == ["-"]
+    assert cells(text, "FastSA, published mean", "auto=0.25") == ["+18.0%"]
     assert cells(text, "a", "auto=0.5, nodes") == ["+1.5%"]
     assert cells(text, "mean", "auto=0.5, nodes") == ["+3.0%"]
     assert cells(text, "mean", "auto=0.25, nodes") == ["-"]  # of one of the rows that are there

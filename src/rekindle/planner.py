@@ -88,7 +88,7 @@ def plan_graph(
         found += scored(chosen.solve(smallest))
         best = _pick(found, limit, goal.max_overhead)
         if best is None:
-            found += scored(_by_other_costs(chosen, smallest, "unit", "seconds"))
+            found += scored(_by_other_costs(chosen, replace(problem, limit=limit), "unit", "seconds"))
             best = _pick(found, limit, goal.max_overhead)
     if best is None:
         raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
@@ -130,7 +130,7 @@ def _overhead_is_left(chosen: Solver, problem: Problem, cost: str, best: Scored 
 
 
 def _by_other_costs(chosen: Solver, problem: Problem, *units: str) -> Iterator[Schedule]:
-    """More plans of least memory, searched by the cost in each of `units`."""
+    """More plans, and those of least memory, searched by the cost in each of `units`."""
     for weights in _other_weights(chosen, problem, *units):
         yield from chosen.solve(replace(problem, weights=weights))
 

@@ -58,7 +58,6 @@ class _Traced:
 
         self.trace, self._about, self._case = trace, about, case
         self.once: Plan = api.plan(trace, minimize="memory", solver="none", cost="flops", time_limit=0.01)
-
         self._measured: dict[bytes, Measured] = {}
 
     def measure(self, plan: Plan) -> Measured:

@@ -1,8 +1,7 @@
-"""A schedule's cost as FastSA counts it: nodes of the captured graph that run, each at the same cost.
+"""A schedule's cost in nodes of the captured graph that run, each at the same cost; by our reading FastSA counts so.
 
 A. Imanishi, Z. Xu, M. Takagi, S. Wang, E. Castillo, A fast heuristic to optimize time-space tradeoff for large models,
-NeurIPS 2023, whose graphs are those of torch.fx as AOTAutograd gives them: views and members of what an op returns are
-nodes as well.
+NeurIPS 2023: its graphs come from torch.fx, in which views and members of what an op returns are nodes as well.
 """
 
 from __future__ import annotations

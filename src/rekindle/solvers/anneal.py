@@ -1,8 +1,8 @@
 """Annealing over sequences of runs.
 
 After Imanishi, Xu, Takagi, Wang, Castillo, A fast heuristic to optimize time-space tradeoff for large models (FastSA),
-NeurIPS 2023: a sequence of ops in which
-runs are added, taken out and moved, with the memory of every place in a tree with range-add and range-max.
+NeurIPS 2023: a sequence of ops in which runs are added, taken out and moved, with the memory of every place in a tree with
+range-add and range-max.
 
 Problem: the whole step; any op may run any number of times at any place.
 

@@ -12,7 +12,7 @@ How, in this order:
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
 5. The three look closer at the stretch of the curve where the goal lies. At the lowest one, where moves from what is known
    lead nowhere, blocks are also asked for the smallest plan that they give, and on graphs of 128 to 400 ops, which the exact
-   search does not take, beams (see `beam`) start anew.
+   search does not take, beams (see `beam`) start anew and are polished as well.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
@@ -64,7 +64,7 @@ LIMITS = 6  # peaks of a stretch for which blocks are joined
 LARGE = 3500  # ops
 WALKED = 400  # ops of graphs on which beams are tried at the lowest stretch
 WALKS = beam.PROBE + tuple(beam.Way(100, p, s, w) for s in (0.9, 0.8) for p in (1.0, 3.0) for w in (1, 6))
-NEAR = np.array([0.0, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 1.0])  # at which peaks of it: more where it gets dear
+NEAR = (0.0, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 1.0)  # at which peaks of it: more where it gets dear
 CELLS = 6  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 
@@ -190,31 +190,46 @@ class Curve:
         if k not in self.looked_at:
             low, high = float(self.cells[k]), float(self.cells[k + 1])
             search, polish = self.search.copy(problem), self.polish.copy(problem)
+            unpolished = polish
             seeds: list[Entry] = []
             with problem.interruptible():
                 rooms = np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]
                 seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
                 if k == 0:
-                    if not exact.fits(problem.graph) and len(problem.graph.ops) <= WALKED:
-                        near = low * (high / low) ** NEAR
-                        seeds += _all_of(problem, [partial(_walked, problem, room) for room in near])
                     smallest = replace(problem, limit=None, max_overhead=None)
                     seeds += _all_of(problem, [partial(entries, smallest, curve) for curve in self.blocks])
                     low = min([low, *(float(e.peak) for e in seeds)])
                 polish.enter([search.reduced.reduced_runs(e.runs) for e in seeds])
                 search.look(low, high)
                 polish.enter([e.runs for e in search.entries()])
+                unpolished = polish.copy(problem)
                 polish.look(low, high)
             found = pareto(polish.entries() + seeds)
             if not large(problem):
-                elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
-                found = _pressed(problem, [e for e in pareto(found + self.entries) if e.peak not in elsewhere])
+                found = _pressed(problem, self._within(found, low, high))
+                if k == 0 and not exact.fits(problem.graph) and len(problem.graph.ops) <= WALKED:
+                    found = pareto(found + self._walk(problem, unpolished, low, high))
                 proven = small.proven_between(problem, self._begin(k), high, found)
                 found = proven if proven is found else _pressed(problem, proven)
             if problem.time_left <= 0:
                 return found
             self.looked_at[k] = found
         return self.looked_at[k]
+
+    def _walk(self, problem: Problem, polish: Polish, low: float, high: float) -> list[Entry]:
+        """What beams find between two peaks, polished apart: joined with the rest, they take its place and its effort."""
+        walked: list[Entry] = []
+        with problem.interruptible():
+            walked += _all_of(problem, [partial(_walked, problem, low * (high / low) ** x) for x in NEAR])
+            low = min([low, *(float(e.peak) for e in walked)])
+            polish.enter([polish.reduced.reduced_runs(e.runs) for e in walked])
+            polish.look(low, high)
+        return _pressed(problem, self._within(polish.entries() + walked, low, high))
+
+    def _within(self, found: list[Entry], low: float, high: float) -> list[Entry]:
+        """What was found, with what was known, less what is known of other stretches."""
+        elsewhere = {e.peak for e in self.entries if not low <= e.peak <= high}
+        return [e for e in pareto(found + self.entries) if e.peak not in elsewhere]
 
 
 def _pressed(problem: Problem, found: list[Entry]) -> list[Entry]:
@@ -292,7 +307,7 @@ def _joined(problem: Problem, curve: Levels, rooms: np.ndarray) -> Iterator[Entr
 
 
 def _walked(problem: Problem, room: float) -> Iterator[Entry]:
-    """What wide beams find within a peak, without resident bytes."""
+    """What beams find within a peak, without resident bytes."""
     search = beam.Search(problem)
     for way in WALKS:
         found = search.walk(int(room), way)

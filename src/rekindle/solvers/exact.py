@@ -56,14 +56,6 @@ class Solution:
     nodes: int = 0
 
 
-def fits(graph: Graph) -> bool:
-    """Whether the graph is small enough to be searched."""
-    if int(graph.needed.sum()) > MOST:
-        return False
-    read = {v for i in np.flatnonzero(graph.needed) for v in graph.ops[i].inputs} | set(graph.keep)
-    return sum(bool(graph.arrays.producer[v] >= 0) for v in read) <= MOST
-
-
 def _declines(graph: Graph) -> str:
     return "" if fits(graph) else f"the graph has more than {MOST} needed ops or values"
 
@@ -98,6 +90,14 @@ def exact(problem: Problem) -> Iterator[Schedule]:
         found = solve(graph, weights, limit, max_cost, nodes=nodes, deadline=problem.deadline, safe=safe)
         if found.schedule is not None:
             yield Schedule.from_runs(graph, found.schedule.runs, "exact")
+
+
+def fits(graph: Graph) -> bool:
+    """Whether the graph is small enough to be searched."""
+    if int(graph.needed.sum()) > MOST:
+        return False
+    read = {v for i in np.flatnonzero(graph.needed) for v in graph.ops[i].inputs} | set(graph.keep)
+    return sum(bool(graph.arrays.producer[v] >= 0) for v in read) <= MOST
 
 
 def solve(
