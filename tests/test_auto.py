@@ -332,6 +332,13 @@ def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> N
     assert (cheap.peak_bytes, cheap.overhead) >= (small.peak_bytes, small.overhead - 1e-9)
 
 
+def test_the_frontier_ends_where_the_least_memory_is() -> None:
+    """It ended where the first sweep did: at the U-Net's quarter it was twice as dear as a plan."""
+    graph = rekindle.trace(*zoo.load("unet", fake=True, batch=2, image=32, width=8, depth=3), target="rtx2080ti").graph
+    least = plan_graph(graph, Goal(least_memory=True), cost="unit")
+    assert rekindle.frontier(graph, cost="unit")[-1].peak_bytes == least.peak_bytes
+
+
 def test_near_the_floor_of_a_small_graph_a_beam_alone_is_no_better() -> None:
     """There moves from plans that hold more lead nowhere: a beam alone was cheaper."""
     graph = rekindle.trace(*zoo.load("unet", fake=True, batch=2, image=32, width=8, depth=3), target="rtx2080ti").graph

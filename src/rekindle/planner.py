@@ -125,7 +125,7 @@ def _overhead_is_left(chosen: Solver, problem: Problem, cost: str, best: Scored 
         return False
     if bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead).bytes >= best.judged.peak_bytes:
         return False
-    *_, smallest = chosen.solve(replace(problem, max_overhead=None, whole=True))
+    *_, smallest = chosen.solve(replace(problem, max_overhead=None, whole=True, coarse=True))
     return simulate(problem.graph, smallest, cost).overhead <= problem.max_overhead + EPS
 
 

@@ -33,6 +33,7 @@ class Problem:
     progress : called with one line of text now and then.
     effort : how much work a search may do, as a part of what it does by default.
     whole : the whole frontier is wanted: a solver that finds it in one search yields all of it.
+    coarse : with `whole`: as a first sweep finds it, without closer looks.
     interrupted : set once the user has asked for the best so far.
     """
 
@@ -45,6 +46,7 @@ class Problem:
     progress: Progress = field(default=lambda _: None)
     effort: float = 1.0
     whole: bool = False
+    coarse: bool = False
     interrupted: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -79,7 +81,7 @@ class Solver:
     graphs : "chain" (other graphs are taken as a series of blocks, see `structure.cuts.series`) or "any".
     objective : what it minimises, in one line.
     optimal : what its optimality claim is; "" for none. A claim is about its own stated objective.
-    curve : asked for the whole frontier, it yields all it knows of it, and asking for single budgets adds nothing.
+    curve : asked for the whole frontier, it yields all it knows of it, and asking for single budgets adds little.
     declines : Graph -> why it only gives the baseline there, or "".
     """
 
