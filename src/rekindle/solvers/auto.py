@@ -63,8 +63,9 @@ SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chai
 LIMITS = 6  # peaks of a stretch for which blocks are joined
 LARGE = 3500  # ops
 WALKED = 400  # ops of graphs on which beams are tried at the lowest stretch
-WALKS = beam.PROBE + tuple(beam.Way(100, p, s, w) for s in (0.9, 0.8) for p in (1.0, 3.0) for w in (1, 6))
-NEAR = (0.0, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 1.0)  # at which peaks of it: more where it gets dear
+WIDTH, STATES = 100, 5_000_000  # states that wide beams keep, and what that times ops squared (their time) stays below
+WIDE = tuple(beam.Way(WIDTH, p, s, w) for s in (0.9, 0.8) for p in (1.0, 3.0) for w in (1, 6))
+NEAR = (0.0, 0.03, 0.08, 0.15, 0.3)  # at which peaks of it, from its lower end (0) to its upper one (1)
 CELLS = 6  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 
@@ -310,7 +311,8 @@ def _joined(problem: Problem, curve: Levels, rooms: np.ndarray) -> Iterator[Entr
 def _walked(problem: Problem, room: float) -> Iterator[Entry]:
     """What beams find within a peak, without resident bytes."""
     search = beam.Search(problem)
-    for way in WALKS:
+    width = min(WIDTH, STATES // len(problem.graph.ops) ** 2)
+    for way in (*beam.PROBE, *(way._replace(width=width) for way in WIDE)):
         found = search.walk(int(room), way)
         if found is not None:
             search.price = found.price or search.price
