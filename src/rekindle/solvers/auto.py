@@ -11,8 +11,8 @@ How, in this order:
 3. `storages` sweeps the whole curve with modes per storage and the order of ops.
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
 5. The three look closer at the stretch of the curve where the goal lies. At the lowest one, where moves from what is known
-   lead nowhere, blocks are also asked for the smallest plan that they give, and on graphs of 128 to 400 ops, which the exact
-   search does not take, beams (see `beam`) start anew and are polished as well.
+   lead nowhere, blocks are also asked for the smallest plan that they give, and searches begin anew, without what the sweep
+   found: `storages`, `rotor`, `dtr` and, on graphs of up to 1,500 ops, `beam`. What they find is polished as well.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
@@ -62,7 +62,8 @@ SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: 
 SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 LIMITS = 6  # peaks of a stretch for which blocks are joined
 LARGE = 3500  # ops
-WALKED = 400  # ops of graphs on which beams are tried at the lowest stretch
+ANEW = ("rotor", "dtr")  # are asked for least memory at the lowest stretch
+BEAMED, WALKED = 1500, 400  # ops of graphs on which beams are asked for least memory; and for peaks of that stretch
 WIDTH, STATES = 100, 5_000_000  # states that wide beams keep, and what that times ops squared (their time) stays below
 WIDE = tuple(beam.Way(WIDTH, p, s, w) for s in (0.9, 0.8) for p in (1.0, 3.0) for w in (1, 6))
 NEAR = (0.0, 0.03, 0.08, 0.15, 0.3)  # at which peaks of it, from its lower end (0) to its upper one (1)
@@ -209,8 +210,9 @@ class Curve:
             found = pareto(polish.entries() + seeds)
             if not large(problem):
                 found = _pressed(problem, self._within(found, low, high))
-                if k == 0 and not exact.fits(problem.graph) and len(problem.graph.ops) <= WALKED:
-                    found = pareto(found + self._walk(problem, unpolished, low, high))
+            if k == 0:
+                found = pareto(found + self._anew(problem, unpolished, low, high))
+            if not large(problem):
                 proven = small.proven_between(problem, self._begin(k), high, found)
                 found = proven if proven is found else _pressed(problem, proven)
             if problem.time_left <= 0:
@@ -218,15 +220,22 @@ class Curve:
             self.looked_at[k] = found
         return self.looked_at[k]
 
-    def _walk(self, problem: Problem, polish: Polish, low: float, high: float) -> list[Entry]:
-        """What beams find between two peaks, polished apart: joined with the rest, they take its place and its effort."""
-        walked: list[Entry] = []
+    def _anew(self, problem: Problem, polish: Polish, low: float, high: float) -> list[Entry]:
+        """What searches that begin anew find at the lowest stretch; polished apart: joined with the rest, it takes its
+        place and its effort."""
+        g, seeds = problem.graph, list[Entry]()
+        smallest = replace(problem, limit=None, max_overhead=None)
+        sources: list[Callable[[], Iterator[Entry]]] = [partial(_proposed, replace(smallest, whole=True), "storages")]
+        sources += [partial(_proposed, smallest, n) for n in ANEW + (("beam",) if len(g.ops) <= BEAMED else ())]
+        if len(g.ops) <= WALKED and not exact.fits(g):
+            sources += [partial(_walked, problem, low * (high / low) ** x) for x in NEAR]
         with problem.interruptible():
-            walked += _all_of(problem, [partial(_walked, problem, low * (high / low) ** x) for x in NEAR])
-            low = min([low, *(float(e.peak) for e in walked)])
-            polish.enter([polish.reduced.reduced_runs(e.runs) for e in walked])
+            seeds += _all_of(problem, sources)
+            low = min([low, *(float(e.peak) for e in seeds)])
+            polish.enter([polish.reduced.reduced_runs(e.runs) for e in seeds])
             polish.look(low, high)
-        return _pressed(problem, self._within(polish.entries() + walked, low, high))
+        found = self._within(polish.entries() + [e for e in seeds if e.peak <= high], low, high)
+        return pareto(seeds + (found if large(problem) else _pressed(problem, found)))
 
     def _within(self, found: list[Entry], low: float, high: float) -> list[Entry]:
         """What was found, with what was known, less what is known of other stretches."""
