@@ -225,10 +225,13 @@ class Curve:
         place and its effort."""
         g, seeds = problem.graph, list[Entry]()
         smallest = replace(problem, limit=None, max_overhead=None)
+        rooms = [int(low * (high / low) ** x) for x in NEAR]
+        within = [replace(smallest, limit=g.resident_bytes + room) for room in rooms]
         sources: list[Callable[[], Iterator[Entry]]] = [partial(_proposed, replace(smallest, whole=True), "storages")]
         sources += [partial(_proposed, smallest, n) for n in ANEW + (("beam",) if len(g.ops) <= BEAMED else ())]
+        sources += [partial(_proposed, one, "dtr") for one in within]
         if len(g.ops) <= WALKED and not exact.fits(g):
-            sources += [partial(_walked, problem, low * (high / low) ** x) for x in NEAR]
+            sources += [partial(_walked, problem, room) for room in rooms]
         with problem.interruptible():
             seeds += _all_of(problem, sources)
             low = min([low, *(float(e.peak) for e in seeds)])
@@ -317,12 +320,12 @@ def _joined(problem: Problem, curve: Levels, rooms: np.ndarray) -> Iterator[Entr
         yield from entries(replace(problem, limit=limit, max_overhead=None), curve)
 
 
-def _walked(problem: Problem, room: float) -> Iterator[Entry]:
+def _walked(problem: Problem, room: int) -> Iterator[Entry]:
     """What beams find within a peak, without resident bytes."""
     search = beam.Search(problem)
     width = min(WIDTH, STATES // len(problem.graph.ops) ** 2)
     for way in (*beam.PROBE, *(way._replace(width=width) for way in WIDE)):
-        found = search.walk(int(room), way)
+        found = search.walk(room, way)
         if found is not None:
             search.price = found.price or search.price
             yield entry(problem.graph, problem.weights, found.runs)
