@@ -97,10 +97,10 @@ class Polish:
             anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), ANCHORS)
             self._round(anchors.tolist(), share, heat, number)
 
-    def look(self, low: float, high: float) -> None:
-        """Go on where the peak lies between low and high."""
+    def look(self, low: float, high: float, longer: int = LONGER) -> None:
+        """Go on where the peak lies between low and high; longer : times the changes of a sweep."""
         for number, (share, heat) in enumerate(ROUNDS):
-            self._round(np.geomspace(low, high, CLOSER).tolist(), LONGER * share, heat, number + 11)
+            self._round(np.geomspace(low, high, CLOSER).tolist(), longer * share, heat, number + 11)
 
     def press(self, starts: list[Entry]) -> list[Entry]:
         """What is found over the whole graph with the least peak at the cost of each of `starts` (of the whole graph)."""

@@ -32,7 +32,7 @@ Complexity: O(k n) for k proposals on n ops; k is chosen so that seconds pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,7 +48,7 @@ from ..structure.forward import forward_dag
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from . import beam, exact, registry, small
-from .anneal import Polish
+from .anneal import LONGER, Polish
 from .base import Problem
 from .choice import choose, in_threads
 from .hierarchical import SIZES, Levels, curves
@@ -220,25 +220,29 @@ class Curve:
             self.looked_at[k] = found
         return self.looked_at[k]
 
-    def _anew(self, problem: Problem, polish: Polish, low: float, high: float) -> list[Entry]:
-        """What searches that begin anew find at the lowest stretch; polished apart: joined with the rest, it takes its
-        place and its effort."""
-        g, seeds = problem.graph, list[Entry]()
+    def _anew(self, problem: Problem, unpolished: Polish, low: float, high: float) -> list[Entry]:
+        """What searches that begin anew find at the lowest stretch. It is polished apart, and what beams find apart from
+        that: joined with the rest, each takes the other's place and effort."""
+        g = problem.graph
         smallest = replace(problem, limit=None, max_overhead=None)
         rooms = [int(low * (high / low) ** x) for x in NEAR]
         within = [replace(smallest, limit=g.resident_bytes + room) for room in rooms]
-        sources: list[Callable[[], Iterator[Entry]]] = [partial(_proposed, replace(smallest, whole=True), "storages")]
-        sources += [partial(_proposed, smallest, n) for n in ANEW + (("beam",) if len(g.ops) <= BEAMED else ())]
-        sources += [partial(_proposed, one, "dtr") for one in within]
-        if len(g.ops) <= WALKED and not exact.fits(g):
-            sources += [partial(_walked, problem, room) for room in rooms]
-        with problem.interruptible():
-            seeds += _all_of(problem, sources)
-            low = min([low, *(float(e.peak) for e in seeds)])
-            polish.enter([polish.reduced.reduced_runs(e.runs) for e in seeds])
-            polish.look(low, high)
-        found = self._within(polish.entries() + [e for e in seeds if e.peak <= high], low, high)
-        return pareto(seeds + (found if large(problem) else _pressed(problem, found)))
+        others = [partial(_proposed, replace(smallest, whole=True), "storages")]
+        others += [partial(_proposed, smallest, n) for n in ANEW + (("beam",) if len(g.ops) <= BEAMED else ())]
+        others += [partial(_proposed, one, "dtr") for one in within]
+        walks = [partial(_walked, problem, room) for room in rooms]
+        found: list[Entry] = []
+        walked = len(g.ops) <= WALKED and not exact.fits(g)
+        for sources, longer in ((others, 1), (walks, LONGER)) if walked else ((others, 1),):
+            polish, seeds, least = unpolished.copy(problem), list[Entry](), low
+            with problem.interruptible():
+                seeds += _all_of(problem, sources)
+                least = min([low, *(float(e.peak) for e in seeds)])
+                polish.enter([polish.reduced.reduced_runs(e.runs) for e in seeds])
+                polish.look(least, high, longer)
+            near = self._within(polish.entries() + [e for e in seeds if e.peak <= high], least, high)
+            found += seeds + (near if large(problem) else _pressed(problem, near))
+        return pareto(found)
 
     def _within(self, found: list[Entry], low: float, high: float) -> list[Entry]:
         """What was found, with what was known, less what is known of other stretches."""
@@ -331,7 +335,7 @@ def _walked(problem: Problem, room: int) -> Iterator[Entry]:
             yield entry(problem.graph, problem.weights, found.runs)
 
 
-def _all_of(problem: Problem, sources: list[Callable[[], Iterator[Entry]]]) -> list[Entry]:
+def _all_of(problem: Problem, sources: Sequence[Callable[[], Iterator[Entry]]]) -> list[Entry]:
     """What all sources give, in their order; two are asked at a time, while time is left."""
 
     def one(source: Callable[[], Iterator[Entry]]) -> list[Entry]:
