@@ -7,17 +7,17 @@ Problem: the goal itself: least cost within a peak, or least peak within a cost,
 How, in this order:
 
 1. Graphs of up to a few dozen ops are solved exactly (see `exact`), if that takes few steps.
-2. Blocks with options are joined (see `hierarchical`), and the fast published solvers (`SEEDS`) propose schedules.
+2. Blocks with options are joined (see `hierarchical`), and the fast published solvers propose schedules (see `proposals`).
 3. `storages` sweeps the whole curve with modes per storage and the order of ops.
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
 5. The three look closer at the stretch of the curve where the goal lies. At the lowest one, where moves from what is known
    lead nowhere, blocks are also asked for the smallest plan that they give, and searches begin anew, without what the sweep
-   found: `storages`, `rotor`, `dtr` and, on graphs of up to 1,500 ops, `beam`. What they find is polished as well.
+   found: `storages`, `rotor`, `dtr`, `beam` (see `anew`). What they find is polished as well.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.
 
-On large graphs (more than `LARGE` ops) of step 2 only what matters most is done, and nothing of steps 6 and 7.
+On large graphs (more than `proposals.LARGE` ops) of step 2 only what matters most is done, and nothing of steps 6 and 7.
 
 A larger budget never gives a slower plan, and more overhead never a larger one: steps 2 to 4 do not know the goal, and
 steps 5 to 7 look at every stretch of which it is not certified that it cannot serve the goal better. Both cores
@@ -32,7 +32,7 @@ Complexity: O(k n) for k proposals on n ops; k is chosen so that seconds pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -42,31 +42,20 @@ import numpy as np
 from .. import bounds
 from ..budget import format_bytes
 from ..schedule import Schedule
-from ..structure.archive import Entry, entry, pareto
-from ..structure.chain import chain_of
-from ..structure.forward import forward_dag
+from ..structure.archive import Entry, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import beam, exact, registry, small
-from .anneal import LONGER, Polish
+from . import anew, proposals, small
+from .anneal import Polish
 from .base import Problem
-from .choice import choose, in_threads
-from .hierarchical import SIZES, Levels, curves
+from .choice import choose
+from .hierarchical import Levels
+from .proposals import large
 from .registry import register
 from .rotor import entries, thin
 from .storages import Search
 
-SEEDS = ("min-cut", "feng", "hong-exact")
-SEEDS_OF_SMALLER = ("chen-sqrt", "kusumoto")  # of graphs that are not large
-SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: it takes O(n^2) tables
-SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
 LIMITS = 6  # peaks of a stretch for which blocks are joined
-LARGE = 3500  # ops
-ANEW = ("rotor", "dtr")  # are asked for least memory at the lowest stretch
-BEAMED, WALKED = 1500, 400  # ops of graphs on which beams are asked for least memory; and for peaks of that stretch
-WIDTH, STATES = 100, 5_000_000  # states that wide beams keep, and what that times ops squared (their time) stays below
-WIDE = tuple(beam.Way(WIDTH, p, s, w) for s in (0.9, 0.8) for p in (1.0, 3.0) for w in (1, 6))
-NEAR = (0.0, 0.03, 0.08, 0.15, 0.3)  # at which peaks of it, from its lower end (0) to its upper one (1)
 CELLS = 6  # stretches of the curve that are looked at closer
 REMEMBERED = 4  # curves kept, so that the next goal for the same graph is answered at once
 
@@ -138,8 +127,8 @@ class Curve:
         polish.enter([np.arange(len(reduced.ops))])
         if len(reduced.candidates):
             with problem.interruptible():
-                blocks += _blocks(problem)
-                for e in _seeds(problem, blocks):
+                blocks += proposals.blocks_of(problem)
+                for e in proposals.seeds(problem, blocks):
                     seeds.append(e)
                     runs = reduced.reduced_runs(e.runs)
                     polish.enter([runs])
@@ -197,10 +186,12 @@ class Curve:
             seeds: list[Entry] = []
             with problem.interruptible():
                 rooms = np.geomspace(low, high, (2 if large(problem) else LIMITS) + 1)[1:]
-                seeds += _all_of(problem, [partial(_joined, problem, curve, rooms) for curve in self.blocks])
+                seeds += proposals.all_of(
+                    problem, [partial(proposals.joined, problem, curve, rooms) for curve in self.blocks]
+                )
                 if k == 0:
                     smallest = replace(problem, limit=None, max_overhead=None)
-                    seeds += _all_of(problem, [partial(entries, smallest, curve) for curve in self.blocks])
+                    seeds += proposals.all_of(problem, [partial(entries, smallest, curve) for curve in self.blocks])
                     low = min([low, *(float(e.peak) for e in seeds)])
                 polish.enter([search.reduced.reduced_runs(e.runs) for e in seeds])
                 search.look(low, high)
@@ -221,22 +212,13 @@ class Curve:
         return self.looked_at[k]
 
     def _anew(self, problem: Problem, unpolished: Polish, low: float, high: float) -> list[Entry]:
-        """What searches that begin anew find at the lowest stretch. It is polished apart, and what beams find apart from
-        that: joined with the rest, each takes the other's place and effort."""
-        g = problem.graph
-        smallest = replace(problem, limit=None, max_overhead=None)
-        rooms = [int(low * (high / low) ** x) for x in NEAR]
-        within = [replace(smallest, limit=g.resident_bytes + room) for room in rooms]
-        others = [partial(_proposed, replace(smallest, whole=True), "storages")]
-        others += [partial(_proposed, smallest, n) for n in ANEW + (("beam",) if len(g.ops) <= BEAMED else ())]
-        others += [partial(_proposed, one, "dtr") for one in within]
-        walks = [partial(_walked, problem, room) for room in rooms]
+        """What searches that begin anew find at the lowest stretch, each group of them polished apart: joined with the
+        rest, it takes its place and its effort."""
         found: list[Entry] = []
-        walked = len(g.ops) <= WALKED and not exact.fits(g)
-        for sources, longer in ((others, 1), (walks, LONGER)) if walked else ((others, 1),):
+        for sources, longer in anew.groups(problem, low, high):
             polish, seeds, least = unpolished.copy(problem), list[Entry](), low
             with problem.interruptible():
-                seeds += _all_of(problem, sources)
+                seeds += proposals.all_of(problem, sources)
                 least = min([low, *(float(e.peak) for e in seeds)])
                 polish.enter([polish.reduced.reduced_runs(e.runs) for e in seeds])
                 polish.look(least, high, longer)
@@ -279,66 +261,3 @@ def _teller(problem: Problem) -> Callable[[list[Entry]], None]:
             )
 
     return tell
-
-
-def large(problem: Problem) -> bool:
-    """Whether even fast solvers take their time: then only those that matter most are asked."""
-    return len(problem.graph.ops) > LARGE
-
-
-def _blocks(problem: Problem) -> Iterator[Levels]:
-    """The graph as chains of blocks of different size."""
-    forward = forward_dag(problem.graph)
-    if forward is not None and problem.time_left > 0:
-        for curve in curves(problem.graph, problem.weights, forward, SIZES[1:] if large(problem) else SIZES):
-            yield curve
-            if problem.time_left <= 0:
-                return
-
-
-def _seeds(problem: Problem, blocks: list[Levels]) -> list[Entry]:
-    """What the fast solvers propose."""
-    any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
-    chain = chain_of(problem.graph)
-    stages = 0 if chain is None else chain.turn
-    names = [*SEEDS]
-    names += [] if large(problem) else SEEDS_OF_SMALLER
-    names += SEEDS_BY_TABLE if stages <= TABLE else ()
-    names += SEEDS_OF_LONG if stages > LONG else ()
-    from_blocks = [partial(entries, any_goal, curve) for curve in blocks]
-    return _all_of(problem, [*from_blocks, *(partial(_proposed, any_goal, name) for name in dict.fromkeys(names))])
-
-
-def _proposed(problem: Problem, name: str) -> Iterator[Entry]:
-    """What a solver finds."""
-    for schedule in registry.get(name).solve(problem):
-        yield entry(problem.graph, problem.weights, schedule.runs)
-
-
-def _joined(problem: Problem, curve: Levels, rooms: np.ndarray) -> Iterator[Entry]:
-    """What blocks give within each of several peaks, without resident bytes."""
-    for room in rooms:
-        if problem.time_left <= 0:
-            return
-        limit = problem.graph.resident_bytes + int(room)
-        yield from entries(replace(problem, limit=limit, max_overhead=None), curve)
-
-
-def _walked(problem: Problem, room: int) -> Iterator[Entry]:
-    """What beams find within a peak, without resident bytes."""
-    search = beam.Search(problem)
-    width = min(WIDTH, STATES // len(problem.graph.ops) ** 2)
-    for way in (*beam.PROBE, *(way._replace(width=width) for way in WIDE)):
-        found = search.walk(room, way)
-        if found is not None:
-            search.price = found.price or search.price
-            yield entry(problem.graph, problem.weights, found.runs)
-
-
-def _all_of(problem: Problem, sources: Sequence[Callable[[], Iterator[Entry]]]) -> list[Entry]:
-    """What all sources give, in their order; two are asked at a time, while time is left."""
-
-    def one(source: Callable[[], Iterator[Entry]]) -> list[Entry]:
-        return list(source()) if problem.time_left > 0 else []
-
-    return [e for found in in_threads(problem, one, [(source,) for source in sources]) for e in found]
