@@ -14,9 +14,9 @@ from ..structure.archive import Entry, entry
 from . import beam, exact
 from .anneal import LONGER
 from .base import Problem
-from .proposals import Source, large, proposed
+from .proposals import Source, proposed
 
-BEAMED, WALKED = 1500, 400  # ops of graphs on which beams are asked for least memory; and for several peaks
+FEW, WALKED = 1500, 400  # ops of graphs on which slower ones are asked; and on which beams are asked for several peaks
 WIDTH, STATES = 100, 5_000_000  # states that wide beams keep, and what that times ops squared (their time) stays below
 WIDE = tuple(beam.Way(WIDTH, p, s, w) for s in (0.9, 0.8) for p in (1.0, 3.0) for w in (1, 6))
 NEAR = (0.0, 0.03, 0.08, 0.15, 0.3)  # those peaks, from the lower end (0) of the stretch to its upper one (1)
@@ -31,10 +31,8 @@ def groups(problem: Problem, low: float, high: float) -> list[tuple[list[Source]
     within = [replace(smallest, limit=g.resident_bytes + room) for room in rooms]
     solvers: list[Source] = [partial(proposed, replace(smallest, whole=True), "storages")]
     solvers += [partial(proposed, smallest, name) for name in ("rotor", "dtr")]
-    if len(g.ops) <= BEAMED:
-        solvers.append(partial(proposed, smallest, "beam"))
-    if not large(problem):
-        solvers += [partial(proposed, one, "dtr") for one in within]
+    if len(g.ops) <= FEW:
+        solvers += [partial(proposed, smallest, "beam"), *(partial(proposed, one, "dtr") for one in within)]
     if len(g.ops) > WALKED or exact.fits(g):
         return [(solvers, 1)]
     return [(solvers, 1), ([partial(_walked, problem, room) for room in rooms], LONGER)]
