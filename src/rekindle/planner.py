@@ -80,7 +80,7 @@ def plan_graph(
         found += scored(_by_other_costs(chosen, problem, "unit", "seconds"))
     best = _pick(found, wanted, goal.max_overhead) or _pick(found, limit, goal.max_overhead)
     if _overhead_is_left(chosen, problem, cost, best):
-        found += scored(_by_other_costs(chosen, smallest, "seconds"))
+        found += scored(_by_other_costs(chosen, replace(smallest, whole=True), "seconds"))
         best = _pick(found, None, goal.max_overhead)
     if best is None and problem.limit is not None:
         # Aimed at the budget it may stop short of what it reaches when asked for least memory: what an error calls
@@ -130,7 +130,7 @@ def _overhead_is_left(chosen: Solver, problem: Problem, cost: str, best: Scored 
 
 
 def _by_other_costs(chosen: Solver, problem: Problem, *units: str) -> Iterator[Schedule]:
-    """More plans, and those of least memory, searched by the cost in each of `units`."""
+    """More plans for the same goal, searched by the cost in each of `units`."""
     for weights in _other_weights(chosen, problem, *units):
         yield from chosen.solve(replace(problem, weights=weights))
 

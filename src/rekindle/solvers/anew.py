@@ -43,6 +43,8 @@ def _walked(problem: Problem, room: int) -> Iterator[Entry]:
     search = beam.Search(problem)
     width = min(WIDTH, STATES // len(problem.graph.ops) ** 2)
     for way in (*beam.PROBE, *(way._replace(width=width) for way in WIDE)):
+        if problem.time_left <= 0:
+            return
         found = search.walk(room, way)
         if found is not None:
             search.price = found.price or search.price

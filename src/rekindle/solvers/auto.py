@@ -201,7 +201,7 @@ class Curve:
             found = pareto(polish.entries() + seeds)
             if not large(problem):
                 found = _pressed(problem, self._within(found, low, high))
-            if k == 0:
+            if k == 0 and problem.time_left > 0:
                 found = pareto(found + self._anew(problem, unpolished, low, high))
             if not large(problem):
                 proven = small.proven_between(problem, self._begin(k), high, found)
