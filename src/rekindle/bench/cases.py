@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,11 @@ from typing import Any
 from torch import nn
 
 from ..torch.flops import FlopCount
+from ..torch.instrument import Instrument, Together
 from ..torch.modelled import ModelledTime
 from .methods import TARGET
+
+PeakOf = Callable[[Callable[[], None], Sequence[Instrument]], int]
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Case:
 
     mode : what its steps run under.
     step : one training step, forward and backward, by the model's present forward.
-    peak_of : instrument: peak bytes of a step.
+    peak_of : instrument: peak bytes of a step; further instruments see the same step.
     extra_bytes : what the instrument counts on top of a plan's activation peak.
     parity : whether the model's step gives the plain step's bits; None where it cannot be told.
     fake : steps run on tensors without data.
@@ -41,7 +44,7 @@ class Case:
     batch: int
     mode: AbstractContextManager[Any]
     step: Callable[[], None]
-    peak_of: Callable[[Callable[[], None]], int]
+    peak_of: PeakOf
     extra_bytes: int
     parity: Callable[[], bool | None]
     fake: bool
@@ -54,11 +57,12 @@ class Case:
     def measure(self, target: str = TARGET) -> Measured:
         """Measure one step; on real tensors the peak on one step and the rest on another, since counting gets between
         the model and its kernels."""
+        flops, time = FlopCount(), ModelledTime(target)
         with self.mode:
-            peak = None if self.fake else self.peak_of(self.step)
-            with FlopCount() as flops, ModelledTime(target) as time:
-                if peak is None:
-                    peak = self.peak_of(self.step)
-                else:
+            if self.fake:
+                peak = self.peak_of(self.step, (flops, time))
+            else:
+                peak = self.peak_of(self.step, ())
+                with Together(flops, time):
                     self.step()
         return Measured(peak, flops.total, time.total)

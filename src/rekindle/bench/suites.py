@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .cases import Case
+    from .cases import Case, PeakOf
 
 PUBLISHED = ("published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb")
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)  # steps of the LSTM
@@ -62,16 +62,14 @@ def _seeds_case(name: str, batch: int, image: int) -> Case:
     )  # fmt: skip
 
 
-def _storage_peak(
-    model: nn.Module, step: Callable[[], None], mode: AbstractContextManager[Any]
-) -> Callable[[Callable[[], None]], int]:
+def _storage_peak(model: nn.Module, step: Callable[[], None], mode: AbstractContextManager[Any]) -> PeakOf:
     """The instrument for fake tensors: parameters, their gradients (which this makes) and buffers do not count."""
     from ..torch.measure import storage_peak
 
     with mode:
         step()
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    return lambda step: storage_peak(step, held).peak_bytes
+    return lambda step, also: storage_peak(step, held, also).peak_bytes
 
 
 def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
@@ -185,7 +183,7 @@ def _real_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
     step()
     batch = len(args[0] if args else next(iter(kwargs.values())))
     return Case(
-        model, sample, batch, nullcontext(), step, lambda step: allocator_peak(step).peak_bytes, 0,
+        model, sample, batch, nullcontext(), step, lambda step, also: allocator_peak(step).peak_bytes, 0,
         lambda: verify(model, sample).ok, False,
     )  # fmt: skip
 

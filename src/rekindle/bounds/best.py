@@ -42,7 +42,7 @@ def _looking_ahead(graph: Graph, weights: np.ndarray, overhead: float, seconds: 
 def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
     """One stage: relaxed at the ops where most waits, then in whole numbers at the one that says most."""
     large = int(graph.needed.sum()) > STAGED
-    ops = most_waiting(graph, weights, RELAXED if large else _cuts(graph, seconds))
+    ops = most_waiting(graph, RELAXED if large else _cuts(graph, seconds))
     relaxed = []
     if large:
         by_op = {v: lagrangian(graph, weights, overhead, 1, through=v) for v in ops}
@@ -61,7 +61,7 @@ def _cuts(graph: Graph, seconds: float) -> int:
 def _at_several_runs(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
     """Several stages in whole numbers, through the op where most waits."""
     found = single_op(graph)
-    ops = most_waiting(graph, weights, 1)
+    ops = most_waiting(graph, 1)
     if int(graph.needed.sum()) > STAGED or not ops:
         return found
     for stages in STAGES:
@@ -76,7 +76,7 @@ def _by_search(graph: Graph, weights: np.ndarray, overhead: float, seconds: floa
     if not exact.fits(graph):
         return single_op(graph)
     found = exact.least_peak(graph, weights, overhead, max(1, int(SEARCHED * seconds)), upper)
-    ops = most_waiting(graph, weights, 1)
+    ops = most_waiting(graph, 1)
     return Bound(found.peak_bound, ops[0] if ops else None)
 
 
@@ -86,7 +86,7 @@ def time_at(graph: Graph, weights: np.ndarray, peak: int, seconds: float = 0.0) 
     found = extra_at(graph, weights, peak)
     if seconds <= 0 or found == float("inf"):
         return found
-    ops = most_waiting(graph, weights, _cuts(graph, seconds / 2))
+    ops = most_waiting(graph, _cuts(graph, seconds / 2))
     relaxed = {v: staged_cost(graph, weights, peak, v, False, seconds) for v in ops}
     if relaxed:
         at = max(relaxed, key=lambda v: relaxed[v])

@@ -7,13 +7,13 @@ bytes that can be made again within the extra cost. Holds for every order of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..graph import Graph
 from ..kernels import waiting as kernel
-from .base import Bound, single_op, working_set
+from .base import Bound, remembered, single_op, working_set
 
 EDGES = 50_000_000  # edges read at most: a second
 
@@ -23,7 +23,8 @@ def at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> Bound:
 
     weights : float64 [ops], the cost of one run of each op.
 
-    O((n + edges) log n) per op looked at: those around the boundary first, where most waits; on large graphs not all.
+    O((n + edges) log n) per op looked at: those at which most waits, as long as they can say more than what was found; on
+    large graphs those around the boundary.
     """
     return at_overheads(graph, weights, [overhead])[0]
 
@@ -33,10 +34,11 @@ def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) 
     once = float(weights[graph.needed].sum())
     extra = np.array([max(0.0, overhead) * once * (1 + 1e-9) for overhead in overheads])
     best = [single_op(graph)] * len(extra)
-    for v, cost, held in _first_runs(graph, weights):
+    for v, total in _all_waiting(graph).items():
+        if total <= min((b.bytes for b in best), default=0):
+            break
         own = graph.resident_bytes + working_set(graph, v)
-        if own + held.sum() <= min((b.bytes for b in best), default=0):
-            continue
+        cost, held = _rows(graph, weights, v)
         for k, waiting in enumerate(kernel.least_waiting(cost, held, extra).tolist()):
             if own + int(waiting) > best[k].bytes:
                 best[k] = Bound(own + int(waiting), v)
@@ -53,27 +55,34 @@ def extras_at(graph: Graph, weights: np.ndarray, peaks: Sequence[int]) -> list[f
     least = single_op(graph).bytes
     found = np.array([np.inf if peak < least else 0.0 for peak in peaks])
     tops = np.array(peaks, np.float64)
-    for v, cost, held in _first_runs(graph, weights):
-        excess = graph.resident_bytes + working_set(graph, v) + held.sum() - tops
-        if (excess > 0).any():
-            found = np.maximum(found, kernel.least_cost(cost, held, excess))
+    for v, total in _all_waiting(graph).items():
+        excess = total - tops
+        if not (excess > 0).any():
+            break
+        found = np.maximum(found, kernel.least_cost(*_rows(graph, weights, v), excess))
     return (found * (1 - 1e-9)).tolist()
 
 
-def most_waiting(graph: Graph, weights: np.ndarray, count: int) -> list[int]:
+def most_waiting(graph: Graph, count: int) -> list[int]:
     """The ops at whose first runs most is live or must be made again."""
-    total = {v: working_set(graph, v) + held.sum() for v, _, held in _first_runs(graph, weights)}
-    return sorted(total, key=lambda v: (-total[v], v))[:count]
+    return list(_all_waiting(graph))[:count]
 
 
-def _first_runs(graph: Graph, weights: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """(op, cost of each row, bytes of each row), from the end of forward outwards."""
+@remembered
+def _all_waiting(graph: Graph) -> dict[int, float]:
+    """op -> bytes (resident ones too) that its first run needs and that wait beside it, most first. On large graphs of those
+    around the end of forward only."""
     order = np.flatnonzero(graph.needed)
     middle = graph.boundary
     if middle is None:
         middle = next((i for i, o in enumerate(graph.ops) if o.backward), len(graph.ops) // 2)
     by = order[np.argsort(np.abs(order - middle), kind="stable")]
-    weights = np.ascontiguousarray(weights, np.float64)
-    for v in by[: max(25, EDGES // max(1, len(graph.arrays.in_ids) + len(graph.ops)))].tolist():
-        cost, held = kernel.rows(v, graph.needed, weights, *graph.arrays)
-        yield v, cost, held
+    looked_at = by[: max(25, EDGES // max(1, len(graph.arrays.in_ids) + len(graph.ops)))].tolist()
+    free = np.zeros(len(graph.ops))
+    total = {v: graph.resident_bytes + working_set(graph, v) + _rows(graph, free, v)[1].sum() for v in looked_at}
+    return dict(sorted(total.items(), key=lambda of: (-of[1], of[0])))
+
+
+def _rows(graph: Graph, weights: np.ndarray, v: int) -> tuple[np.ndarray, np.ndarray]:
+    """(cost, bytes), one row per op of which something waits at the first run of op v."""
+    return kernel.rows(v, graph.needed, np.ascontiguousarray(weights, np.float64), *graph.arrays)  # type: ignore[no-any-return]

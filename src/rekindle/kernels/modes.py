@@ -70,9 +70,10 @@ def expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, 
 
 
 @nb.njit(cache=True)
-def peak(runs, m, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
+def peak(runs, m, most, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
          recompute, keep, boundary, shared):  # fmt: skip
-    """(peak bytes without the resident ones, index of the run that holds it) of runs[:m].
+    """(peak bytes without the resident ones, index of the run that holds it) of runs[:m]; or of the last of them, where
+    they hold more than `most`.
 
     The same as judging `Schedule.from_runs`, in one backward scan: what is live after a run is known there, and an
     input that is not live after the run dies in it.
@@ -117,5 +118,7 @@ def peak(runs, m, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_pt
         if during > best:
             best = during
             at = s
+            if best > most:
+                break
         held = before
     return best, at

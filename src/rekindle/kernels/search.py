@@ -21,6 +21,11 @@ from .modes import expand, peak
 from .order import leeway, move
 
 INFEASIBLE = 1e18
+BEYOND = 20.0  # weight in the soft score of what is beyond a limit
+HOPELESS = (
+    38.0  # temperatures by which a change for the worse is never taken: exp(-38) < 2^-53, the least random number
+)
+NO_GOAL = (np.inf, np.inf, 1.0, 1.0, 1.0, 1.0)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -34,8 +39,9 @@ def scratch_for(problem, graph):
 
 
 @nb.njit(cache=True, nogil=True)
-def _expand(modes, order, ends, weights, graph, avail, gone, stack, passing, runs):
-    """(number of runs, cost of those beyond one per op): as `modes.expand`, where all drops are at position `ends`."""
+def _expand(modes, order, ends, weights, graph, most, avail, gone, stack, passing, runs):
+    """(number of runs, cost of those beyond one per op): as `modes.expand`, where all drops are at position `ends`; the number
+    is also -1 where the cost is more than `most`."""
     producer, in_ptr, in_ids, out_ptr, out_ids = graph[1], graph[2], graph[3], graph[4], graph[5]
     cap = len(runs)
     for v in range(len(producer)):
@@ -76,6 +82,8 @@ def _expand(modes, order, ends, weights, graph, avail, gone, stack, passing, run
                     if gone[v]:
                         passing[n_passing] = v
                         n_passing += 1
+        if extra > most:
+            return -1, extra
         for k in range(n_passing):
             avail[passing[k]] = False
     return m, extra
@@ -84,11 +92,19 @@ def _expand(modes, order, ends, weights, graph, avail, gone, stack, passing, run
 @nb.njit(cache=True, nogil=True)
 def evaluate(modes, order, problem, graph, scratch):
     """(peak, index of the run that holds it, extra cost, number of runs); the runs lie in the last of `scratch`."""
+    return _evaluate(modes, order, problem, graph, NO_GOAL, np.inf, scratch)
+
+
+@nb.njit(cache=True, nogil=True)
+def _evaluate(modes, order, problem, graph, goal, most, scratch):
+    """As `evaluate`; or infeasible, where it is seen on the way that the soft score is above `most`."""
+    limit, max_extra, peak_scale, cost_scale, peak_weight, cost_weight = goal
     drop_ptr, drop_ids, producer, weights, shared, base_cost, _, _, regions, _ = problem
     size, _, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep, boundary = graph
     avail, gone, stack, passing, live, runs = scratch
     if regions[1] > 0:
-        m, extra = _expand(modes, order, regions[1], weights, graph, avail, gone, stack, passing, runs)
+        most_extra = _where(most, max_extra, cost_scale, cost_weight)
+        m, extra = _expand(modes, order, regions[1], weights, graph, most_extra, avail, gone, stack, passing, runs)
     else:
         m = expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, out_ids, avail, gone, stack,
                    passing, runs)  # fmt: skip
@@ -97,9 +113,21 @@ def evaluate(modes, order, problem, graph, scratch):
             extra += weights[runs[s]]
     if m < 0:
         return INFEASIBLE, 0, INFEASIBLE, 0
-    top, at = peak(runs, m, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
+    most_peak = _where(most - soft(0.0, extra, goal), limit, peak_scale, peak_weight)
+    top, at = peak(runs, m, most_peak, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
                    recompute, keep, boundary, shared)  # fmt: skip
+    if top > most_peak:
+        return INFEASIBLE, 0, INFEASIBLE, 0
     return float(top), at, extra, m
+
+
+@nb.njit(cache=True, nogil=True)
+def _where(most, limit, scale, weight):
+    """From what amount on its part of the soft score is above `most`, by a margin beyond rounding."""
+    most = most * scale * (1 + 1e-9)
+    if most <= weight * limit:
+        return max(0.0, most) / weight
+    return (most + BEYOND * limit) / (weight + BEYOND) * (1 + 1e-9)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -109,8 +137,8 @@ def soft(top, extra, goal):
     return (
         peak_weight * top / peak_scale
         + cost_weight * extra / cost_scale
-        + 20.0 * max(0.0, top - limit) / peak_scale
-        + 20.0 * max(0.0, extra - max_extra) / cost_scale
+        + BEYOND * max(0.0, top - limit) / peak_scale
+        + BEYOND * max(0.0, extra - max_extra) / cost_scale
     )
 
 
@@ -234,7 +262,8 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
             k = changes.one_class(candidates, klass, modes, changed)
         if k == 0 and target < 0:
             continue
-        top, at, extra, m = evaluate(modes, order, problem, graph, scratch)
+        most = current + HOPELESS * temperature
+        top, at, extra, m = _evaluate(modes, order, problem, graph, goal, most, scratch)
         new = soft(top, extra, goal)
         if new <= current or np.random.random() < np.exp((current - new) / temperature):
             current = new

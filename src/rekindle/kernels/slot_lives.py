@@ -17,7 +17,6 @@ def add(s, left, right, x):
         return
     n = len(s.slot)
     lo, hi = left + n, right + n + 1
-    a, b = lo, hi - 1
     while lo < hi:
         if lo & 1:
             s.tree[lo, MOST] += x
@@ -29,14 +28,26 @@ def add(s, left, right, x):
             s.tree[hi, ADD] += x
         lo >>= 1
         hi >>= 1
-    a >>= 1
-    while a:
-        s.tree[a, MOST] = max(s.tree[2 * a, MOST], s.tree[2 * a + 1, MOST]) + s.tree[a, ADD]
+    a, b = (left + n) >> 1, (right + n) >> 1
+    if left < right:
+        while a != b:
+            _gather(s, a)
+            _gather(s, b)
+            a >>= 1
+            b >>= 1
+        _gather(s, a)  # may be what was added to as a whole: what lies above is to be told, whatever is found here
         a >>= 1
-    b >>= 1
-    while b:
-        s.tree[b, MOST] = max(s.tree[2 * b, MOST], s.tree[2 * b + 1, MOST]) + s.tree[b, ADD]
-        b >>= 1
+    while a and _gather(s, a):
+        a >>= 1
+
+
+@nb.njit(cache=True, nogil=True)
+def _gather(s, i):
+    """Say anew what is most below node i; whether that has changed."""
+    most = max(s.tree[2 * i, MOST], s.tree[2 * i + 1, MOST]) + s.tree[i, ADD]
+    changed = most != s.tree[i, MOST]
+    s.tree[i, MOST] = most
+    return changed
 
 
 @nb.njit(cache=True, nogil=True)

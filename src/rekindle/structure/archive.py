@@ -33,7 +33,7 @@ def entry(graph: Graph, weights: np.ndarray, runs: Sequence[int] | np.ndarray) -
 
 def peak_of(arrays: Arrays, shared: np.ndarray, runs: np.ndarray) -> int:
     """Peak bytes, without the resident ones, of runs lowered by `Schedule.from_runs`. shared : as `Graph.shared`."""
-    top, _ = peak(runs, len(runs), np.empty(len(arrays.bytes), np.bool_), *arrays, shared)
+    top, _ = peak(runs, len(runs), np.inf, np.empty(len(arrays.bytes), np.bool_), *arrays, shared)
     return int(top)
 
 

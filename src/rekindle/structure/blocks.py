@@ -190,7 +190,7 @@ class Block:
         """Most bytes of the values `counted` during the runs, where those of `left` must be there after them."""
         size = np.append(np.where(counted, self.size, 0), 0)
         arrays = self._arrays._replace(bytes=size, keep=np.append(left, False))
-        top, _ = modes.peak(runs, len(runs), np.empty(len(size), np.bool_), *arrays, self._shared)
+        top, _ = modes.peak(runs, len(runs), np.inf, np.empty(len(size), np.bool_), *arrays, self._shared)
         return max(int(top), int(size[:-1][left].sum()))
 
     @cached_property

@@ -64,7 +64,7 @@ class Measure:
             """Most bytes of the values `counted` during the runs, where those of `left` must be there after them."""
             here = np.where(counted, size, 0)
             scratch = np.empty(len(here), np.bool_)
-            top, _ = modes.peak(runs, len(runs), scratch, *local._replace(bytes=here, keep=left), shared)
+            top, _ = modes.peak(runs, len(runs), np.inf, scratch, *local._replace(bytes=here, keep=left), shared)
             return max(int(top), int(here[left].sum()))
 
         skip, save, alone = (pruned(values) for values in (passed_on, passed_on | own & read, wanted))

@@ -11,8 +11,9 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from .instrument import Instrument
 
 aten = torch.ops.aten
 
@@ -50,7 +51,7 @@ def _convolution_backward(
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
-class FlopCount(TorchDispatchMode):
+class FlopCount(Instrument):
     """Context manager: `total` is the FLOPs of every operator that ran inside, forward and backward, real or fake.
 
     >>> with FlopCount() as count:
@@ -59,21 +60,9 @@ class FlopCount(TorchDispatchMode):
     60
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(hasattr(t, "__tensor_flatten__") for t in types):
-            return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
-        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
-            with self:  # composite operators come whole there: take them apart as they are everywhere else
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        out = func(*args, **kwargs)
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self.total += op_flops(func, args, kwargs, out)
-        return out

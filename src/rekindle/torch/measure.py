@@ -9,16 +9,16 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UsageError
+from .instrument import Instrument, Together
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,26 @@ class AllocatorPeak:
     left_bytes: int
 
 
-def storage_peak(step: Callable[[], Any], known: Iterable[torch.Tensor] = ()) -> StoragePeak:
+def storage_peak(
+    step: Callable[[], Any], known: Iterable[torch.Tensor] = (), also: Sequence[Instrument] = ()
+) -> StoragePeak:
     """Run `step` and follow the storages that it makes, real or fake.
 
+    also : other instruments that see the same run.
     known : tensors whose storages never count. A storage that an operator reads before any has made it is older than
         the step and does not count either, so that parameters and gradients need not be named.
     """
     gc.collect()
-    with _Storages(known) as storages:
+    storages = _Storages(known)
+    with Together(storages, *also):
         step()
     storages.refresh()
     return StoragePeak(storages.peak, storages.peak_op, storages.live)
 
 
-class _Storages(TorchDispatchMode):
+class _Storages(Instrument):
     """Registers the storages of every operator's results; a weak reference's callback strikes them off."""
 
-    supports_higher_order_operators = True
     # torch.tensor(...) fills its storage unseen and then lifts it: what goes in is new all the same
     LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
@@ -69,19 +72,16 @@ class _Storages(TorchDispatchMode):
         for t in known:
             self._note(t, new=False)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(hasattr(t, "__tensor_flatten__") for t in types):
-            return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
         if func not in self.LIFTS:
             self._note_all((args, kwargs), new=False)
-        out = func(*args, **kwargs)
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._note_all(out, new=True)
         if self.live > self.peak:
             self.refresh()  # `storage.resize_(0)` is no operator: do not let it make a false peak
             if self.live > self.peak:
                 self.peak, self.peak_op = self.live, str(func)
-        return out
 
     def refresh(self) -> None:
         """Look up the size of every live storage again."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import devices
 from .calls import costs_nothing, flops_of, moved_bytes, roofline
+from .instrument import Instrument
 from .measure import tensors_in
 
 
@@ -30,7 +30,7 @@ def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out:
     return roofline(target, flops_of(target, args, kwargs, out), moved, every, device)
 
 
-class ModelledTime(TorchDispatchMode):
+class ModelledTime(Instrument):
     """Context manager: `total` is the roofline seconds, on the device called `target`, of every operator that ran
     inside, forward and backward, real or fake. Operators are taken to run one after another.
 
@@ -44,17 +44,10 @@ class ModelledTime(TorchDispatchMode):
     UsageError : no such device.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self, target: str) -> None:
         super().__init__()
         self.device = devices.get(target)
         self.total = 0.0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(hasattr(t, "__tensor_flatten__") for t in types):
-            return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
-        out = func(*args, **kwargs)
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self.total += op_seconds(func, args, kwargs, out, self.device)
-        return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Graph
-from ..schedule import Run, Schedule
+from ..schedule import RUN, Schedule
 from ..simulate import simulate
 from .normalise import ACCUMULATE
 
@@ -25,7 +25,7 @@ def group(graph: Graph, schedule: Schedule) -> Schedule:
     size = graph.arrays.bytes
     gradient = {i: sum(int(size[v]) for v in graph.ops[i].inputs if not graph.arrays.keep[v]) for i in waits}
     most = sum(gradient.values()) // MIN_STAGES
-    during = [int(m) for m, s in zip(judged.memory, schedule.steps, strict=True) if isinstance(s, Run)]
+    during = judged.memory[schedule.array[:, 0] == RUN].tolist()
     out: list[int] = []
     waiting: list[int] = []
     held = 0
