@@ -9,7 +9,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from rekindle.errors import UsageError
+from rekindle.torch.flops import FlopCount
 from rekindle.torch.measure import AllocatorPeak, allocator_peak, cpu_allocations, storage_peak
+from rekindle.torch.modelled import ModelledTime
 
 KIB = 1024
 
@@ -131,6 +133,17 @@ def test_allocator_sees_temporaries_inside_a_kernel():
     x = torch.rand(64, 64).t()
     assert storage_peak(lambda: torch.softmax(x, 0)).peak_bytes == 16 * KIB
     assert allocator_peak(lambda: torch.softmax(x, 0)).peak_bytes >= 32 * KIB
+
+
+def test_instruments_see_the_same_together_as_alone():
+    step = net_and_step()
+    flops, time = FlopCount(), ModelledTime("h200")
+    peak = storage_peak(step, also=(flops, time))
+    with FlopCount() as flops_alone, ModelledTime("h200") as time_alone:
+        step()
+    assert peak == storage_peak(step)
+    assert flops.total == flops_alone.total > 0
+    assert time.total == time_alone.total > 0
 
 
 def test_instruments_keep_nothing_alive():

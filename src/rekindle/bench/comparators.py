@@ -16,8 +16,11 @@ def needs_trace(method: str) -> bool:
     return method.startswith("compile-")
 
 
-def comparator(method: str, case: Case, traced: Trace | None, once: Plan | None) -> AbstractContextManager[None]:
-    """traced, once : the captured step and a plan that runs each op once; for comparators that need them."""
+def comparator(
+    method: str, case: Case, traced: Trace | None, once: Plan | None
+) -> AbstractContextManager[bytes | None]:
+    """traced, once : the captured step and a plan that runs each op once; for comparators that need them. The context gives
+    what tells its step from that of another method of the kind; None: nothing does."""
     if method == "checkpoint-blocks":
         return per_block(case.model)
     if method == "selective-matmul":

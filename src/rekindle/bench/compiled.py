@@ -23,6 +23,7 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx, nn
 from torch._functorch import config
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from ..plan import Plan
 from ..torch import tree
@@ -35,14 +36,16 @@ Graphs = tuple[fx.GraphModule, fx.GraphModule]
 
 
 @contextmanager
-def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Iterator[None]:
-    """Meanwhile the model's training step runs by the partitioner's graphs.
+def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Iterator[bytes]:
+    """Meanwhile the model's training step runs by the partitioner's graphs. Gives what tells these from those of another
+    budget; often they are the same.
 
     plain : a plan of the trace that runs every op once; says how results are put together.
     budget : `activation_memory_budget`, in [0, 1].
     """
     bound = Bound(model, traced, plain)
-    bound.runner = _Partitioned(model, traced.lowered.captured, budget)  # type: ignore[assignment]
+    parts = _Partitioned(model, traced.lowered.captured, budget)
+    bound.runner = parts  # type: ignore[assignment]
     own = model.__dict__.get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +53,7 @@ def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Ite
 
     model.__dict__["forward"] = forward
     try:
-        yield
+        yield parts.key
     finally:
         del model.__dict__["forward"]
         if own is not None:
@@ -69,10 +72,14 @@ class _Partitioned:
         self.tangents = list(c.tangents.values())
         self.tangent_like = [t.meta["val"] for t in c.tangents]
         self.forward_graph, self.backward_graph = partition(c, budget)
+        self.key = str([(n, n.target, n.args, n.kwargs) for g in self._graphs() for n in g.graph.nodes]).encode()
         # gradients by position among the inputs: a parameter's is handed over as it is made, an input's is returned
         takers = {i: model.get_parameter(c.params[p]) for i, p in enumerate(self.given) if p in c.params}
         order = [self.given.index(p) for p in c.gradients]
         self.returned = _hand_over(self.backward_graph, [takers.get(i) for i in order], order)
+
+    def _graphs(self) -> Graphs:
+        return self.forward_graph, self.backward_graph
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(_Function.apply(self, *inputs))
@@ -118,15 +125,16 @@ class _Function(torch.autograd.Function):
 
 
 def _run(graph: fx.GraphModule, given: list[Any]) -> Any:
-    """Interpret a graph; `given` is emptied, and each value is released after its last use."""
+    """Interpret a graph; `given` is emptied, and each value is released after its last use. So no graph is ever written as
+    Python (hence lazy modules: on thousands of nodes a third of the partitioner's time)."""
     return fx.Interpreter(graph).boxed_run(given)
 
 
 def partition(c: Captured, budget: float) -> Graphs:
     """The partitioner's forward graph, (inputs, constants) -> (new values of what is mutated, results, operands of writes in
     place, saved), and its backward graph, (saved, tangents) -> gradients in the order of `c.gradients`."""
-    joint, names = _joint(c)
-    with config.patch(activation_memory_budget=budget):
+    with _use_lazy_graph_module(True), config.patch(activation_memory_budget=budget):
+        joint, names = _joint(c)
         made = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=len(c.mutations) + len(c.outputs) + len(_operands(c)),
             static_lifetime_input_indices=list(range(len(c.params) + len(c.buffers))),
@@ -148,7 +156,6 @@ def _write_in_place(forward: fx.GraphModule, c: Captured, names: dict[fx.Node, s
                 graph.call_function(target, tuple(mapped), n.kwargs)
         else:
             there.target, there.args = target, tuple(mapped)
-    forward.recompile()
 
 
 def _operands(c: Captured) -> list[fx.Node]:
@@ -172,7 +179,7 @@ def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
     wanted = [*c.mutations.values(), *c.outputs, *_operands(c), *c.gradients.values()]
     output = graph.output([copies[n] for n in wanted])
     output.meta["desc"] = [None] * len(wanted)
-    return fx.GraphModule(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}
+    return _make_graph_module(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}
 
 
 def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], order: list[int]) -> list[int]:
@@ -193,7 +200,6 @@ def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], orde
         with graph.inserting_after(at):
             graph.call_function(_Taker(p), (g,))
     output.args = (tuple(kept),)
-    backward.recompile()
     return places
 
 

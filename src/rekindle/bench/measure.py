@@ -74,10 +74,8 @@ class _Traced:
         self.once: Plan = api.plan(trace, minimize="memory", solver="none", cost="flops", time_limit=0.01)
         self._measured: dict[bytes, Measured] = {}
 
-    def measure(self, plan: Plan) -> Measured:
-        """The planned step, which runs meanwhile; of the same schedule on tensors without data once, since it would be the
-        same again."""
-        key = plan.schedule.array.tobytes()
+    def measure(self, key: bytes) -> Measured:
+        """The step that runs meanwhile; of the same `key` on tensors without data once, since it would be the same again."""
         if key not in self._measured:
             measured = self._case.measure(self._about.task.target)
             if not self._case.fake:
@@ -88,7 +86,12 @@ class _Traced:
     def measure_once(self) -> Measured:
         """The step of that plan."""
         with _applied(self._case, self.once):
-            return self.measure(self.once)
+            return self.measure(_told_by(self.once))
+
+
+def _told_by(plan: Plan) -> bytes:
+    """What tells a planned step from others."""
+    return plan.schedule.array.tobytes()
 
 
 def _traced(case: Case, about: About) -> _Traced | Exception:
@@ -115,12 +118,14 @@ def _compared(case: Case, about: About, method: str, traced: _Traced | Exception
         return make_row(about, method, note=_why(traced))
     trace, once = (None, None) if isinstance(traced, Exception) else (traced.trace, traced.once)
 
-    def within() -> AbstractContextManager[None]:
+    def within() -> AbstractContextManager[bytes | None]:
         return comparator(method, case, trace, once)
 
     try:
-        with within():
-            measured = case.measure(about.task.target)
+        with within() as key:
+            measured = (
+                case.measure(about.task.target) if key is None or isinstance(traced, Exception) else traced.measure(key)
+            )
         about.peaks[method] = measured.peak
         return make_row(about, method, measured, wall=_wall(case, within))
     except NotApplicable as e:
@@ -145,7 +150,7 @@ def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Trace
         plan = api.plan(traced.trace, solver=asked.solver, cost=about.task.cost, **goal)
         within = partial(_applied, case, plan)
         with within():
-            measured, same = traced.measure(plan), case.parity()
+            measured, same = traced.measure(_told_by(plan)), case.parity()
         least, nodes = _least(plan, case), node_runs(traced.trace.lowered, plan.schedule.runs)
         row = make_row(about, method, measured, plan, same, least_overhead=least, wall=_wall(case, within), nodes=nodes)
         if row["status"] == "ok":
@@ -168,7 +173,7 @@ def _applied(case: Case, plan: Plan) -> Iterator[None]:
         api.restore(case.model)
 
 
-def _wall(case: Case, within: Callable[[], AbstractContextManager[None]]) -> float | None:
+def _wall(case: Case, within: Callable[[], AbstractContextManager[object]]) -> float | None:
     """None where steps run on tensors without data."""
     return None if case.fake else wall_ratio(case.step, within)
 

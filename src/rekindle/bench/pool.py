@@ -14,6 +14,8 @@ from typing import Any
 
 from .row import About, Row, Task, make_row
 
+NEEDED = ["rekindle.bench.measure", "rekindle.bench.comparators", "rekindle.torch.trace", "rekindle.torch.planned"]
+NEEDED += ["rekindle.solvers.auto", "rekindle.zoo.seeds"]
 WAIT = 0.5  # seconds between looks at whether the processes live
 MEASURED, ENDED_EARLY = "the process that measured ", " ended early (exit code "  # in the note of what was left undone
 
@@ -23,7 +25,7 @@ def run_in_processes(work: Sequence[Task], jobs: int, tell: Callable[[str], None
     what it left undone, and another takes its place. None outlives this one.
 
     The last tasks begin first: suites have their largest models there, and one of these, begun last, would run alone."""
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     waiting = list(work)
     running: list[_Worker] = []
     with _told_to_end():
@@ -39,6 +41,16 @@ def run_in_processes(work: Sequence[Task], jobs: int, tell: Callable[[str], None
         finally:
             for worker in running:
                 worker.process.terminate()
+
+
+def _context() -> Any:
+    """How processes are started: where the system can, forked from one that has imported what all of them need (5 seconds each
+    otherwise) and done nothing else."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(NEEDED)
+    return context
 
 
 def interrupted(row: Row) -> bool:

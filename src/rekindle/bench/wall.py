@@ -11,7 +11,7 @@ ROUNDS = 5  # of one way and the other
 STEPS = 3  # of each in a round, after one that warms up; the fastest counts
 
 
-def wall_ratio(step: Callable[[], None], within: Callable[[], AbstractContextManager[None]]) -> float:
+def wall_ratio(step: Callable[[], None], within: Callable[[], AbstractContextManager[object]]) -> float:
     """Seconds of `step` within the context over those outside of it: the median of several rounds, each of which times both,
     so that what slows the machine down meanwhile slows both."""
     ratios = []

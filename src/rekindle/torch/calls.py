@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,8 +70,13 @@ def roofline(op: Any, flops: int, moved: int, tensors: Iterable[torch.Tensor], d
     """Seconds of a call of `op` on a device, by the type of the first of its tensors that has a floating-point one."""
     dtype = next((t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex), torch.float32)
     # torch's defaults: convolutions may use TF32, matrix products only where the user allows it
-    tf32 = "conv" in str(op) or torch.get_float32_matmul_precision() != "highest"
+    tf32 = _is_convolution(op) or torch.get_float32_matmul_precision() != "highest"
     return devices.roofline(device, flops, moved, dtype, tf32=tf32)
+
+
+@functools.cache
+def _is_convolution(op: Any) -> bool:
+    return "conv" in str(op)
 
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
