@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -45,6 +46,15 @@ def alexnet() -> dict[str, dict[str, Any]]:
     except RekindleError as e:
         pytest.skip(str(e))
     return {r["method"]: r for r in rows("seeds", ["alexnet"], ["plain", "none", "every", "auto@8%", "auto=ogc"])}
+
+
+def test_nothing_stays_frozen() -> None:
+    """A captured graph is kept from the garbage collector while its rows are measured, also where nobody asks for the last."""
+    found = bench.run_suite("smoke", ["cnn"], ["plain", "none"], jobs=1)
+    assert next(found)["status"] == "ok"
+    assert gc.get_freeze_count() > 0
+    found.close()  # type: ignore[attr-defined]
+    assert gc.get_freeze_count() == 0
 
 
 def test_rows_are_complete_and_plain_data(alexnet: dict[str, dict[str, Any]]) -> None:

@@ -155,6 +155,17 @@ def test_the_partitioner_gives_the_plain_gradients(make: Callable[[], Any], budg
         assert more > 1.1 * flops
 
 
+def test_partitions_are_told_apart_by_what_they_run() -> None:
+    model, x = Net(8), torch.rand(256, 32)
+    traced = trace(model, x, target="h200")
+    once = api.plan(traced, minimize="memory", solver="none", cost="flops", time_limit=0.01)
+    keys = []
+    for budget in (1.0, 1.0, 0.0):
+        with compiled(model, traced, once, budget) as key:
+            keys.append(key)
+    assert keys[0] == keys[1] != keys[2]
+
+
 def test_a_smaller_budget_holds_less() -> None:
     model, x = Net(8), torch.rand(256, 32)
     step = stepper(model, x)
