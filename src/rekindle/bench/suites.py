@@ -47,8 +47,11 @@ def _seeds_case(name: str, batch: int, image: int) -> Case:
 
     from .. import zoo
     from .cases import Case
+    from .remembered import Remembered
 
     model, sample = zoo.load(name, batch=batch, fake=True, image=image, input_grad=True)
+    remembered = Remembered(sample.fake_mode)
+    mode = _Within(lambda: sample.fake_mode, lambda: remembered)
 
     def step() -> None:
         x = torch.rand(batch, 3, image, image, requires_grad=True)
@@ -57,8 +60,7 @@ def _seeds_case(name: str, batch: int, image: int) -> Case:
     # A plan counts x among what is held and its gradient among what the step makes; the protocol counts both.
     held_apart = sample.untyped_storage().nbytes()
     return Case(
-        model, sample, batch, sample.fake_mode, step, _storage_peak(model, step, sample.fake_mode), held_apart,
-        lambda: None, True,
+        model, sample, batch, mode, step, _storage_peak(model, step, mode), held_apart, lambda: None, True,
     )  # fmt: skip
 
 
@@ -83,11 +85,17 @@ def _zoo_case(name: str, options: dict[str, Any]) -> Case:
     from ..torch.trace import call_arguments
     from ..torch.verify import default_loss
     from .cases import Case
+    from .data_branches import data_branches
+    from .fused_dropout import fused_dropout
+    from .remembered import Remembered
 
     model, sample = zoo.load(name, fake=True, **options)
     args, kwargs = call_arguments(sample)
     tensors = tree.flatten((args, kwargs))[0]
-    mode = _Fake(tensors[0].fake_mode)  # type: ignore[attr-defined]
+    fake = tensors[0].fake_mode  # type: ignore[attr-defined]
+    remembered = Remembered(fake)
+    # dropout as on a GPU, and the branches that data takes
+    mode = _Within(fused_dropout, lambda: fake, lambda: remembered, data_branches)
 
     def step() -> None:
         default_loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
@@ -96,23 +104,18 @@ def _zoo_case(name: str, options: dict[str, Any]) -> Case:
     return Case(model, sample, len(tensors[0]), mode, step, peak_of, 0, lambda: None, True)
 
 
-class _Fake:
-    """What a step on fake tensors runs under, as often as it is entered: the mode, dropout as on a GPU, and the branches
-    that data takes."""
+class _Within:
+    """What steps on fake tensors run under: several contexts, entered one within the other, as often as this one is."""
 
-    def __init__(self, mode: AbstractContextManager[Any]) -> None:
-        self.mode = mode
+    def __init__(self, *contexts: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.contexts = contexts
         self.entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        from .data_branches import data_branches
-        from .fused_dropout import fused_dropout
-
-        stack = ExitStack()
-        stack.enter_context(fused_dropout())
-        stack.enter_context(self.mode)
-        stack.enter_context(data_branches())
-        self.entered.append(stack)
+        with ExitStack() as stack:
+            for context in self.contexts:
+                stack.enter_context(context())
+            self.entered.append(stack.pop_all())
 
     def __exit__(self, *error: Any) -> None:
         self.entered.pop().close()

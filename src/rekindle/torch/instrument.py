@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_DEVICE = torch.ops.prim.device.default  # a question: nothing runs. A fake DenseNet is asked 5,000 times per step
+
 
 class Instrument(TorchDispatchMode):
     """Context manager: `before` and `after` are called around every operator that runs inside, forward and backward."""
@@ -14,6 +16,8 @@ class Instrument(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return func(*args)
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):
             return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
@@ -35,8 +39,7 @@ class Instrument(TorchDispatchMode):
 
 
 class Together(Instrument):
-    """Several instruments on one step: each operator is dispatched once for all, a third of the time that three take one
-    inside the other."""
+    """Several instruments on one step: each operator is dispatched once for all."""
 
     def __init__(self, *instruments: Instrument) -> None:
         super().__init__()

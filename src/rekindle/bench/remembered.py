@@ -1,0 +1,135 @@
+"""What operators give on tensors without data, remembered.
+
+The steps of a suite run the same operators on the same shapes dozens of times. torch remembers that too, but makes its key of
+everything that a tensor may be, which takes longer than the rest of the step. Here only plain tensors are looked at: strided,
+of floating-point type; and only results that are all new, or the argument that was written to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_DEVICE = torch.ops.prim.device.default  # a question, asked nearly twice as often as all else runs
+_OTHER_MEMORY = {torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_}
+_PLAIN = (type(None), int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _Result(NamedTuple):
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Remembered(TorchDispatchMode):
+    """Context manager, to be entered within `fake`: an operator that has run on such arguments gives such results again."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        super().__init__()
+        self.fake = fake
+        # what tells a call -> (type of what it returns, None: its first argument; results), or None: not to be remembered
+        self.known: dict[tuple[Any, ...], Any] = {}
+        self.fit: dict[Any, bool] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return func(*args)
+        kwargs = kwargs or {}
+        key: list[Any] = [func]
+        if not (self._may_be_known(func) and self._tell(args, key) and self._tell(kwargs.values(), key)):
+            return func(*args, **kwargs)
+        key += kwargs
+        found = self.known.get(told := tuple(key), self)
+        if found is None or found is self:
+            out = func(*args, **kwargs)
+            if found is self:
+                self.known[told] = self._described(func, out, args, kwargs, key)
+            return out
+        kind, results = found
+        if kind is None:
+            return args[0]
+        made = self._make(results)
+        return made[0] if kind is FakeTensor else kind(made)
+
+    def _may_be_known(self, func: Any) -> bool:
+        """Whether an operator, by its schema, returns no view, and writes to nothing but the first argument that it returns."""
+        if func not in self.fit:
+            plain = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+            self.fit[func] = plain and func.overloadpacket not in _OTHER_MEMORY and _fits(func._schema)
+        return self.fit[func]
+
+    def _tell(self, args: Any, key: list[Any]) -> bool:
+        """Add what tells these arguments from others; whether that is all that an operator can know of them."""
+        for a in args:
+            kind = type(a)
+            if kind is FakeTensor:
+                if a.fake_mode is not self.fake or a.constant is not None or a.layout is not torch.strided:
+                    return False
+                if not a.dtype.is_floating_point:  # others may be known by value
+                    return False
+                key += (a.shape, a.stride(), a.dtype, a.fake_device)
+            elif kind in (list, tuple):
+                key += (kind, len(a))
+                if not self._tell(a, key):
+                    return False
+            elif kind in _PLAIN:
+                key += (kind, a)
+            else:
+                return False
+        return True
+
+    def _make(self, results: tuple[_Result | None, ...]) -> list[FakeTensor | None]:
+        with in_kernel_invocation_manager(self.fake):
+            bare = [r and torch.empty_strided(r.shape, r.stride, dtype=r.dtype, device="meta") for r in results]
+        return [r and FakeTensor(self.fake, t, r.device) for r, t in zip(results, bare, strict=True)]
+
+    def _described(self, func: Any, out: Any, args: Any, kwargs: Any, key: list[Any]) -> Any:
+        """How to give such results again; None where they are not plain, or share memory with what was there."""
+        if func._schema.is_mutable:
+            now: list[Any] = [func]
+            same = out is args[0] and self._tell(args, now) and self._tell(kwargs.values(), now)
+            return (None, ()) if same and [*now, *kwargs] == key else None
+        kind = type(out)
+        if kind is not FakeTensor and kind not in (tuple, list):
+            return None
+        storages = {id(t.untyped_storage()) for t in _tensors((*args, *kwargs.values()))}
+        results: list[_Result | None] = []
+        for t in [out] if kind is FakeTensor else out:
+            if t is None:
+                results.append(None)
+                continue
+            if type(t) is not FakeTensor or t.constant is not None or t.layout is not torch.strided or t.requires_grad:
+                return None
+            storage = t.untyped_storage()
+            span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+            if id(storage) in storages or t.storage_offset() or storage.nbytes() != span * t.dtype.itemsize:
+                return None
+            storages.add(id(storage))
+            results.append(_Result(t.shape, t.stride(), t.dtype, t.fake_device))
+        return kind, tuple(results)
+
+
+def _fits(schema: Any) -> bool:
+    aliases = [a.alias_info for a in (*schema.arguments, *schema.returns) if a.alias_info]
+    if not aliases:
+        return True
+    first = schema.arguments[0].alias_info
+    return (
+        len(aliases) == 2 and len(schema.returns) == 1 and first is not None and first.is_write and aliases[1].is_write
+    )
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            found.append(a)
+        elif isinstance(a, list | tuple):
+            found += _tensors(a)
+    return found
