@@ -72,14 +72,12 @@ class _Partitioned:
         self.tangents = list(c.tangents.values())
         self.tangent_like = [t.meta["val"] for t in c.tangents]
         self.forward_graph, self.backward_graph = partition(c, budget)
-        self.key = str([(n, n.target, n.args, n.kwargs) for g in self._graphs() for n in g.graph.nodes]).encode()
+        both = [*self.forward_graph.graph.nodes, *self.backward_graph.graph.nodes]
+        self.key = str([(n, n.target, n.args, n.kwargs) for n in both]).encode()
         # gradients by position among the inputs: a parameter's is handed over as it is made, an input's is returned
         takers = {i: model.get_parameter(c.params[p]) for i, p in enumerate(self.given) if p in c.params}
         order = [self.given.index(p) for p in c.gradients]
         self.returned = _hand_over(self.backward_graph, [takers.get(i) for i in order], order)
-
-    def _graphs(self) -> Graphs:
-        return self.forward_graph, self.backward_graph
 
     def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(_Function.apply(self, *inputs))

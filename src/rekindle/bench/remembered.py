@@ -13,7 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_DEVICE = torch.ops.prim.device.default  # a question, asked nearly twice as often as all else runs
+from ..torch.instrument import WHICH_DEVICE
+from ..torch.measure import tensors_in
+
 _OTHER_MEMORY = {torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_}
 _PLAIN = (type(None), int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -38,7 +40,7 @@ class Remembered(TorchDispatchMode):
         self.fit: dict[Any, bool] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE:
+        if func is WHICH_DEVICE:
             return func(*args)
         kwargs = kwargs or {}
         key: list[Any] = [func]
@@ -98,7 +100,7 @@ class Remembered(TorchDispatchMode):
         kind = type(out)
         if kind is not FakeTensor and kind not in (tuple, list):
             return None
-        storages = {id(t.untyped_storage()) for t in _tensors((*args, *kwargs.values()))}
+        storages = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
         results: list[_Result | None] = []
         for t in [out] if kind is FakeTensor else out:
             if t is None:
@@ -108,14 +110,15 @@ class Remembered(TorchDispatchMode):
                 return None
             storage = t.untyped_storage()
             span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-            if id(storage) in storages or t.storage_offset() or storage.nbytes() != span * t.dtype.itemsize:
+            if storage._cdata in storages or t.storage_offset() or storage.nbytes() != span * t.dtype.itemsize:
                 return None
-            storages.add(id(storage))
+            storages.add(storage._cdata)
             results.append(_Result(t.shape, t.stride(), t.dtype, t.fake_device))
         return kind, tuple(results)
 
 
 def _fits(schema: Any) -> bool:
+    """Whether nothing is an alias, or one argument, the first, which is written to and returned."""
     aliases = [a.alias_info for a in (*schema.arguments, *schema.returns) if a.alias_info]
     if not aliases:
         return True
@@ -123,13 +126,3 @@ def _fits(schema: Any) -> bool:
     return (
         len(aliases) == 2 and len(schema.returns) == 1 and first is not None and first.is_write and aliases[1].is_write
     )
-
-
-def _tensors(args: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for a in args:
-        if isinstance(a, torch.Tensor):
-            found.append(a)
-        elif isinstance(a, list | tuple):
-            found += _tensors(a)
-    return found

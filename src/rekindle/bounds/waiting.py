@@ -38,7 +38,7 @@ def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) 
         if total <= min((b.bytes for b in best), default=0):
             break
         own = graph.resident_bytes + working_set(graph, v)
-        cost, held = _rows(graph, weights, v)
+        cost, held = _cheapest_first(*_rows(graph, weights, v))
         for k, waiting in enumerate(kernel.least_waiting(cost, held, extra).tolist()):
             if own + int(waiting) > best[k].bytes:
                 best[k] = Bound(own + int(waiting), v)
@@ -59,7 +59,7 @@ def extras_at(graph: Graph, weights: np.ndarray, peaks: Sequence[int]) -> list[f
         excess = total - tops
         if not (excess > 0).any():
             break
-        found = np.maximum(found, kernel.least_cost(*_rows(graph, weights, v), excess))
+        found = np.maximum(found, kernel.least_cost(*_cheapest_first(*_rows(graph, weights, v)), excess))
     return (found * (1 - 1e-9)).tolist()
 
 
@@ -86,3 +86,9 @@ def _all_waiting(graph: Graph) -> dict[int, float]:
 def _rows(graph: Graph, weights: np.ndarray, v: int) -> tuple[np.ndarray, np.ndarray]:
     """(cost, bytes), one row per op of which something waits at the first run of op v."""
     return kernel.rows(v, graph.needed, np.ascontiguousarray(weights, np.float64), *graph.arrays)  # type: ignore[no-any-return]
+
+
+def _cheapest_first(cost: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in order of cost per byte."""
+    by = np.argsort(cost / held, kind="stable")
+    return cost[by], held[by]

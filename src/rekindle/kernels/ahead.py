@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def depends(q, producer, in_ptr, in_ids):
     """bool [ops]: op q, and every op that reads what it makes or what is made from that. O(edges after q)."""
     after = np.zeros(len(in_ptr) - 1, np.bool_)

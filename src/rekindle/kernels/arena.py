@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def lives(steps, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep,
           boundary):  # fmt: skip
     """int64 [lives, 4] rows (first step, last step, bytes, value; -1: workspace) of a valid schedule.
@@ -52,7 +53,7 @@ def lives(steps, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_
     return rows[:m]
 
 
-@nb.njit(cache=True)
+@entry
 def place(order, first, last, size, offsets):
     """Bytes of the block when lives are placed one by one, in `order`, each at the lowest offset where it fits among those
     placed before that live at the same time; writes `offsets`. O(lives^2)."""

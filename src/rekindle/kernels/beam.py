@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
+
+from .compiled import entry, inner
 
 CHAIN = 12  # most runs that one drop takes back
 AGAIN = 2.0  # factor on the cost of a drop that does not last until forward
@@ -82,7 +83,7 @@ def pool(width: int, n_values: int, n_ops: int) -> Pool:
     )  # fmt: skip
 
 
-@nb.njit(cache=True)
+@inner
 def during(live, held, q, net):
     """Bytes while q runs, where `live` is needed after it."""
     total = held + net.workspace[q]
@@ -102,7 +103,7 @@ def during(live, held, q, net):
     return total
 
 
-@nb.njit(cache=True)
+@inner
 def undo(live, held, key, q, net, flipped, n):
     """(bytes, key, n) after taking back a run of q; the values whose state changes are put down in flipped[n:]."""
     for j in range(net.out_ptr[q], net.out_ptr[q + 1]):
@@ -124,14 +125,14 @@ def undo(live, held, key, q, net, flipped, n):
     return held, key, n
 
 
-@nb.njit(cache=True)
+@inner
 def put_back(live, flipped, n):
     """Ends what `undo` did; a value may have gone out and come in again."""
     for k in range(n - 1, -1, -1):
         live[flipped[k]] = not live[flipped[k]]
 
 
-@nb.njit(cache=True)
+@inner
 def is_read(retired, q, net):
     """Whether an op that is not retired reads what q makes."""
     for j in range(net.out_ptr[q], net.out_ptr[q + 1]):
@@ -142,7 +143,7 @@ def is_read(retired, q, net):
     return False
 
 
-@nb.njit(cache=True)
+@inner
 def place(to, n, key, extra, score):
     """(slot, n) for a state in a pool of n, which may grow by one; slot -1: it is not good enough."""
     worst = 0
@@ -156,7 +157,7 @@ def place(to, n, key, extra, score):
     return (worst if score < to.score[worst] else -1), n
 
 
-@nb.njit(cache=True)
+@inner
 def copy(to, slot, pool, i, runs, count, held, key, extra, score, dropped, net, flipped):
     """State i with `runs` taken back, into a slot of another pool."""
     to.live[slot] = pool.live[i]
@@ -169,7 +170,7 @@ def copy(to, slot, pool, i, runs, count, held, key, extra, score, dropped, net, 
     to.top[slot], to.record[slot], to.pending[slot] = pool.top[i], pool.record[i], count
 
 
-@nb.njit(cache=True)
+@entry
 def put_down(pool, i, records, n):
     """Number of records after the last runs of state i are entered: rows (record before, op)."""
     for k in range(pool.pending[i]):
@@ -181,7 +182,7 @@ def put_down(pool, i, records, n):
     return n
 
 
-@nb.njit(cache=True)
+@inner
 def retire(pool, i, to, n, net, cap, soft, price, window, flipped):
     """(whether one fits, whether one stays below `soft`, n): each way to retire an op among the last `window` ones, put
     into pool `to`."""
@@ -210,7 +211,7 @@ def retire(pool, i, to, n, net, cap, soft, price, window, flipped):
     return fits, well, n
 
 
-@nb.njit(cache=True)
+@inner
 def is_read_behind(retired, v, net):
     """Whether the op that brings v in again is one of backward: dropping v now lasts until there only."""
     for k in range(net.read_ptr[v + 1] - 1, net.read_ptr[v] - 1, -1):
@@ -219,7 +220,7 @@ def is_read_behind(retired, v, net):
     return False
 
 
-@nb.njit(cache=True)
+@inner
 def best_chain(live, start, v, net, cap, most, chain, flipped):
     """(cost per byte, runs) of the best drop that begins with taking back the run that made v; the runs in `chain`.
 
@@ -250,7 +251,7 @@ def best_chain(live, start, v, net, cap, most, chain, flipped):
     return best, kept
 
 
-@nb.njit(cache=True)
+@inner
 def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
     """Number of states in pool `to` after the drops of state i that cost least for the bytes they give up, and
     less than `dearest` per byte."""
@@ -291,7 +292,7 @@ def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
     return n
 
 
-@nb.njit(cache=True)
+@entry
 def level(now, n, to, spare, other, records, n_records, net, cap, soft, price, window, choices, flipped):
     """(states in `to`, number of records): every state of `now` with one op more retired, after as many drops as it takes
     to stay within `soft`. States in `to` is -1 where `records` is too short; then call again with a longer one.
@@ -316,7 +317,7 @@ def level(now, n, to, spare, other, records, n_records, net, cap, soft, price, w
     return following, n_records
 
 
-@nb.njit(cache=True)
+@entry
 def runs_of(records, record):
     """The ops in the order in which they run."""
     n = 0

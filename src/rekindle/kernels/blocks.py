@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def localise(ops, in_ptr, in_ids, out_ptr, out_ids, over_ptr, over_ids, place):
     """(values, wiring): the values that `ops` touch, in order of first touch, and all that they read, make and may write
     over, in places in `values`, with the number before each row. place : int64 [values], all -1; so it is left."""
@@ -31,7 +32,7 @@ def localise(ops, in_ptr, in_ids, out_ptr, out_ids, over_ptr, over_ids, place):
     return values[:n], wiring
 
 
-@nb.njit(cache=True)
+@entry
 def rows(wiring, count):
     """(ptr, ids) for each of the three kinds of rows in the `wiring` of `count` ops."""
     ptr = np.zeros((3, count + 1), np.int64)
@@ -40,13 +41,14 @@ def rows(wiring, count):
     for o in range(count):
         for kind in range(3):
             length, begin = wiring[m], ptr[kind, o]
-            ids[kind, begin : begin + length] = wiring[m + 1 : m + 1 + length]
+            for k in range(length):
+                ids[kind, begin + k] = wiring[m + 1 + k]
             ptr[kind, o + 1] = begin + length
             m += 1 + length
     return ptr, ids
 
 
-@nb.njit(cache=True)
+@entry
 def missing(runs, wanted, in_ptr, in_ids, out_ptr, out_ids):
     """Turns `wanted` (bool [values], to be there after `runs`) into what must be there before them. In place."""
     for s in range(len(runs) - 1, -1, -1):

@@ -12,26 +12,26 @@ Each returns how many rows of `changed` it wrote; `undo` takes that many back.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import inner
 from .modes import KEEP
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _note(v, k, modes, changed):
     changed[k, 0], changed[k, 1] = v, modes[v]
     return k + 1
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def undo(k, modes, changed):
     """Take back the first k changes."""
     for q in range(k - 1, -1, -1):
         modes[changed[q, 0]] = changed[q, 1]
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def drop(v, modes, changed):
     """Hold v for less time; where it is transient already, for longer."""
     k = _note(v, 0, modes, changed)
@@ -39,7 +39,7 @@ def drop(v, modes, changed):
     return k
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def neighbours(several, candidates, modes, changed):
     """Another mode for a value, or for two or three that are made near each other."""
     n = len(candidates)
@@ -54,7 +54,7 @@ def neighbours(several, candidates, modes, changed):
     return k
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def keep_again(exchange, candidates, klass, modes, changed):
     """Keep a value that is made again; or let it and another of its class change places: one change, where two would
     first cost bytes or time."""
@@ -76,7 +76,7 @@ def keep_again(exchange, candidates, klass, modes, changed):
     return 0
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _peer(candidates, klass, modes, i, start):
     """The first candidate from the `start`-th on that is of the class of the i-th and has another mode; -1: none."""
     n = len(candidates)
@@ -87,7 +87,7 @@ def _peer(candidates, klass, modes, i, start):
     return -1
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def one_class(candidates, klass, modes, changed):
     """One mode for a class, over a stretch of the network or all of it."""
     n = len(candidates)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def revised(cross, inside):
     """int64: cut positions that minimise M(0), where M(i) = cross[i] + min over j > i of max(M(j), U(i, j)).
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry, inner
 
-@nb.njit(cache=True)
+
+@inner
 def find(root, x):
     """The representative of a set of evicted values."""
     while root[x] != x:
@@ -15,7 +16,7 @@ def find(root, x):
     return x
 
 
-@nb.njit(cache=True)
+@inner
 def neighbourhood(v, weight, there, part, root, total, seen, stamp, producer, in_ptr, in_ids, out_ptr, out_ids, read_ptr,
                   read_ids):  # fmt: skip
     """What it costs to make v again, and the evicted values around it: those from which it is made and those made from
@@ -41,7 +42,7 @@ def neighbourhood(v, weight, there, part, root, total, seen, stamp, producer, in
     return cost
 
 
-@nb.njit(cache=True)
+@inner
 def join(a, b, root, total):
     """Makes one set of the sets of entries a and b."""
     a, b = find(root, a), find(root, b)
@@ -50,7 +51,7 @@ def join(a, b, root, total):
         total[b] += total[a]
 
 
-@nb.njit(cache=True)
+@inner
 def join_around(v, there, part, root, total, producer, in_ptr, in_ids, out_ptr, out_ids, read_ptr, read_ids):
     """Joins the set of v, just evicted, to those that it touches."""
     o = producer[v]
@@ -65,7 +66,7 @@ def join_around(v, there, part, root, total, producer, in_ptr, in_ids, out_ptr, 
                 join(part[u], part[v], root, total)
 
 
-@nb.njit(cache=True)
+@inner
 def is_waited_for(v, there, left, keep, behind, out_ptr, out_ids, read_ptr, read_ids):
     """Whether something that is not there may have to be made from v again."""
     for j in range(read_ptr[v], read_ptr[v + 1]):
@@ -77,7 +78,7 @@ def is_waited_for(v, there, left, keep, behind, out_ptr, out_ids, read_ptr, read
     return False
 
 
-@nb.njit(cache=True)
+@inner
 def remove(v, candidates, place, n):
     """Takes v from the first n candidates."""
     last = candidates[n - 1]
@@ -85,7 +86,7 @@ def remove(v, candidates, place, n):
     place[last] = place[v]
 
 
-@nb.njit(cache=True)
+@entry
 def simulate(order, limit, weight, read_ptr, read_ids, runs, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr,
              inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
     """Number of runs written to `runs`, or -1 where it is too short for them (evictions chase each other).

@@ -5,13 +5,14 @@ Feng, Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from .compiled import entry
 
 LEAF, LINEAR, BRANCH, COMPLICATE = 0, 1, 2, 3
 
 
-@nb.njit(cache=True)
+@entry
 def maximal_closed_sets(ptr, near):
     """(first, last, work): for each vertex the source and target of the largest closed set that has it inside, -1 for
     none; and how many neighbours were looked at.
@@ -94,7 +95,7 @@ def maximal_closed_sets(ptr, near):
     return first, last, work
 
 
-@nb.njit(cache=True)
+@entry
 def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_ids, weight, inner, total, path, sums,
                   came, queue, opened, kept):  # fmt: skip
     """(bytes kept, longest, following): of the cheapest kept set none of whose segments holds more than `limit` bytes,

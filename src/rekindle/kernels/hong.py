@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry, inner
 from .range_max import largest, range_max
 
 
-@nb.njit(cache=True)
+@inner
 def cheapest_kept(limit, cost, begin, end, kept):
     """(bytes kept, bytes of the longest segment) where segments take at most `limit`, which the shortest ones do.
 
@@ -42,7 +42,7 @@ def cheapest_kept(limit, cost, begin, end, kept):
     return best[n], longest
 
 
-@nb.njit(cache=True)
+@entry
 def static(cost, begin, end):
     """(value, kept bool [n + 1]): least bytes kept + bytes of the longest segment. Arguments as for `cheapest_kept`.
 
@@ -72,7 +72,7 @@ def static(cost, begin, end):
     return value, kept
 
 
-@nb.njit(cache=True)
+@entry
 def revised(size, inner):
     """(M(0), follow int64 [n]): M(n) = size[n] and M(i) = size[i] + min over j > i of max(M(j), U(i, j)).
 
@@ -117,7 +117,7 @@ def revised(size, inner):
     return m[0], follow
 
 
-@nb.njit(cache=True)
+@entry
 def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backward_peak):
     """(peak, follow int64 [n]): the least peak of a single-level plan, and the next kept input from each stage, n for none.
 
@@ -201,7 +201,7 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
     return peak, follow
 
 
-@nb.njit(cache=True)
+@inner
 def _crossing(mains, count, guess, m, behind, passed, skip_peak, base, extra, i):
     """The first k at which A(i, mains[k]) has not reached M, or the last k. Looks ever further from a guess, then halves."""
     low, high, step = 0, count - 1, 1  # it is one of low to high
@@ -219,13 +219,13 @@ def _crossing(mains, count, guess, m, behind, passed, skip_peak, base, extra, i)
     return low
 
 
-@nb.njit(cache=True)
+@inner
 def _inside(behind, passed, skip_peak, base, extra, i, j):
     """A(i, j) of `least`."""
     return max(largest(behind, i, j - 1) - base, extra + max(skip_peak[i], largest(passed, i + 1, j)))
 
 
-@nb.njit(cache=True)
+@entry
 def frontier(most, hold, passing, saved, gradient, save_peak, alone_peak, backward_peak, skip, save, alone, backward):
     """(begin int64 [n + 2], peaks, times, stages, entries): the single-level plans of which none is better in both.
 
@@ -275,11 +275,12 @@ def frontier(most, hold, passing, saved, gradient, save_peak, alone_peak, backwa
     return begin, peaks, times, stages, entries
 
 
-@nb.njit(cache=True)
+@inner
 def _undominated(peak, time):
     """int64: which are not reached in both by another, in order of rising peak."""
     order = np.argsort(time, kind="mergesort")
-    order = order[np.argsort(peak[order], kind="mergesort")]
+    # peaks are exact as floats too; so one sort is compiled, not two
+    order = order[np.argsort(peak[order].astype(np.float64), kind="mergesort")]
     m = 0
     for q in order:
         if m == 0 or time[q] < time[order[m - 1]]:

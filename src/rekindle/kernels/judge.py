@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from .compiled import entry
 
 OK, DEAD_INPUT, RAN_TWICE, FREE_DEAD, BAD_INTO, LOST_KEEP = 0, 1, 2, 3, 4, 5
 
 
-@nb.njit(cache=True)
+@entry
 def judge(steps, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep,
           boundary):  # fmt: skip
     """(status, step, detail, memory int64 [steps], runs int64 [ops]).

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from .compiled import entry
 
 NONE = 2**62
 
 
-@nb.njit(cache=True)
+@entry
 def cheapest_chains(budget, levels, subset, held, work, again):
     """(bytes int64 [sets, levels + 1], before int32 of the same shape): the least bytes that the chains of lower sets
     which end in a set, and make again what takes that time, keep; and the set before it.

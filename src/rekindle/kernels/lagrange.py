@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def needs(path, needed, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep,
           boundary):  # fmt: skip
     """(since int16 [values, K + 3], read bool [values, K + 2]) for a path of K ops; stages and path count from 1.
@@ -54,7 +55,7 @@ def needs(path, needed, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_pt
     return since, read
 
 
-@nb.njit(cache=True)
+@entry
 def run_prices(price, run_price, weights, made, share, since, read, size, producer, in_ptr, in_ids, out_ptr, out_ids,
                inp_ptr, inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
     """float64 [ops, K + 2]: the price of a run again of each op in each stage, with that of having its inputs there.
@@ -79,7 +80,7 @@ def run_prices(price, run_price, weights, made, share, since, read, size, produc
     return prices
 
 
-@nb.njit(cache=True)
+@entry
 def cheapest(price, run_price, prices, weights, made, share, since, read, memory, size, producer, in_ptr, in_ids,
              out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
     """(least sum of prices, cost of runs again), and adds to memory[k] what is live then, beside what op k reads.

@@ -14,13 +14,13 @@ forgets all its stages; of those that the same pass saves it is too much. What t
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
-from .rotor import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Stages, _slots, choice, improve, row
+from .compiled import entry
+from .rotor import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Stages, _slots, choice, improve, longer, row
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def stages_of(levels, level):
     """The `rotor.Stages` of a level. levels : `rotor.Stages` with one more axis, the first."""
     return Stages(
@@ -30,7 +30,7 @@ def stages_of(levels, level):
     )  # fmt: skip
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def solve(levels, enter, unit, slots):
     """float64 [levels, n (n + 1) / 2, slots + 1]: C(l, s, t, m) in row `row(s, t)`.
 
@@ -51,7 +51,7 @@ def solve(levels, enter, unit, slots):
     return table
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def sequence(levels, enter, unit, table, memory):
     """int64 [operations, 4]: what, stage, option, level of the least time in `memory` slots; it must be finite."""
     count, n = levels.gradient.shape
@@ -64,9 +64,7 @@ def sequence(levels, enter, unit, table, memory):
         top -= 1
         s, t, m, level = stack[top]
         if done + n > len(found):
-            longer = np.empty((2 * len(found), 4), np.int64)
-            longer[:done] = found[:done]
-            found = longer
+            found = longer(found, done)
         if s < 0:
             found[done] = (BACKWARD, t, m, level)
             done += 1

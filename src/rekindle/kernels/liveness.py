@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def lower(runs, inplace, shared, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
           keep, boundary):  # fmt: skip
     """int64 [steps, 3] rows (kind, id, into): runs with each value freed after its last use.

@@ -9,12 +9,12 @@ TRANSIENT it is dropped where forward ends, and made again for each op that need
 
 from __future__ import annotations
 
-import numba as nb
+from .compiled import entry
 
 TRANSIENT, HOLD, KEEP = 0, 1, 2
 
 
-@nb.njit(cache=True)
+@entry
 def expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, out_ids, avail, gone, stack, passing,
            runs):  # fmt: skip
     """Number of runs written to `runs`, or -1 where it is too short for them.
@@ -69,7 +69,7 @@ def expand(order, modes, drop_ptr, drop_ids, producer, in_ptr, in_ids, out_ptr, 
     return m
 
 
-@nb.njit(cache=True)
+@entry
 def peak(runs, m, most, live, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace,
          recompute, keep, boundary, shared):  # fmt: skip
     """(peak bytes without the resident ones, index of the run that holds it) of runs[:m]; or of the last of them, where

@@ -6,10 +6,10 @@ int64 [bins, cap], lengths): in row b the cheapest sequence found whose peak is 
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from .borrow import borrow
+from .compiled import entry, inner
 from .search import score, soft
 from .sequence import empty_before, fill, insert, leeway, move, remove, runs_of, useless
 from .slot_lives import life_end, peak_slot, production_before
@@ -43,14 +43,14 @@ MOST_STEPS = 60  # of one change
 CLOSURE = 30  # most runs that one change adds
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _note(log, kind, x, t):
     log[0, 0] += 1
     i = log[0, 0]
     log[i, 0], log[i, 1], log[i, 2] = kind, x, t
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _insert(s, o, t, ops, log):
     if log[0, 0] >= MOST_STEPS - 2:
         return False
@@ -60,30 +60,30 @@ def _insert(s, o, t, ops, log):
     return True
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _remove(s, r, ops, log):
     if log[0, 0] >= MOST_STEPS - 2:
         return False
-    _note(log, REMOVED, s.run[r, OP], s.run[r, AT])
+    _note(log, REMOVED, np.int64(s.run[r, OP]), np.int64(s.run[r, AT]))
     remove(s, r, ops)
     return True
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def undo(s, ops, log):
     """Take back all logged steps."""
     for i in range(log[0, 0], 0, -1):
         kind, x, t = log[i, 0], log[i, 1], log[i, 2]
         if kind == INSERTED:
-            remove(s, s.slot[t], ops)
+            remove(s, np.int64(s.slot[t]), ops)
         elif kind == REMOVED:
             insert(s, x, t, ops)
         else:
-            move(s, s.slot[t], x, ops)
+            move(s, np.int64(s.slot[t]), x, ops)
     log[0, 0] = 0
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def take_out(s, r, ops, log, stack):
     """Take out a repeat, and what is then made in vain."""
     stack[0] = r
@@ -93,7 +93,7 @@ def take_out(s, r, ops, log, stack):
         r = stack[top]
         if s.run[r, AT] == NONE:
             continue
-        o, t = s.run[r, OP], s.run[r, AT]
+        o, t = s.run[r, OP], np.int64(s.run[r, AT])
         if not _remove(s, r, ops, log):
             return False
         for j in range(ops.op[o, IN], ops.op[o, OVER]):
@@ -104,7 +104,7 @@ def take_out(s, r, ops, log, stack):
     return True
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def make_again(s, v, t, hot_slot, ops, log, stack, values, slots):
     """Make v again right before slot t, and with it, by chance, what of its inputs is gone by then."""
     values[0], slots[0] = v, t
@@ -142,7 +142,7 @@ def make_again(s, v, t, hot_slot, ops, log, stack, values, slots):
     return True
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def use_after(s, v, t):
     """The first use of v in a slot after t if its life covers t, else NONE."""
     e = s.head[v]
@@ -153,7 +153,7 @@ def use_after(s, v, t):
     return NONE if e == NONE or s.event[e, MADE] or e == s.head[v] else e
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _waiting(s, t, ops, hot):
     """Values that wait in slot t for a later use, and could be made again; how many were written to `hot`."""
     k = 0
@@ -164,7 +164,7 @@ def _waiting(s, t, ops, hot):
     return k
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _longest_wait(s, v):
     """The use that v waits for longest, or NONE."""
     best, found = 1, NONE
@@ -179,7 +179,7 @@ def _longest_wait(s, v):
     return found
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def respread(s, ops, buffer):
     """Spread the runs evenly over the slots again."""
     m = runs_of(s, buffer)
@@ -197,7 +197,7 @@ def respread(s, ops, buffer):
     fill(s, buffer[:m], ops)
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def record(s, archive, extra, finest):
     """Enter the sequence where it is cheaper, by more than `finest`, than what the archive has at its peak."""
     edges, cheapest, peaks, kept, lengths = archive
@@ -209,7 +209,7 @@ def record(s, archive, extra, finest):
             cheapest[b], peaks[b], lengths[b] = min(extra, cheapest[b]), top, m
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _borrowed(s, ops):
     return (
         Sequence(
@@ -220,7 +220,7 @@ def _borrowed(s, ops):
     )  # fmt: skip
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def anneal(s, ops, goal, archive, base_cost, iterations, hot_start, seed):
     """Best score met in `iterations` changes; what is met on the way is recorded.
 
@@ -274,7 +274,7 @@ def anneal(s, ops, goal, archive, base_cost, iterations, hot_start, seed):
             r = np.random.randint(s.counts[RUN_TOP])
             if s.run[r, AT] == NONE:
                 continue
-            old = s.run[r, AT]
+            old = np.int64(s.run[r, AT])
             first, last = leeway(s, r, ops)
             if np.random.random() < 0.7:
                 first, last = max(first, old - 80), min(last, old + 80)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry, inner
 from .watch import watch
 
 FULL, PAUSED, GOAL, EMPTY = 0, 1, 2, 3  # why `search` came back
@@ -57,7 +57,7 @@ class Table(NamedTuple):
     done_last: np.ndarray
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _slot(best, low, high, lows, highs):
     """The place of a set in the hash table: where it is, or where it belongs."""
     mask = np.uint64(len(best) - 1)
@@ -71,7 +71,7 @@ def _slot(best, low, high, lows, highs):
     return i
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def rehash(low, high, old_best, old_done, old_last, best, done, done_last):
     """Moves the hash table to a larger one."""
     for i in range(len(old_best)):
@@ -82,13 +82,13 @@ def rehash(low, high, old_best, old_done, old_last, best, done, done_last):
             done_last[j] = old_last[i]
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _before(key, a, b):
     """Whether label a is expanded before label b: the lower key; of equal ones the younger, so that ways end soon."""
     return key[a] < key[b] or (key[a] == key[b] and a > b)
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def push(heap, size, key, label):
     """Enters a label."""
     i = size
@@ -101,7 +101,7 @@ def push(heap, size, key, label):
     heap[i] = label
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _pop(heap, size, key):
     top = heap[0]
     label = heap[size - 1]
@@ -119,7 +119,7 @@ def _pop(heap, size, key):
     return top
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _undo(q, low, high, held, model):
     """(memory while q runs for the needed set (low, high), size of the set before that run)."""
     size, first, other = model.size, model.first, model.other
@@ -143,7 +143,7 @@ def _undo(q, low, high, held, model):
     return during + after, after
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _commutes(q, o, low, high, held, room, model):
     """Whether o can be undone before q from the set (low, high) as well as after it, q being a run again."""
     makes, reads, heavy = model.makes, model.reads, model.heavy
@@ -162,7 +162,7 @@ def _commutes(q, o, low, high, held, room, model):
     return during <= room
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _settles(q, low, high, held, room, model, lows, highs, helds, fits):
     """Whether first runs that begin with that of q bring the set back to `held` or less, with no run above `room`.
 
@@ -216,7 +216,7 @@ def _settles(q, low, high, held, room, model, lows, highs, helds, fits):
     return False
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def search(chunk, by_cost, cap, cutoff, state, table, model, watches, work):
     """(why it came back, label): expands up to `chunk` labels, the one with the lowest key first.
 

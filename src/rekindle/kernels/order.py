@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry, inner
 
-@nb.njit(cache=True)
+
+@entry
 def hoist(order, first, before_ptr, before_ids, size, producer, in_ptr, in_ids, out_ptr, out_ids, keep):
     """int64: `order` with, from position `first` on, every op that frees as much as it makes run as soon as it can.
 
@@ -88,7 +89,7 @@ def hoist(order, first, before_ptr, before_ids, size, producer, in_ptr, in_ids, 
     return out
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def leeway(order, at, low, high, before_ptr, before_ids):
     """(first, last) position to which the op at position `at` may move, within [low, high)."""
     o = order[at]
@@ -115,7 +116,7 @@ def leeway(order, at, low, high, before_ptr, before_ids):
     return first, last
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def move(order, source, target):
     """Move the op at position `source` to position `target`, in place."""
     o = order[source]
@@ -127,7 +128,7 @@ def move(order, source, target):
     order[target] = o
 
 
-@nb.njit(cache=True)
+@entry
 def whole(runs, ops, starts, boundary, waits, after_ptr, after_ids, out):
     """Put the ops that a reduced problem leaves out into a sequence of its runs; how many runs were written to `out`.
 
@@ -158,7 +159,7 @@ def whole(runs, ops, starts, boundary, waits, after_ptr, after_ids, out):
     return m
 
 
-@nb.njit(cache=True)
+@inner
 def _free(o, out, m, waits, after_ptr, after_ids):
     """Append to out[:m] what waited for o alone; the new m."""
     for j in range(after_ptr[o], after_ptr[o + 1]):
@@ -170,7 +171,7 @@ def _free(o, out, m, waits, after_ptr, after_ids):
     return m
 
 
-@nb.njit(cache=True)
+@inner
 def _follow(out, done, m, ran, waits, after_ptr, after_ids):
     """Append what out[done:m] sets free by running for the first time, and what that sets free; the new m."""
     while done < m:

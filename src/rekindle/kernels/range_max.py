@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from .compiled import entry
 
 # At least the logarithm of any length: then what is known of blocks in a row is no longer than the numbers.
 BLOCK = 32
 
 
-@nb.njit(cache=True)
+@entry
 def range_max(x):
     """What `largest` asks, of x, int64 [n]. O(n).
 
@@ -37,7 +38,7 @@ def range_max(x):
     return known
 
 
-@nb.njit(cache=True)
+@entry
 def largest(known, low, high):
     """The largest of x[low:high], where known = range_max(x) and no number is below 0; 0 where that is nothing."""
     if high <= low:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def fewest_steps(n, memory, state, internal):
     """(steps int64 [n + 1, memory + 1], choice int64 of the same shape) to reverse t steps with memory m.
 

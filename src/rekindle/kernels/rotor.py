@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
+
+from .compiled import entry, inner
 
 FORGET, KEEP_INPUT, KEEP_ALL, BACKWARD = 0, 1, 2, 3
 
@@ -52,13 +53,13 @@ class Stages(NamedTuple):
     backward_time: np.ndarray
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def row(s, t):
     """Index of the row of C(s, t, .) in the table."""
     return t * (t + 1) // 2 + s
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def solve(stages, unit, slots):
     """float64 [n (n + 1) / 2, slots + 1]: C(s, t, m) in row `row(s, t)`, infinite where m is too little."""
     n = len(stages.saved)
@@ -67,7 +68,7 @@ def solve(stages, unit, slots):
     return table
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def improve(table, stages, unit):
     """Lower the times in a table to C(s, t, m) where that is less; what is in it may be gone on from."""
     n, options = stages.saved.shape
@@ -107,7 +108,7 @@ def improve(table, stages, unit):
             flat[row(s, t)] = m
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _improve(best, begin, time, later, earlier):
     """best[m] = min(best[m], time + later + earlier) from `begin` on, where both stay what they are at their ends.
     All three fall with m."""
@@ -122,7 +123,17 @@ def _improve(best, begin, time, later, earlier):
         m += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
+def longer(found, count):
+    """Twice as many rows, the first of them those that are there."""
+    rows = np.empty((2 * len(found), found.shape[1]), np.int64)
+    for i in range(count):
+        for j in range(found.shape[1]):
+            rows[i, j] = found[i, j]
+    return rows
+
+
+@entry
 def sequence(stages, unit, table, memory):
     """int64 [operations, 3]: what (KEEP_INPUT: the input of the stage is kept and no more), stage, option of the least
     time in `memory` slots; the time must be finite."""
@@ -137,9 +148,7 @@ def sequence(stages, unit, table, memory):
         top -= 1
         s, t, m = stack[top]
         if count + n > len(found):
-            longer = np.empty((2 * len(found), 3), np.int64)
-            longer[:count] = found[:count]
-            found = longer
+            found = longer(found, count)
         if s < 0:
             found[count] = (BACKWARD, t, m)
             count += 1
@@ -163,7 +172,7 @@ def sequence(stages, unit, table, memory):
     return found[:count]
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def choice(stages, unit, table, s, t, m):
     """(split, option, time) that gives C(s, t, m): the later stage whose input is kept, or else -1 and the option of
     s."""
@@ -195,6 +204,6 @@ def choice(stages, unit, table, s, t, m):
     return split, option, least
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _slots(size, unit):
     return (size + unit - 1) // unit

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def prune(runs, producer, in_ptr, in_ids, out_ptr, out_ids, recompute, keep):
     """int64: `runs` without repeats of ops that must not run twice, and without runs none of whose outputs is live
     afterwards. O(runs + edges)."""

@@ -13,10 +13,10 @@ archive : (edges, extra, peak, modes, orders): in row b the cheapest point found
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from . import changes
+from .compiled import entry, inner
 from .modes import expand, peak
 from .order import leeway, move
 
@@ -28,7 +28,7 @@ HOPELESS = (
 NO_GOAL = (np.inf, np.inf, 1.0, 1.0, 1.0, 1.0)
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def scratch_for(problem, graph):
     """Work space of `evaluate`: one per thread."""
     n_values, n_ops, cap = len(graph[0]), len(graph[8]), problem[9]
@@ -38,7 +38,7 @@ def scratch_for(problem, graph):
     )  # fmt: skip
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _expand(modes, order, ends, weights, graph, most, avail, gone, stack, passing, runs):
     """(number of runs, cost of those beyond one per op): as `modes.expand`, where all drops are at position `ends`; the number
     is also -1 where the cost is more than `most`."""
@@ -89,13 +89,13 @@ def _expand(modes, order, ends, weights, graph, most, avail, gone, stack, passin
     return m, extra
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def evaluate(modes, order, problem, graph, scratch):
     """(peak, index of the run that holds it, extra cost, number of runs); the runs lie in the last of `scratch`."""
     return _evaluate(modes, order, problem, graph, NO_GOAL, np.inf, scratch)
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def _evaluate(modes, order, problem, graph, goal, most, scratch):
     """As `evaluate`; or infeasible, where it is seen on the way that the soft score is above `most`."""
     limit, max_extra, peak_scale, cost_scale, peak_weight, cost_weight = goal
@@ -121,7 +121,7 @@ def _evaluate(modes, order, problem, graph, goal, most, scratch):
     return float(top), at, extra, m
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _where(most, limit, scale, weight):
     """From what amount on its part of the soft score is above `most`, by a margin beyond rounding."""
     most = most * scale * (1 + 1e-9)
@@ -130,7 +130,7 @@ def _where(most, limit, scale, weight):
     return (most + BEYOND * limit) / (weight + BEYOND) * (1 + 1e-9)
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def soft(top, extra, goal):
     """What annealing descends: the goal, and the excess over its limits, so that it can pass through them."""
     limit, max_extra, peak_scale, cost_scale, peak_weight, cost_weight = goal
@@ -142,14 +142,14 @@ def soft(top, extra, goal):
     )
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def score(top, extra, goal):
     """What the best is chosen by: within the limits, however narrowly, comes before any point beyond them."""
     beyond = top > goal[0] or extra > goal[1] * (1 + 1e-9) + 1e-12
     return soft(top, extra, goal) + (1000.0 if beyond else 0.0)
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def record(archive, modes, order, top, extra):
     """Enter a point where it is cheaper than what the archive has at its peak."""
     edges, cheapest, peaks, kept_modes, kept_orders = archive
@@ -160,7 +160,7 @@ def record(archive, modes, order, top, extra):
         kept_orders[b] = order
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _hot(runs, m, at, modes, is_candidate, in_ptr, in_ids, out_ptr, out_ids, mark, hot):
     """Candidates that are live while runs[at] runs without being its input or output; how many were written to hot."""
     for v in range(len(mark)):
@@ -189,7 +189,7 @@ def _hot(runs, m, at, modes, is_candidate, in_ptr, in_ids, out_ptr, out_ids, mar
     return k
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _place(order, near, regions, before_ptr, before_ids):
     """(source, target): another place in the order for some op, half of the time for one beside the op `near`; target is -1
     where it may not move."""
@@ -208,7 +208,7 @@ def _place(order, near, regions, before_ptr, before_ids):
     return source, first + np.random.randint(last - first + 1)
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, hot_start, seed):
     """(modes, order, peak, extra cost) of the best point after `iterations` proposals; every point taken on the way is
     recorded in the archive.
@@ -280,7 +280,7 @@ def anneal(point, candidates, klass, problem, graph, goal, archive, iterations, 
     return best_modes, best_order, best_top, best_extra
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def descend(point, candidates, problem, graph, goal, archive, passes):
     """(modes, order, peak, extra cost) after passes over all candidates that take every change of mode for the better."""
     scratch = scratch_for(problem, graph)

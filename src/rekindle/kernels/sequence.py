@@ -9,9 +9,9 @@ range-max: Imanishi et al., NeurIPS 2023.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry, inner
 from .slot_lives import add, life_end, produce, refresh, unproduce, unuse, use
 from .slots import (
     AFTER,
@@ -44,7 +44,7 @@ from .slots import (
 )
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def insert(s, o, t, ops):
     """Run op o in the empty slot t; the run's id, or NONE where there is no record left for it.
 
@@ -87,10 +87,10 @@ def insert(s, o, t, ops):
     return r
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def remove(s, r, ops):
     """Take out run r, a repeat."""
-    o, t = s.run[r, OP], s.run[r, AT]
+    o, t = s.run[r, OP], np.int64(s.run[r, AT])
     if s.saved[t]:
         add(s, t, t, s.saved[t])
         s.saved[t] = 0
@@ -115,7 +115,7 @@ def remove(s, r, ops):
     s.changing[o, SPARE] = r
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def useless(s, r, ops):
     """Whether run r is a repeat of which nothing is used."""
     if s.run[r, AT] == NONE or s.run[r, AGAIN] == NONE:
@@ -129,7 +129,7 @@ def useless(s, r, ops):
     return True
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def leeway(s, r, ops):
     """(first, last) slot to which run r may move without passing an event that it depends on or that depends on it."""
     o, t = s.run[r, OP], s.run[r, AT]
@@ -171,10 +171,10 @@ def leeway(s, r, ops):
     return first, last
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def move(s, r, t, ops):
     """Move run r to the empty slot t, within its leeway."""
-    o, old = s.run[r, OP], s.run[r, AT]
+    o, old = s.run[r, OP], np.int64(s.run[r, AT])
     if s.saved[old]:
         add(s, old, old, s.saved[old])
         s.saved[old] = 0
@@ -216,7 +216,7 @@ def move(s, r, t, ops):
         e += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def empty_before(s, t, most):
     """The nearest empty slot before t with at most `most` runs between, or NONE."""
     passed = 0
@@ -231,7 +231,7 @@ def empty_before(s, t, most):
     return NONE
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def runs_of(s, out):
     """Write the ops in the order in which they run to `out`; how many, or NONE where it is too short."""
     m = 0
@@ -267,7 +267,7 @@ def build(runs: np.ndarray, ops: Ops) -> Sequence:
     return s
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def fill(s, runs, ops):
     """Put runs into an empty state."""
     n = len(s.slot)

@@ -5,12 +5,11 @@ s : `slots.Sequence`; changed in place. ops : `slots.Ops`. v : a value. t : a sl
 
 from __future__ import annotations
 
-import numba as nb
-
+from .compiled import inner
 from .slots import ADD, AFTER, BEFORE, END, KEEP, MADE, MOST, NODE, NONE, OP, OUT, OVER, PRIOR, SHARED, SIZE, SLOT
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def add(s, left, right, x):
     """Add x bytes to the memory of slots left to right, both included."""
     if x == 0 or left > right:
@@ -41,7 +40,7 @@ def add(s, left, right, x):
         a >>= 1
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _gather(s, i):
     """Say anew what is most below node i; whether that has changed."""
     most = max(s.tree[2 * i, MOST], s.tree[2 * i + 1, MOST]) + s.tree[i, ADD]
@@ -50,7 +49,7 @@ def _gather(s, i):
     return changed
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def peak_slot(s):
     """A slot with the most memory."""
     n, i = len(s.slot), 1
@@ -59,7 +58,7 @@ def peak_slot(s):
     return i - n
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def production_before(s, v, t):
     """The last production of v in a slot before t, or NONE."""
     found = NONE
@@ -71,7 +70,7 @@ def production_before(s, v, t):
     return found
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def life_end(s, p, v, ops):
     """The last slot of the life that production p of v begins."""
     last = p
@@ -82,7 +81,7 @@ def life_end(s, p, v, ops):
     return s.counts[END] if e == NONE and ops.value[v, KEEP] else s.event[last, SLOT]
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _link(s, v, event, t):
     """Put an event into the list of its value."""
     s.event[event, SLOT] = t
@@ -98,7 +97,7 @@ def _link(s, v, event, t):
         s.event[before, AFTER] = event
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _unlink(s, v, event):
     before, e = s.event[event, PRIOR], s.event[event, AFTER]
     if before == NONE:
@@ -109,7 +108,7 @@ def _unlink(s, v, event):
         s.event[e, PRIOR] = before
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def refresh(s, t, ops):
     """Say anew what the run in slot t spares by writing over a dying input; as `Schedule.from_runs` allows it."""
     if t < 0 or t >= len(s.slot):
@@ -134,7 +133,7 @@ def refresh(s, t, ops):
         s.saved[t] = spared
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def use(s, v, event, t, ops):
     """Enter a use of v."""
     p = production_before(s, v, t)
@@ -145,7 +144,7 @@ def use(s, v, event, t, ops):
         refresh(s, end, ops)
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def unuse(s, v, event, t, ops):
     """Take out a use of v."""
     p = production_before(s, v, t)
@@ -157,7 +156,7 @@ def unuse(s, v, event, t, ops):
         refresh(s, now, ops)
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def produce(s, v, event, t, ops):
     """Enter a production of v: a life that began before ends with the last use before it."""
     p = production_before(s, v, t)
@@ -172,7 +171,7 @@ def produce(s, v, event, t, ops):
         add(s, t, life_end(s, event, v, ops), ops.value[v, SIZE])
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def unproduce(s, v, event, t, ops):
     """Take out a production of v: the life before it goes on."""
     p = production_before(s, v, t)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from .compiled import entry
 
-@nb.njit(cache=True)
+
+@entry
 def rows(v, needed, weights, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
          keep, boundary):  # fmt: skip
     """(cost, bytes) float64 [rows], one per op: values that in every schedule are made before the first run of op v
@@ -50,15 +51,14 @@ def rows(v, needed, weights, size, producer, in_ptr, in_ids, out_ptr, out_ids, i
     return cost[:m], held[:m]
 
 
-@nb.njit(cache=True)
+@entry
 def least_waiting(cost, held, extras):
-    """For each of `extras` the least bytes that still wait when it is spent on making rows again: a knapsack, relaxed to
-    fractions."""
-    order = np.argsort(cost / held)
+    """For each of `extras` the least bytes that still wait when it is spent on making rows again, which come in order of cost
+    per byte: a knapsack, relaxed to fractions."""
     found = np.empty(len(extras))
     for k in range(len(extras)):
         waiting, extra = held.sum(), extras[k]
-        for i in order:
+        for i in range(len(cost)):
             if cost[i] > extra:
                 if cost[i] < np.inf:
                     waiting -= held[i] * extra / cost[i]
@@ -69,15 +69,14 @@ def least_waiting(cost, held, extras):
     return found
 
 
-@nb.njit(cache=True)
+@entry
 def least_cost(cost, held, excesses):
-    """For each of `excesses` the least cost of making rows again that hold so many bytes, relaxed to fractions; infinite
-    where none do."""
-    order = np.argsort(cost / held)
+    """For each of `excesses` the least cost of making rows again, in order of cost per byte, that hold so many bytes, relaxed
+    to fractions; infinite where none do."""
     found = np.zeros(len(excesses))
     for k in range(len(excesses)):
         excess = excesses[k]
-        for i in order:
+        for i in range(len(cost)):
             if excess <= 0:
                 break
             found[k] += cost[i] * min(1.0, excess / held[i])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
+
+from .compiled import entry, inner
 
 SMALL = 257  # a knapsack of fewer units is solved exactly
 
@@ -24,12 +25,12 @@ class Watches(NamedTuple):
     again: np.ndarray
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _calls(low, high, mask):
     return (low & mask[0]) != 0 or (high & mask[1]) != 0
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _items(w, low, high, watches, room):
     """The number of items; into room.item_size and .item_cost what they hold, and what it costs to do without.
 
@@ -70,7 +71,7 @@ def _items(w, low, high, watches, room):
     return m
 
 
-@nb.njit(cache=True, nogil=True)
+@inner
 def _cheapest(most, count, item_size, item_cost, order, cheapest):
     """cheapest[b]: least cost of doing without items that hold b bytes in all, b < most; [most]: `most` or more."""
     cheapest[: most + 1] = np.inf
@@ -100,7 +101,7 @@ class Room(NamedTuple):
     cheapest: np.ndarray
 
 
-@nb.njit(cache=True, nogil=True)
+@entry
 def watch(low, high, watches, cap, slack, by_cost, room):
     """What the first runs of a few ops say of the rest of the schedule, for the needed set (low, high).
 

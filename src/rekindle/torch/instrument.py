@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_DEVICE = torch.ops.prim.device.default  # a question: nothing runs. A fake DenseNet is asked 5,000 times per step
+WHICH_DEVICE = torch.ops.prim.device.default  # a question: nothing runs. A fake DenseNet is asked 5,000 times per step
 
 
 class Instrument(TorchDispatchMode):
@@ -16,7 +16,7 @@ class Instrument(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE:
+        if func is WHICH_DEVICE:
             return func(*args)
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):
