@@ -1,11 +1,22 @@
-"""Compiled code never outlives a source that it may have been made from."""
+"""Kernels: what is compiled when, and that compiled code never outlives a source that it may have been made from."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from rekindle.kernels import drop_stale
+
+ASK = """
+import numpy as np
+from rekindle.kernels.compiled import to_compile
+from rekindle.kernels.range_max import range_max
+before = to_compile(range_max)
+range_max(np.arange(4))
+print(before, to_compile(range_max))
+"""
 
 
 def test_compiled_code_older_than_any_source_is_dropped(tmp_path: Path) -> None:
@@ -20,3 +31,10 @@ def test_compiled_code_older_than_any_source_is_dropped(tmp_path: Path) -> None:
     drop_stale(tmp_path)
     assert sorted(f.name for f in cache.iterdir()) == ["a.cpython.pyc", "b.y.nbi"]
     drop_stale(tmp_path / "none")
+
+
+def test_what_has_yet_to_be_compiled_is_known(tmp_path: Path) -> None:
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for expected in ("True False", "False False"):  # after an installation; in a later process
+        run = subprocess.run([sys.executable, "-c", ASK], env=env, capture_output=True, text=True, check=True)
+        assert run.stdout.split() == expected.split()

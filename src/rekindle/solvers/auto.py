@@ -41,6 +41,8 @@ import numpy as np
 
 from .. import bounds
 from ..budget import format_bytes
+from ..kernels import moves
+from ..kernels.compiled import to_compile
 from ..schedule import Schedule
 from ..structure.archive import Entry, pareto
 from ..structure.reduced import Reduced
@@ -75,6 +77,8 @@ def auto(problem: Problem) -> Iterator[Schedule]:
     if proven:
         yield from proven
         return
+    if to_compile(moves.anneal):
+        problem.progress("compiling the search, once after an installation: about a minute")
     curve = _curve(problem)
     chosen = thin(choose(problem, curve.look_closer(problem)))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)
