@@ -5,6 +5,8 @@ order of slots: productions and uses. A production begins a life, which ends wit
 production (or, for what must be kept, never), so every sequence in which each op finds its inputs made before it is valid,
 and adding a run or dropping a repeat moves the end of a few lives. Memory per slot lies in a tree with range-add and
 range-max: Imanishi et al., NeurIPS 2023.
+
+Runs and slots lie in int32; what goes from there into a call is made int64 first, so that a function is compiled once.
 """
 
 from __future__ import annotations
