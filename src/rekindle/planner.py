@@ -25,6 +25,7 @@ PATIENCE = 15.0  # seconds that must be left to look longer: at SETS sets of val
 LOOSE, FEW, SETS = 0.02, 80, 400_000  # if it misses more than that part, on graphs of so few ops
 USUAL = 30.0  # seconds; a longer time limit makes searches work longer
 SMALL = 128  # ops of graphs on which optimality may be searched for
+CLOSER = 400  # ops of graphs on whose frontier a closer look at the low end is worth as much time again as all the rest
 Finish = Callable[[Graph, Schedule], Schedule]
 
 
@@ -194,7 +195,8 @@ def frontier_graph(
     top = baseline.judged.peak_bytes - graph.resident_bytes
     bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
     share = None if time_limit is None else time_limit / points
-    everything = replace(_problem(graph, cost, None, None, seed, time_limit, progress), whole=True)
+    coarse = len(graph.ops) > CLOSER
+    everything = replace(_problem(graph, cost, None, None, seed, time_limit, progress), whole=True, coarse=coarse)
     found += [_score(graph, s, cost, finish) for s in chosen.solve(everything)]
     fractions: Sequence[float] = np.linspace(1, 0, points + 1)[1:].tolist() if top > bottom else [0.0]
     seen: set[tuple[int, ...]] = set()
