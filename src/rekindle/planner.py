@@ -25,7 +25,7 @@ PATIENCE = 15.0  # seconds that must be left to look longer: at SETS sets of val
 LOOSE, FEW, SETS = 0.02, 80, 400_000  # if it misses more than that part, on graphs of so few ops
 USUAL = 30.0  # seconds; a longer time limit makes searches work longer
 SMALL = 128  # ops of graphs on which optimality may be searched for
-CLOSER = 400  # ops of graphs on whose frontier a closer look at the low end is worth as much time again as all the rest
+CLOSER = 400  # ops of graphs at whose frontier's low end a closer look is worth twice the time of all the rest
 Finish = Callable[[Graph, Schedule], Schedule]
 
 

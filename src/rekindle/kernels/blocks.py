@@ -41,7 +41,7 @@ def rows(wiring, count):
     for o in range(count):
         for kind in range(3):
             length, begin = wiring[m], ptr[kind, o]
-            for k in range(length):
+            for k in range(length):  # as a slice it takes numba two seconds longer to compile
                 ids[kind, begin + k] = wiring[m + 1 + k]
             ptr[kind, o + 1] = begin + length
             m += 1 + length

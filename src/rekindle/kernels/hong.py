@@ -73,18 +73,18 @@ def static(cost, begin, end):
 
 
 @entry
-def revised(size, inner):
+def revised(size, inside):
     """(M(0), follow int64 [n]): M(n) = size[n] and M(i) = size[i] + min over j > i of max(M(j), U(i, j)).
 
-    size : int64 [n + 1], of each position; inner : int64 [n], of what lies between it and the next.
+    size : int64 [n + 1], of each position; inside : int64 [n], of what lies between it and the next.
     follow : the j that gives M(i).
 
     U(i, j), the sizes and inner ones behind i up to j, and the largest size from i to before j, grows with j and as i
     falls. So the queue of candidates j, along which j rises and M(j) falls, changes at its ends only. O(n).
     """
-    n = len(inner)
+    n = len(inside)
     sums = size.cumsum()
-    sums[1:] += inner.cumsum()
+    sums[1:] += inside.cumsum()
     m = np.empty(n + 1, np.int64)
     m[n] = size[n]
     follow = np.empty(n, np.int64)

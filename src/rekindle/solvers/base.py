@@ -81,7 +81,7 @@ class Solver:
     graphs : "chain" (other graphs are taken as a series of blocks, see `structure.cuts.series`) or "any".
     objective : what it minimises, in one line.
     optimal : what its optimality claim is; "" for none. A claim is about its own stated objective.
-    curve : asked for the whole frontier, it yields all it knows of it, and asking for single budgets adds little.
+    curve : asked for the whole frontier, it yields all of it at once, and is not asked for single budgets too.
     declines : Graph -> why it only gives the baseline there, or "".
     """
 
