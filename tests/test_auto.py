@@ -24,7 +24,7 @@ from rekindle.budget import Goal
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
 from rekindle.planner import CLOSER, plan_graph
-from rekindle.solvers import exact, registry
+from rekindle.solvers import anew, exact, proposals, registry
 from rekindle.solvers.base import Problem
 from rekindle.solvers.storages import Search
 from rekindle.structure.saved import Dropping, runs_from_saved
@@ -367,3 +367,20 @@ def test_near_the_floor_one_search_alone_is_no_better(
     budget = graph.resident_bytes + int(more * smallest.activation_peak_bytes)
     ours, theirs = (plan_graph(graph, Goal(budget=budget), solver=s, cost=cost) for s in ("auto", solver))
     assert ours.overhead <= min(theirs.overhead, smallest.overhead)
+
+
+def test_near_the_floor_plans_by_flops_are_judged_by_the_cost_that_was_asked() -> None:
+    """Planned by FLOPs, `storages` and `hierarchical` gave smaller or faster steps than by seconds on large models."""
+    graph = rekindle.trace(*models.make("gpt"), target="rtx2080ti").graph
+    seconds, flops = graph.weights("seconds"), graph.weights("flops")
+    low = float(bounds.single_op(graph).bytes - graph.resident_bytes)
+    groups = {c: anew.groups(Problem(graph, graph.weights(c)), low, 2 * low) for c in ("seconds", "flops")}
+    assert len(groups["seconds"]) == len(groups["flops"]) + 1
+    for name in anew.BY_FLOPS:
+        found = list(proposals.proposed(Problem(graph, seconds), name, flops))
+        theirs = [s.runs for s in registry.get(name).solve(Problem(graph, flops))]
+        assert [e.runs.tolist() for e in found] == [list(runs) for runs in theirs]
+        for e in found:
+            judged = simulate(graph, Schedule.from_runs(graph, e.runs, name), "seconds")
+            assert e.extra == pytest.approx(judged.overhead * seconds[graph.needed].sum())
+            assert e.peak == judged.peak_bytes - graph.resident_bytes

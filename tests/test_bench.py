@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from libraries import needs_torchvision
 from rekindle import bench, zoo
 from rekindle.bench.cases import Case
 from rekindle.bench.data_branches import data_branches
@@ -23,7 +24,7 @@ from rekindle.errors import RekindleError, UsageError
 from rekindle.solvers import registry
 from rekindle.torch.measure import storage_peak
 from rekindle.torch.verify import default_loss
-from rekindle.zoo import seeds, torchvision_shim
+from rekindle.zoo import seeds
 from rekindle.zoo.libraries import build
 
 KEYS = {
@@ -40,11 +41,7 @@ def rows(suite: str, *args: Any, **options: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alexnet() -> dict[str, dict[str, Any]]:
-    pytest.importorskip("PIL")
-    try:
-        torchvision_shim.import_torchvision()
-    except RekindleError as e:
-        pytest.skip(str(e))
+    needs_torchvision()
     return {r["method"]: r for r in rows("seeds", ["alexnet"], ["plain", "none", "every", "auto@8%", "auto=ogc"])}
 
 

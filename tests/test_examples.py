@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from libraries import needs_torchvision
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -24,14 +26,7 @@ def example(name):
 @pytest.fixture
 def cifar_folder(tmp_path, monkeypatch):
     """Random pictures in the files of the real data set; only their checksums differ."""
-    pytest.importorskip("PIL")
-    from rekindle.errors import RekindleError
-    from rekindle.zoo.torchvision_shim import import_torchvision
-
-    try:
-        import_torchvision()
-    except RekindleError as e:
-        pytest.skip(str(e))
+    needs_torchvision()
     from torchvision.datasets import cifar
 
     monkeypatch.setattr(cifar, "check_integrity", lambda *_: True)

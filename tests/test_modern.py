@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import rekindle
 import rekindle.zoo as zoo
-from rekindle.errors import RekindleError
+from libraries import needs_torchvision
 from rekindle.torch.flops import FlopCount
-from rekindle.zoo import deep, lstm_steps, moe, torchvision_shim
+from rekindle.zoo import deep, lstm_steps, moe
 from rekindle.zoo.mamba import scan
 
 IMAGES = zoo._FILES["images"]  # tested in a file of their own
@@ -20,10 +20,7 @@ LIBRARIES = {name for file in ("deep", "language", "images") for name in zoo._FI
 
 def load(name, **options):
     if name in LIBRARIES:
-        try:
-            torchvision_shim.import_torchvision()
-        except RekindleError as e:
-            pytest.skip(str(e))
+        needs_torchvision()
     return zoo.load(name, **options)
 
 

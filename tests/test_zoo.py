@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import rekindle.zoo as zoo
+from libraries import needs_torchvision
 from rekindle.errors import RekindleError, UsageError
 from rekindle.zoo import seeds, torchvision_shim
 
@@ -61,11 +62,7 @@ PARAMETERS = {
 
 def load(name, *args, **options):
     if name in LIBRARIES:
-        pytest.importorskip("PIL")
-        try:
-            torchvision_shim.import_torchvision()
-        except RekindleError as e:
-            pytest.skip(str(e))
+        needs_torchvision()
     return zoo.load(name, *args, **options)
 
 

@@ -12,7 +12,7 @@ How, in this order:
 4. `anneal` polishes what was found as sequences of runs, over the whole curve.
 5. The three look closer at the stretch of the curve where the goal lies. At the lowest one, where moves from what is known
    lead nowhere, blocks are also asked for the smallest plan that they give, and searches begin anew, without what the sweep
-   found: `storages`, `rotor`, `dtr`, `beam` (see `anew`). What they find is polished as well.
+   found: `storages`, `rotor`, `dtr`, `beam`, and two by FLOPs (see `anew`). What they find is polished as well.
 6. What they find there is pressed (`Polish.press`): at the same cost the least peak, with the values looked at that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch what it can.

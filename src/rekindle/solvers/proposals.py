@@ -57,9 +57,10 @@ def seeds(problem: Problem, blocks: list[Levels]) -> list[Entry]:
     return all_of(problem, [*from_blocks, *(partial(proposed, any_goal, name) for name in dict.fromkeys(names))])
 
 
-def proposed(problem: Problem, name: str) -> Iterator[Entry]:
-    """What a solver finds."""
-    for schedule in registry.get(name).solve(problem):
+def proposed(problem: Problem, name: str, weights: np.ndarray | None = None) -> Iterator[Entry]:
+    """What a solver finds; weights : float64 [ops], what it is told that ops cost, where that is not what they do."""
+    told = problem if weights is None else replace(problem, weights=weights)
+    for schedule in registry.get(name).solve(told):
         yield entry(problem.graph, problem.weights, schedule.runs)
 
 
