@@ -243,6 +243,28 @@ def test_no_schedule_takes_fewer_steps(n: int, memory: int, sizes: tuple[int, in
     assert found[n, memory] == search(n, lambda state: steps(state, memory, *sizes))
 
 
+@pytest.mark.parametrize(
+    ("n", "memory", "sizes"),
+    [(24, 24, (1, 0)), (24, 25, (0, 1)), (24, 60, (1, 3)), (24, 60, (2, 3)), (24, 60, (3, 2)), (40, 160, (1, 8))],
+)
+def test_looking_at_every_step_finds_no_other_choice(n: int, memory: int, sizes: tuple[int, int]) -> None:
+    """Over a convex column it is found by bisection; where both kinds are stored in little memory some are not convex."""
+    state, internal = sizes
+    begin = max(1, state)
+    found, choice = fewest_steps(n, memory, *sizes)
+    for m in range(begin, memory + 1):
+        assert found[0, m] == 0
+        for t in range(1, n + 1):
+            ways = [(t + found[t - 1, m], 0)]
+            if state and m - state >= begin:
+                ways += [(y + found[t - y, m - state] + found[y, m], y) for y in range(1, t)]
+            if internal and m - internal >= begin:
+                ways += [(y + found[t - y, m - internal] + found[y - 1, m], -y) for y in range(1, t + 1)]
+            assert (found[t, m], choice[t, m]) == min(ways, key=lambda way: way[0])
+    convex = (np.diff(found[:, begin:], 2, axis=0) >= 0).all()
+    assert convex == (0 in sizes or state > internal)
+
+
 @given(st.integers(1, 60), st.integers(1, 6))
 def test_revolve_is_the_closed_form(n: int, slots: int) -> None:
     found, _ = fewest_steps(n, slots, 1, 0)

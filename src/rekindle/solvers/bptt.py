@@ -15,7 +15,8 @@ Optimality: for the number of steps on a uniform chain, among schedules that kee
 On other chains, and on graphs taken as the chain of stages between their splitting vertices, none: alpha is taken from
 the averages, and sizes and costs are not looked at. `rotor` does.
 
-Complexity: O(t^2 m) for the table of all memories. A number of them are the candidates, whatever the goal.
+Complexity: O(t m log t) for the table of all memories up to m, and O(t^2) for each memory in which the fewest steps are
+not convex in t (see `kernels.revolve`). A number of memories are the candidates, whatever the goal.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LARGEST = 8  # what one internal state takes at most, in hidden states
     graphs="chain",
     objective="forward steps within a memory, on a chain of equal steps that keeps states or internals",
     optimal="for its objective, on a uniform chain",
-    complexity="O(n^2 m) for a memory of m states",
+    complexity="O(n m log n) for a memory of m states, O(n^2 m) at worst",
     citation="Gruslys, Munos, Danihelka, Lanctot, Graves, Memory-Efficient Backpropagation Through Time, NeurIPS 2016, "
     "arXiv:1606.03401",
 )

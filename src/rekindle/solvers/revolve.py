@@ -13,8 +13,8 @@ steps beside the runs for backward, r being the least with C(c + r, c) >= l; no 
 other chains, and on graphs taken as the chain of stages between their splitting vertices, none: it looks at no sizes
 and no costs. `rotor` does.
 
-Complexity: O(l^2 c) for the table of all numbers of states. They are the candidates, whatever the goal, but for those
-that pass a step MOST times on average.
+Complexity: O(l c log l) for the table of all numbers of states up to c. They are the candidates, whatever the goal, but for
+those that pass a step MOST times on average.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LONG, FEW = 512, 128  # a longer chain is solved for all states and for at most 
     graphs="chain",
     objective="forward steps with room for so many states, on a chain of equal steps",
     optimal="for its objective, on a uniform chain",
-    complexity="O(n^3)",
+    complexity="O(n^2 log n)",
     citation="Griewank, Walther, Algorithm 799: revolve, ACM TOMS 2000, doi:10.1145/347837.347846",
 )
 def revolve(problem: Problem) -> Iterator[Schedule]:
