@@ -126,14 +126,21 @@ def test_means_in_unit_costs_are_over_what_is_reached() -> None:
 def deep() -> list[Row]:
     rows = []
     for n in (64, 256, 512, 4096):
-        for method, peak in (("plain", 3.0 * n), ("chen-sqrt", 5 * math.sqrt(n)), ("auto@100%", 7 * math.log(n))):
+        for method, peak in (
+            ("plain", 3.0 * n),
+            ("chen-sqrt", 5 * math.sqrt(n)),
+            ("auto@100%", 7 * math.log(n)),
+            ("auto=chen-sqrt", 4 * math.sqrt(n)),
+            ("auto=compile-0", 3.0 * n),
+            ("auto=0.5", 1.5 * n),
+        ):
             rows.append(row(method, peak, 0.3, suite="deep", model=f"lstm-{n}", cost="seconds"))
     return rows
 
 
 def test_growth_is_measured_against_the_laws() -> None:
     found = {g.method: g for g in growth.growths(deep())}
-    assert set(found) == {"plain", "chen-sqrt", "auto@100%"}
+    assert set(found) == {"plain", "chen-sqrt", "auto@100%", "auto=chen-sqrt", "auto=0.5"}
     assert found["plain"].exponent == pytest.approx(1)
     assert found["chen-sqrt"].exponent == pytest.approx(0.5)
     assert found["plain"].factors == pytest.approx((8, math.sqrt(8), math.log(4096) / math.log(512)))
