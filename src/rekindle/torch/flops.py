@@ -26,7 +26,10 @@ def op_flops(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: A
     packet = getattr(target, "_overloadpacket", target)
     if packet is aten.convolution_backward:
         return _convolution_backward(*args, **kwargs)
-    formula = flop_registry.get(_SAME_FORMULA.get(packet, packet))
+    packet = _SAME_FORMULA.get(packet, packet)
+    formula = flop_registry.get(packet)
+    if packet in _QUERY:
+        args = _with_equal_heads(args, _QUERY[packet])
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
 
 
@@ -35,6 +38,20 @@ _SAME_FORMULA = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
 }
+# Where attention takes its query; key and value follow.
+_QUERY = {
+    aten._scaled_dot_product_flash_attention: 0, aten._scaled_dot_product_flash_attention_backward: 1,
+    aten._scaled_dot_product_efficient_attention: 0, aten._scaled_dot_product_efficient_attention_backward: 1,
+    aten._scaled_dot_product_cudnn_attention: 0, aten._scaled_dot_product_cudnn_attention_backward: 1,
+}  # fmt: skip
+
+
+def _with_equal_heads(args: Sequence[Any], query: int) -> Sequence[Any]:
+    """Arguments of attention [batch, heads, length, size], key and value as shapes that have as many heads as the query:
+    grouped heads are read once for each head of the query. torch 2.11 has no formula for them; later ones have this."""
+    heads = args[query].shape[1]
+    key, value = ([x.shape[0], heads, *x.shape[2:]] for x in args[query + 1 : query + 3])
+    return [*args[: query + 1], key, value, *args[query + 3 :]]
 
 
 def _convolution_backward(
