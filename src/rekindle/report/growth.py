@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..bench.methods import parse
 from .loglog import exponent, loglog_chart
 from .markdown import plus, slug, table
 from .rows import Row, by_model, extra, peak, pick, plain_mb, solver_of
 
-# those of which a law is known; and auto, but within the memory of no other method
+# what is published for deep chains; auto joins them, but not within the memory of any other method
 METHODS = ("plain", "chen-sqrt", "hong-exact", "chen-recursive", "revolve", "bptt", "rotor")
 CHEN = (
     48.0,
@@ -68,8 +69,9 @@ def growths(rows: Sequence[Row]) -> list[Growth]:
 
 
 def _by_auto(row: Row) -> bool:
-    _, _, like = row["method"].partition("=")
-    return solver_of(row) == "auto" and (like in ("", *METHODS) or like.replace(".", "").isdigit())
+    """Whether the row is auto's, for a goal of its own or within the memory of one of METHODS."""
+    asked = parse(row["method"])
+    return asked is not None and asked.solver == "auto" and asked.like in (None, *METHODS)
 
 
 def _families(rows: Sequence[Row]) -> dict[str, dict[int, list[Row]]]:
