@@ -55,7 +55,7 @@ def test_a_new_shape_is_planned_anew_once() -> None:
     plain, planned = planned_pair("plan")
     for _ in range(2):
         assert step_equal(plain, planned, torch.rand(20, 16))
-    assert len(planned.forward._bound) == 2
+    assert len(list(planned.forward.bounds)) == 2
     assert planned.forward.last.plan.goal == planned.forward.plan.goal
 
 
@@ -97,7 +97,7 @@ def test_what_else_shapes_the_graph_is_planned_anew(change: str) -> None:
         x = x.double()
     x.requires_grad_(change == "input_grad")
     assert step_equal(plain, planned, x)
-    assert len(planned.forward._bound) == 2
+    assert len(list(planned.forward.bounds)) == 2
 
 
 def test_autocast_is_part_of_the_signature() -> None:
@@ -106,7 +106,7 @@ def test_autocast_is_part_of_the_signature() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert step_equal(plain, planned, x)
     assert step_equal(plain, planned, x)
-    assert len(planned.forward._bound) == 2
+    assert len(list(planned.forward.bounds)) == 2
 
 
 class Scaled(nn.Module):

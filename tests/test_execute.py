@@ -98,7 +98,7 @@ def test_gradients_flow_on_into_the_input(pair: Any) -> None:
         m(before(x)).sum().backward()
         grads.append(before.weight.grad.clone())
     assert torch.equal(*grads)
-    assert len(planned.forward._bound) == 1
+    assert len(list(planned.forward.bounds)) == 1
 
 
 def test_hooks_fire_once_each_before_the_next_stage(pair: Any) -> None:

@@ -15,6 +15,7 @@ from .errors import (
     ParityError,
     PlanMismatch,
     RekindleError,
+    RekindleWarning,
     TraceError,
     UsageError,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "Plan", "PlanMismatch",
-    "RekindleError", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value", "__version__",
+    "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value", "__version__",
     "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .ask import PlanOptions
 from .budget import Goal, format_bytes
 from .errors import ParityError, RekindleError, UsageError
 from .graph import Graph
@@ -58,12 +59,18 @@ def plan(
     UsageError : none or several goals, an unknown solver or cost.
     """
     goal = Goal.parse(budget, max_overhead, minimize)
-    trace, graph, finish = _problem(what, target, progress)
+    return plan_with(what, PlanOptions(goal, solver, cost, time_limit, seed, progress), target)
+
+
+def plan_with(what: Trace | Graph, options: PlanOptions, target: str | None = None) -> Plan:
+    """`plan`, with what was asked as one object."""
+    trace, graph, finish = _problem(what, target, options.progress or None)
     found = plan_graph(
-        graph, goal, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish,
-        reserve=_reserve(graph) if trace is not None else 0,
+        graph, options.goal, solver=options.solver, cost=options.cost, time_limit=options.time_limit, seed=options.seed,
+        progress=options.progress or None, finish=finish, reserve=_reserve(graph) if trace is not None else 0,
     )  # fmt: skip
     object.__setattr__(found, "trace", trace)
+    object.__setattr__(found, "asked", options)
     return found
 
 
@@ -122,27 +129,26 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
     ------
     PlanMismatch : the plan is another module's.
     """
+    return _apply(model, plan, on_new_shape, check=True)
+
+
+def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool) -> nn.Module:
     from .torch.planned import PlannedForward
 
-    def replan(trace: Any, old: Plan) -> Plan:
-        g = old.goal
-        goal: dict[str, Any] = {"minimize": "memory"} if g.least_memory else {"max_overhead": g.max_overhead}
-        budget: Budget | None = g.budget if g.budget is not None else g.fraction
-        goal = {"budget": budget} if budget is not None else goal
-        return globals()["plan"](trace, **goal, solver=old.solver, cost=old.cost)
-
-    forward = PlannedForward(model, plan, on_new_shape, replan)
+    forward = PlannedForward(model, plan, on_new_shape, plan_with, check)
     restore(model)
     forward.take_over(model)
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `apply` or `checkpoint`; a model without a plan is left as it is."""
-    from .torch.planned import PlannedForward
+    """Undo `apply` or `checkpoint`; a model without a plan is left as it is. Where something else has wrapped the planned
+    forward since, the wrapper stays and the model runs plain inside of it."""
+    from .torch.planned import planned_forward
 
-    if isinstance(model.forward, PlannedForward):
-        model.forward.give_back(model)
+    planned = planned_forward(model)
+    if planned is not None:
+        planned.give_back(model)
     return model
 
 
@@ -199,4 +205,4 @@ def checkpoint(
                 f"The model is as it was; ask for {format_bytes(over)} less"
             )
         log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
-    return apply(model, found, on_new_shape)
+    return _apply(model, found, on_new_shape, check)

@@ -47,3 +47,7 @@ class ParityError(RekindleError):
 
 class FormatError(RekindleError):
     """A graph, schedule or plan is damaged, foreign or inconsistent. Nothing of it was executed."""
+
+
+class RekindleWarning(UserWarning):
+    """Something is not done as asked, such as a step that runs without its plan; the message says which and why."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import bounds, formats
 from .arena import Arena, plan_offsets
+from .ask import PlanOptions
 from .budget import Goal, format_bytes
 from .errors import FormatError, UsageError
 from .graph import Graph
@@ -58,12 +59,18 @@ class Plan:
     solve_seconds: float
     created_with: dict[str, str] = field(default_factory=lambda: _created_with())
     trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
+    asked: PlanOptions | None = field(default=None, repr=False, compare=False)
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
         "seconds", "overhead", "flops_overhead",
         "solver", "status", "bound_bytes", "bound_op", "gap", "graph_hash", "cost", "solve_seconds", "created_with",
     )  # fmt: skip
+
+    @property
+    def options(self) -> PlanOptions:
+        """How it was asked for; a plan for another shape is asked for in the same way."""
+        return self.asked or PlanOptions(self.goal, self.solver, self.cost)
 
     @property
     def baseline_activation_bytes(self) -> int:

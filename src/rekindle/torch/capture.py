@@ -135,6 +135,7 @@ def capture(
         captured = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions,
+            changed=(*flat.changes.other, *flat.changes.collected),
         )  # fmt: skip
         read(captured)
         with joint_fake_mode(joint.graph_module) or contextlib.nullcontext():

@@ -69,6 +69,8 @@ class Captured:
     # what it is as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
+    changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
+    effects: list[str] = field(default_factory=list)  # what hooks and patched forwards of submodules do beside computing
     graph_module: Any = None  # owns the nodes
 
     @property

@@ -1,4 +1,5 @@
-"""A module's forward that runs plans: one per call signature, the module's own forward where none applies."""
+"""A module's forward that runs plans: one per kind of call and state of the module, the module's own forward where none
+applies."""
 
 from __future__ import annotations
 
@@ -6,95 +7,60 @@ import contextlib
 import itertools
 import logging
 import pickle
-import warnings
+import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import PlanMismatch, TraceError, UsageError
+from .. import notices
+from ..ask import PlanOptions, TraceOptions
+from ..budget import Goal, format_bytes
+from ..errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError, UsageError
 from ..graph import Graph
 from ..plan import Plan
-from . import tree
-from .execute import Runner
+from . import call as calls
+from . import tree, trial, unused
+from .bound import Bound, answered
+from .call import Call, Key
+from .guards import Expected, Guards
 from .known import Question
-from .program import build
-from .trace import Key, Trace, module_kinds, signature, trace_call
+from .trace import Trace, module_kinds, trace_call
 
 log = logging.getLogger("rekindle")
 NEW_SHAPE = ("plan", "plain", "error")
-MOST = 8  # plans for one signature, each for other values of inputs; what comes then runs plain
-Replan = Callable[[Trace, Plan], Plan]
-
-
-class Bound:
-    """A runner and where on the module its inputs are found."""
-
-    def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
-        self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
-        self.plan, self.trace = plan, traced
-        self.modules = tuple(map(id, model.modules()))
-        c = traced.lowered.captured
-        self.questions, self.output_spec = c.questions, c.output_spec
-        self.aliased = {k: _place(model, a) for k, a in c.aliased_inputs.items()}
-        self.assigned = [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()]
-        self.sources = [
-            _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
-            for p in self.runner.given
-        ]
-
-    def __call__(self, tensors: list[torch.Tensor]) -> Any:
-        inputs = [_find(s, tensors) for s in self.sources]
-        made = self.runner(inputs)
-        for owner, output, source in self.assigned:
-            setattr(*owner, _find(source, tensors) if output is None else made[output])
-        in_order = iter(made)
-        count = len(made) - sum(output is not None for _, output, _ in self.assigned) + len(self.aliased)
-        results = [_find(self.aliased[k], tensors) if k in self.aliased else next(in_order) for k in range(count)]
-        return tree.unflatten(results, self.output_spec)
-
-
-Place = int | tuple[nn.Module, str]
-
-
-def _answered(questions: list[Question], tensors: list[torch.Tensor]) -> bool:
-    """Whether forward would get the same answers from these inputs."""
-    return all(q.same(tensors) for q in questions)
-
-
-def _find(place: Place, tensors: list[torch.Tensor]) -> Any:
-    """The user's tensor of that index, or an attribute of a module."""
-    return tensors[place] if isinstance(place, int) else getattr(*place)
-
-
-def _place(model: nn.Module, source: int | str) -> Place:
-    return source if isinstance(source, int) else _owner(model, source)
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return model.get_submodule(path), leaf
+MOST = 8  # plans for calls that differ in constants, values of inputs or the module's state alone; what comes then runs plain
+MOST_KEPT = 16  # plans in all; the one that was used longest ago goes
+MOST_TRIES = 3  # states of the module in which one call could not be planned, after which it is not tried again
+Replan = Callable[[Trace, PlanOptions], Plan]
+_busy = threading.local()
 
 
 class PlannedForward:
     """What `apply` puts in the place of a module's forward.
 
-    plain : the module's own forward.
+    plain : the module's own forward. plan : the plan that `apply` was given. last : what ran last.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan):
+    def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
         if on_new_shape not in NEW_SHAPE:
             raise UsageError(f"on_new_shape={on_new_shape!r} is unknown; choose one of {', '.join(NEW_SHAPE)}")
         self._model = weakref.ref(model)  # the module holds this object; the other way would make a cycle
         own = model.__dict__.get("forward")
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
-        self.plan, self.on_new_shape, self._replan = plan, on_new_shape, replan
-        # by signature, and each for other answers to what forward asks about the values of its inputs
-        self._bound: dict[Key, list[Bound]] = {}
-        self._unlike_file: list[tuple[Any, list[Question]]] = []  # calls that a plan from a file is not for
-        self._left_plain = False
+        self.plan, self.on_new_shape, self._replan, self.check = plan, on_new_shape, replan, check
+        self.options = plan.options
+        self.trace_options = TraceOptions() if plan.trace is None else plan.trace.options
+        self._bound: dict[Key, list[Bound]] = {}  # by call, and each for another state of the module or values of inputs
+        self._plain: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
+        self._unlike_file: list[tuple[Key, Expected, list[Question]]] = []  # calls that a plan from a file is not for
+        self._told: set[str] = set()
+        self._used = self._off = False
+        self._turn = 0
         self._pending = plan.trace is None
         self.last: Bound | None = None
         if plan.trace is not None:
@@ -104,18 +70,29 @@ class PlannedForward:
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
         model.__dict__["forward"] = self
+        _PLANNED[model] = self
+        unused.watch(model)
 
     def give_back(self, model: nn.Module) -> None:
-        """Put the module's own forward back."""
-        del model.__dict__["forward"]
-        if self._own is not None:
-            model.__dict__["forward"] = self._own
+        """Put the module's own forward back. Where somebody has wrapped this one, it runs plain from now on."""
+        self._off = True
+        unused.used(model)
+        _PLANNED.pop(model, None)
+        if model.__dict__.get("forward") is self:
+            del model.__dict__["forward"]
+            if self._own is not None:
+                model.__dict__["forward"] = self._own
 
     @property
     def source(self) -> str:
         """Python source of the program that ran last, or will run first; "" while a plan from a file waits for a call."""
-        bound = self.last or next(itertools.chain(*self._bound.values()), None)
+        bound = self.last or next(self.bounds, None)
         return "" if bound is None else bound.runner.program.source
+
+    @property
+    def bounds(self) -> Iterator[Bound]:
+        """Every plan on the module, as it is bound."""
+        return itertools.chain(*self._bound.values())
 
     @property
     def plain(self) -> Callable[..., Any]:
@@ -124,69 +101,149 @@ class PlannedForward:
         return self._own if self._own is not None else type(model).forward.__get__(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self._off or getattr(_busy, "capturing", False):
             return self.plain(*args, **kwargs)
         model = self._model()
         assert model is not None
-        tensors, spec = tree.flatten((args, kwargs))
-        key = signature(model, tensors, spec)
-        bound = self._planned_for(key, tensors)
-        if bound is not None and bound.modules != tuple(map(id, model.modules())):
-            bound = self._submodule_exchanged(model, key, tensors, bound, args, kwargs)
-        elif bound is None and model.training:
-            bound = self._new_call(model, key, tensors, args, kwargs)
+        if not self._used:
+            self._used = True
+            unused.used(model)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self._tell(f"{type(model).__name__} was called under a transform of torch.func: it runs plain there")
+            return self.plain(*args, **kwargs)
+        call = calls.bind(self.plain, args, kwargs)
+        key = call.key
+        bound = self._planned_for(model, key, call.tensors)
+        if bound is None and model.training:
+            bound = self._new_call(model, key, call, args, kwargs)
         if bound is None:
             return self.plain(*args, **kwargs)
         self.last = bound
-        return bound(tensors)
+        self._turn += 1
+        bound.turn = self._turn
+        return bound(model, call.tensors)
 
-    def _planned_for(self, key: Key, tensors: list[torch.Tensor]) -> Bound | None:
-        return next((b for b in self._bound.get(key, ()) if _answered(b.questions, tensors)), None)
+    def _planned_for(self, model: nn.Module, key: Key, tensors: list[torch.Tensor]) -> Bound | None:
+        family = self._bound.get(key, [])
+        for i, b in enumerate(family):
+            if b.serves(model, tensors):
+                if i:
+                    family.insert(0, family.pop(i))  # likely the next one too
+                return b
+        return None
 
-    def _new_call(
-        self, model: nn.Module, key: Key, tensors: list[torch.Tensor], args: Any, kwargs: Any
-    ) -> Bound | None:
-        """A plan for a call that none is for; None: it runs plain."""
+    # -- a call that no plan is for --------------------------------------------------------------------------------
+    def _new_call(self, model: nn.Module, key: Key, call: Call, args: Any, kwargs: Any) -> Bound | None:
+        """A plan for it; None: it runs plain."""
+        begin = time.perf_counter()
         found = None
-        call = key, tuple(map(id, model.modules()))
-        if self._pending and not any(call == c and _answered(asked, tensors) for c, asked in self._unlike_file):
+        if self._pending and not self._is_unlike_file(model, key, call):
             found, like = self._alike(model, args, kwargs, self.plan.graph_hash)
             if like is not None:
                 self._pending = False
+                self._check_goal(like)
                 return self._bind(model, like, self.plan)
             asked = found.lowered.captured.questions
             if not asked or self.on_new_shape == "error":
                 raise PlanMismatch(mismatch(self.plan.graph, found.graph))
             # The plan may be for other answers: it waits for a call that gives them.
-            self._unlike_file.append((call, asked))
-        known = len(self._bound.get(key, ()))
-        shapes = ", ".join(str(list(s[0])) for s in key[0])
-        what = f"{type(model).__name__} was called with inputs {shapes}"
-        if self.on_new_shape == "error":
-            also = "whose values lead forward elsewhere," if known else "(or modes, dtypes, constants)"
-            raise PlanMismatch(
-                f"{what} {also} for which there is no plan; plan for them, or apply with on_new_shape='plan' or 'plain'"
-            )
-        if self.on_new_shape == "plain" or known >= MOST:
-            if not self._left_plain:
-                warnings.warn(f"{what} for which there is no plan; such calls run plain, with nothing recomputed",
-                              stacklevel=5)  # fmt: skip
-            self._left_plain = True
+            self._unlike_file.append((key, Expected.of(model), asked))
+        failed = self._plain.get(key, ())
+        if len(failed) >= MOST_TRIES or any(g.hold(model) for g in failed):
             return None
-        log.info("planning %s anew for inputs %s", type(model).__name__, shapes)
-        found = found or self._trace(model, args, kwargs)
-        return self._bind(model, found, self._replan(found, self.plan))
+        family = list(self._bound.get(key, ()))
+        what = f"{type(model).__name__} was called with inputs {call.shapes or 'without tensors'}"
+        if self.on_new_shape != "plan" and not family:
+            return self._refused(model, key, what, "(or modes, dtypes, constants)")
+        if not _trains(model, call.tensors):
+            return self._leave_plain(model, key, "")
+        if varying := self._varying(key, call):
+            return self._leave_plain(model, None, f"{what}; {varying}")
+        try:
+            found = found or self._trace(model, args, kwargs)
+            if effects := found.lowered.captured.effects:
+                raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
+            plan = self._plan_for(found, family, what)
+        except RekindleError as e:
+            if self.on_new_shape == "error":
+                raise
+            return self._leave_plain(model, key, f"{what}, for which there is no plan, and none can be made: {e}")
+        if plan is None:
+            return self._refused(model, key, what, "in another state of its attributes, hooks or inputs' values,")
+        bound = self._bind(model, found, plan)
+        if wrong := self._tried(model, bound, call):
+            self._bound[key].remove(bound)
+            return self._leave_plain(model, key, f"{what}; a plan for it did not give the plain step's numbers ({wrong})")
+        self._say_planned(bound, family, what, model, time.perf_counter() - begin)
+        return bound
 
-    def _submodule_exchanged(
-        self, model: nn.Module, key: Key, tensors: list[torch.Tensor], bound: Bound, args: Any, kwargs: Any
-    ) -> Bound | None:
-        """The plan serves on where the graph is still the same."""
-        self._bound[key].remove(bound)
-        with contextlib.suppress(TraceError):  # a new call, then: it may run plain
-            _, like = self._alike(model, args, kwargs, bound.plan.graph_hash)
-            if like is not None:
-                return self._bind(model, like, bound.plan)
-        return self._new_call(model, key, tensors, args, kwargs)
+    def _plan_for(self, found: Trace, family: list[Bound], what: str) -> Plan | None:
+        """The plan of a graph that is the same as one that was planned, else a new one; None: that was not asked for."""
+        known = [b.plan for b in (*family, *self.bounds)]
+        same = next((p for p in known if p.graph_hash == found.graph.hash and _keeps_goal(p, found.graph)), None)
+        if same is not None or self.on_new_shape != "plan":
+            return same
+        options = self.options
+        try:
+            return self._replan(found, options)
+        except InfeasibleBudget as e:
+            least = self._replan(found, replace(options, goal=Goal(least_memory=True)))
+            self._tell(
+                f"{what}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
+                f"{format_bytes(least.peak_bytes)}"
+            )
+            return least
+
+    def _refused(self, model: nn.Module, key: Key, what: str, how: str) -> None:
+        if self.on_new_shape == "error":
+            raise PlanMismatch(
+                f"{what} {how} for which there is no plan; plan for them, or apply with on_new_shape='plan' or 'plain'"
+            )
+        self._tell(f"{what} for which there is no plan; such calls run plain, with nothing recomputed", kind="no plan")
+
+    def _leave_plain(self, model: nn.Module, key: Key | None, why: str) -> None:
+        """Run this call plain, and its like from now on where a key is given."""
+        if why:
+            self._tell(f"{why}; such calls run plain, with nothing recomputed")
+        if key is not None:
+            self._plain.setdefault(key, []).append(Guards(model, Expected.of(model)))
+
+    def _varying(self, key: Key, call: Call) -> str:
+        """Why so many plans were made for calls of the same shapes that another one is not worth it; "" where they were not."""
+        shapes, constants, _ = key
+        alike = [k for k in self._bound if k[0] == shapes]
+        count = sum(len(self._bound[k]) for k in alike)
+        if count < MOST:
+            return ""
+        names = [str(name) for name, values in _by_name([k[1] for k in alike] + [constants]) if len(set(values)) > 1]
+        model = self._model()
+        assert model is not None
+        if not names:
+            names = list(dict.fromkeys(d for b in self._bound.get(key, ()) if (d := b.trace.expected.difference(model))))
+        return f"{', '.join(names) or 'the values of its inputs'} differ from call to call: {count} plans were made for them"
+
+    def _say_planned(self, bound: Bound, family: list[Bound], what: str, model: nn.Module, seconds: float) -> None:
+        why = family[0].trace.expected.difference(model) if family else ""
+        how = f", {why} having changed" if why else ""
+        again = any(b.plan is bound.plan for b in self.bounds if b is not bound)
+        did = "took over the plan of the same graph" if again else "planned anew"
+        notices.say(
+            f"{what}{how}: {did} in {seconds:.1f} s, {bound.plan.sentence}", aloud=self.options.progress is not False
+        )
+
+    def _tried(self, model: nn.Module, bound: Bound, call: Call) -> str:
+        """Differences of the new plan's step from the plain one; "" where nothing differs or that was not to be checked."""
+        if not self.check or bound.trace.fake or _communicates(bound.trace.graph):
+            return ""
+        with capturing():
+            return "; ".join(trial.differences(model, self.plain, bound, call))
+
+    # -- what both need ----------------------------------------------------------------------------------------------
+    def _is_unlike_file(self, model: nn.Module, key: Key, call: Call) -> bool:
+        return any(
+            key == k and not expected.difference(model) and answered(asked, call.tensors)
+            for k, expected, asked in self._unlike_file
+        )
 
     def _alike(self, model: nn.Module, args: Any, kwargs: Any, graph_hash: str) -> tuple[Trace, Trace | None]:
         """The call's trace, and the one whose graph has that hash: the same, or where forward asks for values of inputs, the
@@ -202,9 +259,20 @@ class PlannedForward:
         return found, None
 
     def _trace(self, model: nn.Module, args: Any, kwargs: Any, by_values: bool = True) -> Trace:
-        like = self.plan.trace
-        how = {} if like is None else {"loss": like.loss, "target": like.target, "must_save": like.must_save}
-        return trace_call(model, args, kwargs, by_values=by_values, **how)
+        with capturing():  # who has wrapped this forward may lead back here
+            return trace_call(
+                model, args, kwargs, self.trace_options, forward=self.plain, by_values=by_values,
+                progress=self.options.progress or None,
+            )  # fmt: skip
+
+    def _check_goal(self, found: Trace) -> None:
+        """A file cannot know what the module at hand holds: say where the budget is not kept with that."""
+        if not _keeps_goal(self.plan, found.graph):
+            peak = self.plan.peak_bytes - self.plan.graph.resident_bytes + found.graph.resident_bytes
+            self._tell(
+                f"the plan's file counts {format_bytes(self.plan.graph.resident_bytes)} of parameters, gradients and inputs, but "
+                f"there are {format_bytes(found.graph.resident_bytes)}: its step takes {format_bytes(peak)}, above its budget"
+            )
 
     def _bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
         dropped = tree.opaque_kinds(traced.lowered.captured.output_spec)
@@ -214,19 +282,30 @@ class PlannedForward:
                 ", ".join(sorted(set(dropped))),
             )
         bound = Bound(model, traced, plan)
-        self._bound.setdefault(traced.signature, []).append(bound)
+        if sum(map(len, self._bound.values())) >= MOST_KEPT:
+            oldest = min(self._bound, key=lambda k: (k == traced.key, max(b.turn for b in self._bound[k])))
+            del self._bound[oldest]
+        self._bound.setdefault(traced.key, []).insert(0, bound)
         return bound
 
+    def _tell(self, line: str, kind: str = "") -> None:
+        """A warning that is given once."""
+        if (kind or line) not in self._told:
+            self._told.add(kind or line)
+            notices.warn(line)
+
+    # -- copies ------------------------------------------------------------------------------------------------------
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
         """The copied module gets its own planned forward."""
         model = self._model()
         twin = memo.get(id(model))
         copied = object.__new__(PlannedForward)
         copied.__dict__.update(self.__dict__)
-        copied._bound, copied._unlike_file, copied.last = {}, [], None
+        copied._bound, copied._plain, copied._unlike_file, copied.last = {}, {}, [], None
+        copied._told = set(self._told)
         if twin is not None:
             copied._model = weakref.ref(twin)
-            copied._rebind = list(itertools.chain(*self._bound.values()))  # type: ignore[attr-defined]
+            copied._rebind = list(self.bounds)  # type: ignore[attr-defined]
             copied.__class__ = _Copied
         return copied
 
@@ -243,11 +322,54 @@ class _Copied(PlannedForward):
         model = self._model()
         assert model is not None
         self.__class__ = PlannedForward  # type: ignore[assignment]
-        for b in self.__dict__.pop("_rebind"):
-            self._bound.setdefault(b.trace.signature, []).append(Bound(model, b.trace, b.plan))
+        for b in reversed(self.__dict__.pop("_rebind")):
+            self._bind(model, b.trace, b.plan)
         return self(*args, **kwargs)
 
 
+_PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()
+
+
+def planned_forward(model: nn.Module) -> PlannedForward | None:
+    """The planned forward of a module, also where somebody has wrapped it since; None: the module has no plan."""
+    forward = model.__dict__.get("forward")
+    if isinstance(forward, PlannedForward):
+        return forward
+    found = _PLANNED.get(model)
+    return None if found is None or found._off else found
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Meanwhile planned forwards of this thread run plain: they are being looked at."""
+    before = getattr(_busy, "capturing", False)
+    _busy.capturing = True
+    try:
+        yield
+    finally:
+        _busy.capturing = before
+
+
+def _trains(model: nn.Module, tensors: list[torch.Tensor]) -> bool:
+    return any(p.requires_grad for p in model.parameters()) or any(t.requires_grad for t in tensors)
+
+
+def _communicates(graph: Graph) -> bool:
+    """Whether a step talks to other processes, which would not answer a trial of this one alone."""
+    return any("c10d" in op.name for op in graph.ops) and torch.distributed.is_available()
+
+
+def _keeps_goal(plan: Plan, graph: Graph) -> bool:
+    """Whether the plan's budget is kept with what the module of that graph holds during the step."""
+    budget = plan.goal.budget
+    return budget is None or plan.peak_bytes - plan.graph.resident_bytes + graph.resident_bytes <= budget
+
+
+def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """(parameter of forward, what calls gave for it)."""
+    tables = [dict(zip(names or (), values, strict=False)) for _, names, values in constants]
+    for name in dict.fromkeys(k for t in tables for k in t):
+        yield name, [t.get(name) for t in tables]
 def _check_same_module(model: nn.Module, traced: Trace) -> None:
     c = traced.lowered.captured
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

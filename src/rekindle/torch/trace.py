@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..ask import TraceOptions
 from ..errors import TraceError, UsageError
 from ..graph import Graph
+from . import call as calls
 from . import capture as cap
-from . import opaque, tree
+from . import opaque
 from .attributes import plain_tensors
 from .captured import Captured
 from .costs import node_costs
+from .call import Key
 from .duplicates import merge_duplicates
+from .guards import Expected
 from .in_place import write_in_place
 from .normalise import Lowered, is_marked, lower, storage_bytes
-
-Key = tuple[Any, ...]
+from .reads import Reads
 
 
 @dataclass(frozen=True)
 class Trace:
     """One call of a module, captured: `graph` is the step, without torch.
 
-    signature : what the call looked like; another signature is another graph.
+    key : what the arguments of the call looked like; another key is another graph.
+    expected : the state of the module that the graph holds for.
     module_name : class of the module.
     module_kinds : (qualified name, class) of it and all its submodules.
     fake : whether it was made from fake tensors, so that nothing could be measured.
-    loss, target, must_save : as given to `trace`.
+    options : how it was made.
     """
 
     graph: Graph
     lowered: Lowered
-    signature: Key
+    key: Key
+    expected: Expected
     module_name: str
     fake: bool
-    loss: str = "auto"
-    target: str | None = None
-    must_save: tuple[str, ...] = ()
+    options: TraceOptions = field(default_factory=TraceOptions)
     module_kinds: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
@@ -51,7 +54,8 @@ class Trace:
         """The same trace with each op's seconds, FLOPs and workspace: measured on the device at hand, or the
         roofline of `target`; modelled wherever an op cannot run here (fake tensors, a device that is absent)."""
         graph = _costed(self.lowered, self.fake, target, progress)
-        return replace(self, graph=graph, lowered=replace(self.lowered, graph=graph), target=target)
+        options = replace(self.options, target=target)
+        return replace(self, graph=graph, lowered=replace(self.lowered, graph=graph), options=options)
 
 
 def trace(
@@ -82,49 +86,48 @@ def trace(
     ------
     TraceError : the call cannot be captured; the message names the source line and the remedy.
     """
-    return trace_call(
-        model, *call_arguments(sample), loss=loss, target=target, optimizer=optimizer, must_save=must_save,
-        progress=progress,
-    )  # fmt: skip
+    options = TraceOptions(loss, target, optimizer, tuple(must_save))
+    return trace_call(model, *call_arguments(sample), options, progress=progress)
 
 
 def trace_call(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    options: TraceOptions,
     *,
-    loss: str = "auto",
-    target: str | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    must_save: Sequence[str] = (),
+    forward: Callable[..., Any] | None = None,
     progress: Callable[[str], None] | None = None,
     by_values: bool = True,
 ) -> Trace:
-    """`trace` of the call `model(*args, **kwargs)`. Without `by_values` inputs have none that forward could branch on."""
-    if loss not in ("auto", "all"):
-        raise UsageError(f"loss={loss!r} is unknown; choose 'auto' or 'all'")
-    tensors, spec = tree.flatten((args, dict(kwargs)))
-    forward = plain_forward(model)
-    captured = cap.capture(model, forward, tensors, spec, loss, by_values)
-    fake = any(cap.is_fake(t) for t in [*tensors, *model.parameters()])
+    """`trace` of the call `forward(*args, **kwargs)`, the model's own forward unless given. Without `by_values` inputs have
+    none that forward could branch on."""
+    if options.loss not in ("auto", "all"):
+        raise UsageError(f"loss={options.loss!r} is unknown; choose 'auto' or 'all'")
+    own = plain_forward(model) if forward is None else forward
+    call = calls.bind(own, args, kwargs)
+    reads = Reads()
+    captured = cap.capture(
+        model, reads.recorded(call.taken_apart(own)), call.tensors, call.as_capture_takes_it, options.loss, by_values
+    )
+    fake = any(cap.is_fake(t) for t in [*call.tensors, *model.parameters()])
     if not fake:
         opaque.learn_sizes(captured)
     for p in captured.mutations:
-        t = tensors[captured.inputs[p]] if p in captured.inputs else None
+        t = call.tensors[captured.inputs[p]] if p in captured.inputs else None
         if t is not None and t.requires_grad:
             raise TraceError("the model writes over an input that requires grad; clone the input before it is changed")
-    state = [t for o in ([optimizer] if optimizer else []) for s in o.state.values() for t in s.values()
-             if isinstance(t, torch.Tensor)]  # fmt: skip
-    merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), must_save))
+    o = options.optimizer
+    state = [t for x in ([o] if o else []) for s in x.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+    merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), options.must_save))
     write_in_place(captured)
     name = type(model).__name__
     held = [*captured.constants.values(), *state, *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, tensors, held) + _newly_held(model, captured)
-    lowered = lower(captured, name, resident, must_save)
-    key = signature(model, tensors, spec)
-    return Trace(lowered.graph, lowered, key, name, fake, loss, target, tuple(must_save), module_kinds(model)).costed(
-        target, progress
-    )
+    resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured)
+    lowered = lower(captured, name, resident, options.must_save)
+    expected = Expected.of(model, reads.by_path(model), captured.changed)
+    made = Trace(lowered.graph, lowered, call.key, expected, name, fake, options, module_kinds(model))
+    return made.costed(options.target, progress)
 
 
 def _newly_held(model: nn.Module, captured: Captured) -> int:
@@ -167,30 +170,6 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
     """The module's own forward, also where it is planned already."""
     forward = model.forward
     return getattr(forward, "plain", forward)
-
-
-def signature(model: nn.Module, tensors: Iterable[torch.Tensor], spec: Any) -> Key:
-    """Everything that shapes the graph of a call: shapes, dtypes, devices, what requires grad, constants among the
-    arguments, which submodules train, and the autocast state."""
-    modules = list(model.modules())
-    params = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
-    carried = [t for m in modules for t in (*m._buffers.values(), *m.__dict__.values()) if type(t) in _TENSORS]
-    return (
-        tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors),
-        tree.constants(spec),
-        tuple([m.training for m in modules]),
-        tuple([(p.shape, p.requires_grad, p.dtype, p.device) for p in [*params.values(), *carried]]),
-        _autocast(),
-    )
-
-
-_TENSORS = {torch.Tensor, torch.nn.Buffer, cap.FakeTensor}
-
-
-def _autocast() -> Key:
-    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    on = [k for k in kinds if torch.is_autocast_enabled(k)]
-    return tuple((k, torch.get_autocast_dtype(k)) for k in on)
 
 
 def resident_bytes(model: nn.Module, tensors: Iterable[torch.Tensor], more: Iterable[torch.Tensor] = ()) -> int:

@@ -139,18 +139,6 @@ def unflatten(tensors: list[Any], spec: Any) -> Any:
     return twin
 
 
-def constants(spec: Any) -> Any:
-    """A hashable key of a structure: its shape, its keys and its constants."""
-    if isinstance(spec, Branch):
-        kind = spec.like if isinstance(spec.like, type) else type(spec.like)
-        return (kind, spec.keys, tuple(constants(c) for c in spec.children))
-    try:
-        hash(spec)
-    except TypeError:
-        return (type(spec), id(spec))
-    return (type(spec), spec)
-
-
 def opaque_kinds(spec: Any) -> list[str]:
     """Type names of everything that was left out."""
     if isinstance(spec, Opaque):

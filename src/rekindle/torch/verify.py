@@ -18,7 +18,7 @@ from .attributes import Attributes, plain_tensors
 from .capture import disable_autocast
 from .flops import FlopCount
 from .measure import allocator_peak, storage_peak
-from .planned import PlannedForward
+from .planned import PlannedForward, planned_forward
 from .trace import call_arguments, plain_forward
 
 LossOf = Callable[[Any], torch.Tensor]
@@ -124,9 +124,9 @@ def verify(
     UsageError : there is no plan, or no result that requires grad.
     PlanMismatch : the sample is not what the plan is for.
     """
-    planned = model.forward if isinstance(model.forward, PlannedForward) else None
+    planned = planned_forward(model)
     if plan is not None:
-        planned = PlannedForward(model, plan, "error", lambda trace, plan: plan)
+        planned = PlannedForward(model, plan, "error", lambda trace, options: plan, check=False)
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
     args, kwargs = call_arguments(sample)
@@ -157,14 +157,14 @@ def _flops(model: nn.Module, forward: Callable[..., Any], step: Callable[[], tor
     """FLOPs of one more step, apart from those that are compared: counting gets between the model and its kernels."""
     for p in model.parameters():
         p.grad = None  # those of the compared steps are not to be added to
-    with _state(model, fake), _forward(model, forward), FlopCount() as count:
+    with state_kept(model, fake), _forward(model, forward), FlopCount() as count:
         step()
     return count.total
 
 
 def _run(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch.Tensor], fake: bool) -> _Outcome:
     """One step with this forward, from the model's present state, which is put back."""
-    with _state(model, fake), _forward(model, forward):
+    with state_kept(model, fake), _forward(model, forward):
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         held: list[torch.Tensor] = []
@@ -233,7 +233,7 @@ def _forward(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _state(model: nn.Module, fake: bool) -> Iterator[None]:
+def state_kept(model: nn.Module, fake: bool = False) -> Iterator[None]:
     """Buffers, attributes and RNG state as before, afterwards."""
     attributes = Attributes(model)
     buffers = [] if fake else [(b, b.detach().clone()) for b in _carried(model).values()]

@@ -1,0 +1,48 @@
+"""What a user asks for, as frozen objects: they travel whole from the first call to every later plan.
+
+`Goal` (see `budget`) says what a plan is for, `PlanOptions` how to search for it, `TraceOptions` how to capture the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .budget import Goal
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How a plan is searched for.
+
+    goal : what the plan is for.
+    solver : a name that `rekindle solvers` lists.
+    cost : "seconds", "flops" or "unit".
+    time_limit : seconds that the search may take; None: what it needs.
+    seed : of randomised solvers.
+    progress : called with one line of text now and then; False: nothing is told.
+    """
+
+    goal: Goal
+    solver: str = "auto"
+    cost: str = "seconds"
+    time_limit: float | None = None
+    seed: int = 0
+    progress: Callable[[str], None] | bool | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """How a step is captured and costed; see `rekindle.trace`.
+
+    loss : "auto" or "all".
+    target : name of the device whose roofline gives the seconds; None: they are measured.
+    optimizer : what its state is counted by; None: it is not counted.
+    must_save : names or patterns of submodules whose ops run only once.
+    """
+
+    loss: str = "auto"
+    target: str | None = None
+    optimizer: Any = field(default=None, compare=False, repr=False)
+    must_save: tuple[str, ...] = ()

@@ -1,0 +1,43 @@
+"""What users are told while they work: a line on stderr, or a warning.
+
+Under torchrun only the first process tells news; each tells its own warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+from .errors import RekindleWarning
+
+log = logging.getLogger("rekindle")
+
+
+def is_first_process() -> bool:
+    """Whether no other process of a distributed run speaks for this one."""
+    return os.environ.get("RANK", "0") in ("", "0")
+
+
+def say(line: str, aloud: bool = True) -> None:
+    """One line of progress or news on stderr; it also goes to the logger "rekindle" at level INFO."""
+    log.info(line)
+    if aloud and is_first_process() and sys.stderr is not None:
+        print(f"rekindle: {line}", file=sys.stderr, flush=True)
+
+
+def warn(line: str) -> None:
+    """Something is not done as asked: a RekindleWarning that names the user's own line."""
+    warnings.warn(line, RekindleWarning, stacklevel=_outside())
+
+
+def _outside() -> int:
+    """Frames from `warn` to the first that is neither Rekindle's nor torch's."""
+    depth, frame = 1, sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] not in ("rekindle", "torch"):
+            return depth
+        depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
+    return 1

@@ -1,0 +1,80 @@
+"""A plan on its module: the program, and where on the module and among the arguments its inputs are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..plan import Plan
+from . import tree
+from .execute import Runner
+from .guards import Guards
+from .known import Question
+from .program import build
+from .trace import Trace
+
+# The user's tensor of that index; or an attribute of a submodule, or of the module itself (None), which must not be held
+Place = int | tuple[nn.Module | None, str]
+
+
+class Bound:
+    """Runs a plan for the calls that it is for.
+
+    plan, trace : what it runs. guards : whether the module is still as it was captured. turn : when it ran last.
+    """
+
+    def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
+        self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
+        self.plan, self.trace = plan, traced
+        self.turn = 0
+        self.guards = Guards(model, traced.expected)
+        self.questions = traced.lowered.captured.questions
+        self._find_places(model)
+
+    def serves(self, model: nn.Module, tensors: list[torch.Tensor]) -> bool:
+        """Whether a call with these tensors, whose key is that of the trace, is what was captured."""
+        if not self.guards.hold(model) or not answered(self.questions, tensors):
+            return False
+        if self.guards.modules != self._modules:  # submodules exchanged for others in the same state
+            self._find_places(model)
+        return True
+
+    def __call__(self, model: nn.Module, tensors: list[torch.Tensor]) -> Any:
+        """The module's result for these tensors."""
+
+        def find(place: Place) -> Any:
+            return tensors[place] if isinstance(place, int) else getattr(place[0] or model, place[1])
+
+        made = self.runner([find(s) for s in self._sources])
+        for (owner, leaf), output, source in self._assigned:
+            setattr(owner or model, leaf, find(source) if output is None else made[output])
+        in_order = iter(made)
+        count = len(made) - sum(output is not None for _, output, _ in self._assigned) + len(self._aliased)
+        results = [find(self._aliased[k]) if k in self._aliased else next(in_order) for k in range(count)]
+        return tree.unflatten(results, self.trace.lowered.captured.output_spec)
+
+    def _find_places(self, model: nn.Module) -> None:
+        c = self.trace.lowered.captured
+        self._modules = tuple(map(id, model.modules()))
+        self._aliased = {k: _place(model, a) for k, a in c.aliased_inputs.items()}
+        self._assigned = [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()]
+        self._sources = [
+            _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
+            for p in self.runner.given
+        ]
+
+
+def answered(questions: list[Question], tensors: list[torch.Tensor]) -> bool:
+    """Whether forward would get the same answers from these inputs."""
+    return all(q.same(tensors) for q in questions)
+
+
+def _place(model: nn.Module, source: int | str) -> Place:
+    return source if isinstance(source, int) else _owner(model, source)
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path) if path else None, leaf

@@ -1,0 +1,181 @@
+"""One call of a module, by the names of its forward's parameters: keyword order, positions and spelled-out defaults make
+no difference."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from . import tree
+from .values import constants
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a caller passed arguments, so that forward can be called in the same way.
+
+    positional : names of those that came by position, in order; rest : name of the `*args` parameter, if any of it came.
+    named : names of those that came by keyword; more : name of the `**kwargs` parameter, if any of it came.
+    """
+
+    positional: tuple[str, ...] = ()
+    rest: str | None = None
+    named: tuple[str, ...] = ()
+    more: str | None = None
+
+    def arguments(self, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of the call with these values by parameter name."""
+        args = [given[k] for k in self.positional]
+        kwargs = {k: given[k] for k in self.named}
+        if self.rest is not None:
+            args += given[self.rest]
+        if self.more is not None:
+            kwargs |= given[self.more]
+        return tuple(args), kwargs
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call, taken apart.
+
+    tensors : the distinct tensors, in order of forward's parameters.
+    spec : the structure they stand in; `tree.unflatten` gives the arguments by parameter name.
+    form : how the caller passed them.
+    """
+
+    tensors: list[torch.Tensor]
+    spec: Any
+    form: Form
+
+    @property
+    def key(self) -> Key:
+        """Everything about the arguments and the surroundings that shapes the graph: shapes, dtypes, devices, what requires
+        grad, constants, autocast, the attention kernels allowed, the default dtype."""
+        return tuple([_described(t) for t in self.tensors]), constants(self.spec), surroundings()
+
+    @property
+    def as_capture_takes_it(self) -> Any:
+        """`spec` as the structure of (args, kwargs) of the function that `taken_apart` gives."""
+        return tree.Branch((), None, (tree.Branch((), None, ()), self.spec))
+
+    def taken_apart(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of arguments by parameter name that calls forward as the caller did."""
+
+        def call(**given: Any) -> Any:
+            args, kwargs = self.form.arguments(given)
+            return forward(*args, **kwargs)
+
+        return call
+
+    @property
+    def shapes(self) -> str:
+        """The shapes of the tensors, to be read by people."""
+        return ", ".join(str(list(t.shape)) for t in self.tensors)
+
+
+def _described(t: torch.Tensor) -> Key:
+    return tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad
+
+
+def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """The call `forward(*args, **kwargs)` by parameter names. Arguments that are equal to a plain default are left out, as if
+    the caller had not spelled them out. Where the names are not known, or the arguments do not fit them, positions and
+    keywords stand as they are: forward itself will complain."""
+    found = _by_name(forward, args, kwargs)
+    if found is None:
+        given: dict[str, Any] = {"args": tuple(args), "kwargs": dict(kwargs)}
+        form = Form(rest="args", more="kwargs")
+    else:
+        given, form = found
+    tensors, spec = tree.flatten(given)
+    return Call(tensors, spec, form)
+
+
+def _by_name(
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Any], Form] | None:
+    signature = _signature(forward)
+    if signature is None:
+        return None
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    given: dict[str, Any] = {}
+    positional: list[str] = []
+    named: list[str] = []
+    rest = more = None
+    left = len(args)
+    by_position = 0  # the last of these that is kept: those before it must be passed too
+    kinds = signature.parameters
+    for name, value in bound.items():
+        kind = kinds[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            rest, given[name], by_position = name, value, len(positional)
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            more, given[name] = name, {k: value[k] for k in sorted(value)}
+        elif left > 0:
+            left -= 1
+            positional.append(name)
+            given[name] = value
+            if not _is_default(value, kinds[name].default):
+                by_position = len(positional)
+        elif not _is_default(value, kinds[name].default):
+            named.append(name)
+            given[name] = value
+    for name in positional[by_position:]:
+        del given[name]
+    ordered = {k: given[k] for k in kinds if k in given and not (k == more and not given[k])}
+    # A default in the middle stands in the structure no more than one at the end: how it was spelled makes no other graph.
+    defaults = {k for k in positional[:by_position] if _is_default(given[k], kinds[k].default)}
+    if defaults and rest is None:
+        first = next(i for i, k in enumerate(positional) if k in defaults)
+        if all(kinds[k].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for k in positional[first:by_position]):
+            named = [k for k in positional[first:by_position] if k not in defaults] + named
+            ordered = {k: v for k, v in ordered.items() if k not in defaults}
+            by_position = first
+    return ordered, Form(tuple(positional[:by_position]), rest, tuple(named), more if more in ordered else None)
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    if default is inspect.Parameter.empty:
+        return False
+    return value is default or type(value) is type(default) and isinstance(value, tree.PLAIN) and value == default
+
+
+def _signature(forward: Callable[..., Any]) -> inspect.Signature | None:
+    """Of a bound method as of its function, which is asked once."""
+    function = getattr(forward, "__func__", forward)
+    try:
+        known = _SIGNATURES.setdefault(function, {})
+    except TypeError:  # what has no weak reference is asked each time
+        known = {}
+    is_bound = function is not forward
+    if is_bound not in known:
+        try:
+            known[is_bound] = inspect.signature(forward)
+        except (TypeError, ValueError):  # compiled functions tell no names
+            known[is_bound] = None
+    return known[is_bound]
+
+
+_SIGNATURES: WeakKeyDictionary[Any, dict[bool, inspect.Signature | None]] = WeakKeyDictionary()
+
+
+def surroundings() -> Key:
+    """What outside of the arguments says which operators forward calls."""
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    cuda = torch.backends.cuda
+    return (
+        tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)]),
+        torch.get_default_dtype(),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        torch.backends.mkldnn.enabled,
+    )

@@ -1,0 +1,196 @@
+"""Python values as keys: two values with the same key make forward do the same.
+
+Plain values, containers and objects with fields count by what they hold; modules, classes and whatever cannot be looked into
+by identity; tensors by identity and by what says which operators take them. A `Watch` collects on the way where those values
+stand, so that a later look needs no second walk while every one of them is still the same object.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import tree
+
+Key = Any
+MOST_ENTRIES = 20_000  # of one walk; objects beyond that count by identity
+DEEPEST = 8  # levels of containers, objects and closures
+
+_PLAIN_TYPES = frozenset({bool, int, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
+                          torch.memory_format})  # fmt: skip
+_BY_IDENTITY = (nn.Module, torch.optim.Optimizer, torch.Generator, types.ModuleType, type, types.GeneratorType,
+                types.BuiltinFunctionType)  # fmt: skip
+
+
+class Same:
+    """A key that is equal to that of the same object alone, and keeps it alive only where Python has no weak reference."""
+
+    __slots__ = ("_hash", "_of")
+
+    def __init__(self, x: Any):
+        self._hash = id(x)
+        self._of: Callable[[], Any]
+        try:
+            self._of = weakref.ref(x)
+        except TypeError:
+            self._of = functools.partial(_itself, x)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Same):
+            return NotImplemented
+        mine = self._of()
+        return mine is not None and mine is other._of()
+
+    def __repr__(self) -> str:
+        x = self._of()
+        return getattr(x, "__qualname__", None) or f"a {type(x).__name__}"
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+class Watch:
+    """The containers that a walk met, and what they held."""
+
+    def __init__(self) -> None:
+        self._tables: list[Mapping[Any, Any]] = []
+        self._rows: list[Any] = []
+        self._cells: list[Any] = []
+        self._held: list[Any] = []
+
+    def table(self, x: Mapping[Any, Any]) -> None:
+        self._tables.append(x)
+
+    def row(self, x: Any) -> None:
+        self._rows.append(x)
+
+    def cell(self, x: Any) -> None:
+        self._cells.append(x)
+
+    def close(self) -> None:
+        """Remember what they hold now."""
+        self._held = [*self._values()]
+
+    def unchanged(self) -> bool:
+        """Whether they hold the very same objects as when the walk ended."""
+        try:
+            now = [*self._values()]
+        except (RuntimeError, ValueError):  # one changes meanwhile; an empty cell
+            return False
+        return len(now) == len(self._held) and all(map(is_, now, self._held))
+
+    def _values(self) -> chain[Any]:
+        cells = [c.cell_contents for c in self._cells]
+        return chain(chain.from_iterable([t.values() for t in self._tables]), chain.from_iterable(self._rows), cells)
+
+
+def key_of(x: Any, watch: Watch | None = None) -> Key:
+    """A hashable key of the value. `watch` learns where what it depends on stands."""
+    return _Walk(watch).key(x, DEEPEST)
+
+
+class _Walk:
+    def __init__(self, watch: Watch | None):
+        self.watch = watch
+        self.left = MOST_ENTRIES
+        self.seen: dict[int, int] = {}  # objects being walked or done, by order: the same object again is named by that
+        self.alive: list[Any] = []  # so that no address is given away meanwhile
+
+    def key(self, x: Any, deep: int) -> Key:
+        kind = type(x)
+        if kind is float:
+            return (float, x.hex())
+        if kind in _PLAIN_TYPES:
+            return (kind, x) if kind is not slice else (kind, repr(x))
+        if kind is complex:
+            return (complex, x.real.hex(), x.imag.hex())
+        if isinstance(x, torch.Tensor):
+            return Same(x), tuple(x.shape), x.dtype, x.device, x.requires_grad
+        self.left -= 1
+        if isinstance(x, _BY_IDENTITY) or deep <= 0 or self.left <= 0:
+            return Same(x)
+        if id(x) in self.seen:
+            return ("again", self.seen[id(x)])
+        self.seen[id(x)] = len(self.seen)
+        self.alive.append(x)
+        return self._inside(x, kind, deep - 1)
+
+    def _inside(self, x: Any, kind: type, deep: int) -> Key:
+        if isinstance(x, dict):
+            self._table(x)
+            return (kind, tuple([(self.key(k, deep), self.key(v, deep)) for k, v in [*x.items()]]), self._fields(x, deep))
+        if isinstance(x, tuple | list | deque):
+            if not isinstance(x, tuple):
+                self._row(x)
+            return (kind, tuple([self.key(v, deep) for v in [*x]]))
+        if isinstance(x, set | frozenset):
+            self._row(x)
+            return (kind, frozenset([self.key(v, deep) for v in [*x]]))
+        if isinstance(x, types.MethodType):
+            return (kind, self.key(x.__func__, deep), self.key(x.__self__, deep))
+        if isinstance(x, types.FunctionType):
+            return (Same(x), self._closure(x, deep))
+        if isinstance(x, staticmethod | classmethod):
+            return (kind, self.key(x.__func__, deep))
+        if isinstance(x, functools.partial):
+            return (kind, self.key(x.func, deep), self.key(x.args, deep), self.key(x.keywords, deep))
+        if isinstance(x, tree.PLAIN):  # enums, and subclasses of plain types
+            return (kind, Same(x) if kind.__hash__ is None else x, repr(x))
+        fields = self._fields(x, deep)
+        return (kind, fields) if fields else Same(x)
+
+    def _fields(self, x: Any, deep: int) -> Key:
+        held = getattr(x, "__dict__", None)
+        slots = [s for k in type(x).__mro__ for s in _slots(k) if hasattr(x, s)]
+        if not isinstance(held, dict):
+            held = {}
+        elif held:
+            self._table(held)
+        named = [(k, self.key(v, deep)) for k, v in [*held.items()]]
+        return tuple(named + [(s, self.key(getattr(x, s), deep)) for s in slots])
+
+    def _closure(self, f: types.FunctionType, deep: int) -> Key:
+        found = []
+        for c in f.__closure__ or ():
+            try:
+                found.append(self.key(c.cell_contents, deep))
+            except ValueError:  # nothing in it yet
+                continue
+            if self.watch is not None:
+                self.watch.cell(c)
+        return (*found, self.key(f.__defaults__, deep), self.key(f.__kwdefaults__, deep))
+
+    def _table(self, x: Any) -> None:
+        if self.watch is not None:
+            self.watch.table(x)
+
+    def _row(self, x: Any) -> None:
+        if self.watch is not None:
+            self.watch.row(x)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(s for s in names if s not in ("__dict__", "__weakref__") and not s.startswith("__"))
+
+
+def constants(spec: Any) -> Key:
+    """A hashable key of a structure that `tree.flatten` gave: its shape, its keys, its constants."""
+    if isinstance(spec, tree.Branch):
+        kind = spec.like if isinstance(spec.like, type) else type(spec.like)
+        return (kind, spec.keys, tuple([constants(c) for c in spec.children]))
+    return spec if isinstance(spec, tree.Leaf | tree.Opaque) else key_of(spec)
