@@ -9,9 +9,11 @@ from torch import nn
 
 from ..plan import Plan
 from . import tree
+from .call import Call
 from .execute import Runner
 from .guards import Guards
 from .known import Question
+from .numbers import read
 from .program import build
 from .trace import Trace
 
@@ -30,30 +32,42 @@ class Bound:
         self.plan, self.trace = plan, traced
         self.turn = 0
         self.guards = Guards(model, traced.expected)
+        self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions
         self._find_places(model)
 
-    def serves(self, model: nn.Module, tensors: list[torch.Tensor]) -> bool:
-        """Whether a call with these tensors, whose key is that of the trace, is what was captured."""
-        if not self.guards.hold(model) or not answered(self.questions, tensors):
+    def serves(self, model: nn.Module, call: Call) -> bool:
+        """Whether a call whose key is that of the trace is what was captured."""
+        numbers = read(self.numbers.places, call.spec, model)
+        if numbers is None or not self.numbers.serve(numbers):
+            return False
+        if not self.guards.hold(model) or not answered(self.questions, call.tensors):
             return False
         if self.guards.modules != self._modules:  # submodules exchanged for others in the same state
             self._find_places(model)
         return True
 
-    def __call__(self, model: nn.Module, tensors: list[torch.Tensor]) -> Any:
-        """The module's result for these tensors."""
+    def __call__(self, model: nn.Module, call: Call) -> Any:
+        """The module's result for a call that it serves."""
+        tensors = call.tensors
 
         def find(place: Place) -> Any:
             return tensors[place] if isinstance(place, int) else getattr(place[0] or model, place[1])
 
-        made = self.runner([find(s) for s in self._sources])
+        made = self.runner([find(s) for s in self._sources], self._numbers_now(model, call))
         for (owner, leaf), output, source in self._assigned:
             setattr(owner or model, leaf, find(source) if output is None else made[output])
         in_order = iter(made)
         count = len(made) - sum(output is not None for _, output, _ in self._assigned) + len(self._aliased)
         results = [find(self._aliased[k]) if k in self._aliased else next(in_order) for k in range(count)]
         return tree.unflatten(results, self.trace.lowered.captured.output_spec)
+
+    def _numbers_now(self, model: nn.Module, call: Call) -> list[Any]:
+        if not self.numbers.places:
+            return []
+        numbers = read(self.numbers.places, call.spec, model)
+        assert numbers is not None
+        return self.numbers.values(numbers)
 
     def _find_places(self, model: nn.Module) -> None:
         c = self.trace.lowered.captured

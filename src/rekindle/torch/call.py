@@ -60,11 +60,6 @@ class Call:
         grad, constants, autocast, the attention kernels allowed, the default dtype."""
         return tuple([_described(t) for t in self.tensors]), constants(self.spec), surroundings()
 
-    @property
-    def as_capture_takes_it(self) -> Any:
-        """`spec` as the structure of (args, kwargs) of the function that `taken_apart` gives."""
-        return tree.Branch((), None, (tree.Branch((), None, ()), self.spec))
-
     def taken_apart(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A function of arguments by parameter name that calls forward as the caller did."""
 
@@ -78,6 +73,11 @@ class Call:
     def shapes(self) -> str:
         """The shapes of the tensors, to be read by people."""
         return ", ".join(str(list(t.shape)) for t in self.tensors)
+
+
+def as_arguments(spec: Any) -> Any:
+    """The structure of arguments by parameter name as that of (args, kwargs): all are keywords."""
+    return tree.Branch((), None, (tree.Branch((), None, ()), spec))
 
 
 def _described(t: torch.Tensor) -> Key:

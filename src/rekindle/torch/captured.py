@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ..errors import TraceError
 from .known import Question
 from .module_paths import module_path
+from .numbers import Numbers
 
 _PREFIX = "model."  # of names: what is traced has the user's module as a submodule
 
@@ -71,6 +72,7 @@ class Captured:
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
     changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
     effects: list[str] = field(default_factory=list)  # what hooks and patched forwards of submodules do beside computing
+    numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
     graph_module: Any = None  # owns the nodes
 
     @property

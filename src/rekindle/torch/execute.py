@@ -26,7 +26,7 @@ class Step:
 
     runner: Runner
     inputs: list[Any]
-    rng: dict[int, Any] = field(default_factory=dict)
+    rng: dict[int | str, Any] = field(default_factory=dict)
     generator: Iterator[None] | None = None
     out: list[Any] = field(default_factory=list)
     absent: tuple[int, ...] = ()
@@ -139,9 +139,11 @@ class Runner:
         self._tangents = list(c.tangents)
         self._depends = self._tangent_dependence()
 
-    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The module's results for one tensor per placeholder of the graph."""
+    def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
+        """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
         step = Step(self, inputs)
+        if numbers:
+            step.rng["numbers"] = numbers
         token = _token().requires_grad_()
         for j in range(len(self.stage_inputs) - 1, -1, -1):
             token = _Stage.apply(step, j, token, *[inputs[i] for i in self.stage_inputs[j]])

@@ -48,11 +48,10 @@ class Expected:
         left_out = frozenset(ignored)
         return cls(names, left_out, _State(model, names, left_out).keys)
 
-    def difference(self, model: nn.Module) -> str:
-        """What differs first, such as "drop.p"; "" where nothing does."""
+    def differences(self, model: nn.Module) -> list[str]:
+        """What differs, such as "drop.p"."""
         now = _State(model, self.reads, self.ignored).keys
-        names = (k for k in {**self.keys, **now} if self.keys.get(k, _MISSING) != now.get(k, _MISSING))
-        return next(names, "")
+        return [k for k in {**self.keys, **now} if self.keys.get(k, _MISSING) != now.get(k, _MISSING)]
 
 
 class Guards:

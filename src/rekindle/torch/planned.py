@@ -29,7 +29,9 @@ from .bound import Bound, answered
 from .call import Call, Key
 from .guards import Expected, Guards
 from .known import Question
+from .numbers import Attribute, Place, matches, name_of, numbers_in, read, replaced
 from .trace import Trace, module_kinds, trace_call
+from .values import constants, key_of
 
 log = logging.getLogger("rekindle")
 NEW_SHAPE = ("plan", "plain", "error")
@@ -58,6 +60,9 @@ class PlannedForward:
         self._bound: dict[Key, list[Bound]] = {}  # by call, and each for another state of the module or values of inputs
         self._plain: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
         self._unlike_file: list[tuple[Key, Expected, list[Question]]] = []  # calls that a plan from a file is not for
+        # places of numbers that are inputs of plans, and of those that cannot be
+        self._changing: dict[tuple[Place, ...], None] = {}
+        self._fixed: set[tuple[Place, ...]] = set()
         self._told: set[str] = set()
         self._used = self._off = False
         self._turn = 0
@@ -113,7 +118,7 @@ class PlannedForward:
             return self.plain(*args, **kwargs)
         call = calls.bind(self.plain, args, kwargs)
         key = call.key
-        bound = self._planned_for(model, key, call.tensors)
+        bound = self._planned_for(model, key, call)
         if bound is None and model.training:
             bound = self._new_call(model, key, call, args, kwargs)
         if bound is None:
@@ -121,16 +126,23 @@ class PlannedForward:
         self.last = bound
         self._turn += 1
         bound.turn = self._turn
-        return bound(model, call.tensors)
+        return bound(model, call)
 
-    def _planned_for(self, model: nn.Module, key: Key, tensors: list[torch.Tensor]) -> Bound | None:
-        family = self._bound.get(key, [])
-        for i, b in enumerate(family):
-            if b.serves(model, tensors):
-                if i:
-                    family.insert(0, family.pop(i))  # likely the next one too
-                return b
+    def _planned_for(self, model: nn.Module, key: Key, call: Call) -> Bound | None:
+        for k in (key, *(self._key_with(places, call) for places in self._changing)):
+            family = self._bound.get(k, [])
+            for i, b in enumerate(family):
+                if b.serves(model, call):
+                    if i:
+                        family.insert(0, family.pop(i))  # likely the next one too
+                    return b
         return None
+
+    @staticmethod
+    def _key_with(places: tuple[Place, ...], call: Call) -> Key:
+        """The key of the call, whatever the numbers at these places are."""
+        given = numbers_in(call.spec)
+        return replace(call, spec=replaced(call.spec, {p: type(given[p]) for p in places if p in given})).key
 
     # -- a call that no plan is for --------------------------------------------------------------------------------
     def _new_call(self, model: nn.Module, key: Key, call: Call, args: Any, kwargs: Any) -> Bound | None:
@@ -157,6 +169,8 @@ class PlannedForward:
             return self._refused(model, key, what, "(or modes, dtypes, constants)")
         if not _trains(model, call.tensors):
             return self._leave_plain(model, key, "")
+        if known := self._with_changing_numbers(model, key, call, args, kwargs, what, begin):
+            return known
         if varying := self._varying(key, call):
             return self._leave_plain(model, None, f"{what}; {varying}")
         try:
@@ -176,6 +190,80 @@ class PlannedForward:
             return self._leave_plain(model, key, f"{what}; a plan for it did not give the plain step's numbers ({wrong})")
         self._say_planned(bound, family, what, model, time.perf_counter() - begin)
         return bound
+
+    def _with_changing_numbers(
+        self, model: nn.Module, key: Key, call: Call, args: Any, kwargs: Any, what: str, begin: float
+    ) -> Bound | None:
+        """A plan of the same graph with Python numbers among its inputs, where they are all in which this call differs from
+        one that was planned; None where that cannot be."""
+        found = next(filter(None, (self._changed_numbers(model, key, call, b) for b in self.bounds)), None)
+        if found is None or found[1] in self._fixed:
+            return None
+        like, places = found
+        numbers = read(places, call.spec, model)
+        before = self._numbers_of(like, places)
+        traced = None
+        if numbers is not None and before is not None:
+            with contextlib.suppress(TraceError):
+                traced = self._trace(model, args, kwargs, inputs=numbers)
+        if traced is None or traced.graph.hash != like.trace.graph.hash:
+            self._fixed.add(places)
+            return None
+        held = traced.lowered.captured
+        if held.effects or not matches(held, like.trace.lowered.captured, held.numbers, before or {}):
+            self._fixed.add(places)
+            return None
+        bound = self._bind(model, traced, like.plan)
+        if not bound.serves(model, call) or self._tried(model, bound, call):
+            self._bound[traced.key].remove(bound)
+            self._fixed.add(places)
+            return None
+        self._changing[places] = None
+        names = ", ".join(name_of(p, call.spec) for p in places)
+        notices.say(
+            f"{what}: {names} {'is an input' if len(places) == 1 else 'are inputs'} of its plan from now on, "
+            f"made in {time.perf_counter() - begin:.1f} s", aloud=self.options.progress is not False,
+        )  # fmt: skip
+        return bound
+
+    def _changed_numbers(
+        self, model: nn.Module, key: Key, call: Call, bound: Bound
+    ) -> tuple[Bound, tuple[Place, ...]] | None:
+        """(the plan, places of the numbers) where nothing but numbers differs from what the plan was made for."""
+        theirs = bound.trace
+        if (theirs.key[0], theirs.key[2]) != (key[0], key[2]) or bound.numbers.places or theirs.fake:
+            return None
+        ours, was = numbers_in(call.spec), numbers_in(theirs.spec)
+        places: list[Place] = [
+            p for p in ours if p in was and type(ours[p]) is type(was[p]) and key_of(ours[p]) != key_of(was[p])
+        ]
+        if constants(replaced(call.spec, {p: None for p in places})) != constants(
+            replaced(theirs.spec, {p: None for p in places})
+        ):
+            return None
+        for name in theirs.expected.differences(model):
+            path, _, leaf = name.rpartition(".")
+            key_before = theirs.expected.keys.get(name)
+            with contextlib.suppress(AttributeError):
+                if type(x := model.get_submodule(path).__dict__.get(leaf)) in (int, float) and key_before is not None:
+                    if isinstance(key_before, tuple) and key_before[0] is type(x):
+                        places.append(Attribute(path, leaf))
+                        continue
+            return None
+        return (bound, tuple(places)) if places else None
+
+    @staticmethod
+    def _numbers_of(bound: Bound, places: tuple[Place, ...]) -> dict[Place, Any] | None:
+        """The numbers there when the plan was made."""
+        was = numbers_in(bound.trace.spec)
+        found: dict[Place, Any] = {}
+        for p in places:
+            if isinstance(p, Attribute):
+                kind, text = bound.trace.expected.keys[name_of(p, None)]
+                found[p] = float.fromhex(text) if kind is float else text
+            else:
+                found[p] = was[p]
+        return found
 
     def _plan_for(self, found: Trace, family: list[Bound], what: str) -> Plan | None:
         """The plan of a graph that is the same as one that was planned, else a new one; None: that was not asked for."""
@@ -219,12 +307,12 @@ class PlannedForward:
         model = self._model()
         assert model is not None
         if not names:
-            names = list(dict.fromkeys(d for b in self._bound.get(key, ()) if (d := b.trace.expected.difference(model))))
+            names = list(dict.fromkeys(d for b in self._bound.get(key, ()) for d in b.trace.expected.differences(model)))
         return f"{', '.join(names) or 'the values of its inputs'} differ from call to call: {count} plans were made for them"
 
     def _say_planned(self, bound: Bound, family: list[Bound], what: str, model: nn.Module, seconds: float) -> None:
-        why = family[0].trace.expected.difference(model) if family else ""
-        how = f", {why} having changed" if why else ""
+        why = family[0].trace.expected.differences(model) if family else []
+        how = f", {' and '.join(why[:2])} having changed" if why else ""
         again = any(b.plan is bound.plan for b in self.bounds if b is not bound)
         did = "took over the plan of the same graph" if again else "planned anew"
         notices.say(
@@ -241,7 +329,7 @@ class PlannedForward:
     # -- what both need ----------------------------------------------------------------------------------------------
     def _is_unlike_file(self, model: nn.Module, key: Key, call: Call) -> bool:
         return any(
-            key == k and not expected.difference(model) and answered(asked, call.tensors)
+            key == k and not expected.differences(model) and answered(asked, call.tensors)
             for k, expected, asked in self._unlike_file
         )
 
@@ -258,10 +346,12 @@ class PlannedForward:
                     return found, general
         return found, None
 
-    def _trace(self, model: nn.Module, args: Any, kwargs: Any, by_values: bool = True) -> Trace:
+    def _trace(
+        self, model: nn.Module, args: Any, kwargs: Any, by_values: bool = True, inputs: dict[Place, Any] | None = None
+    ) -> Trace:
         with capturing():  # who has wrapped this forward may lead back here
             return trace_call(
-                model, args, kwargs, self.trace_options, forward=self.plain, by_values=by_values,
+                model, args, kwargs, self.trace_options, forward=self.plain, by_values=by_values, inputs=inputs,
                 progress=self.options.progress or None,
             )  # fmt: skip
 
@@ -302,7 +392,7 @@ class PlannedForward:
         copied = object.__new__(PlannedForward)
         copied.__dict__.update(self.__dict__)
         copied._bound, copied._plain, copied._unlike_file, copied.last = {}, {}, [], None
-        copied._told = set(self._told)
+        copied._told, copied._changing, copied._fixed = set(self._told), dict(self._changing), set(self._fixed)
         if twin is not None:
             copied._model = weakref.ref(twin)
             copied._rebind = list(self.bounds)  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from . import rng, rules
 from .normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
 
 _LITERALS = (bool, int, str, type(None))
-_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "members")
+_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "members", "numbers")
 
 
 @dataclass
@@ -136,6 +136,7 @@ class _Writer:
         c = self.low.captured
         given = [p for p in c.placeholders if p.op == "placeholder"]
         self.lines += ["def forward(inputs, rng):", f"    {self._unpack(map(self._var, given), 'inputs')}"]
+        self.lines += self._numbers()
         cloned = set(saved) | self._read_late(steps)
         ran: set[int] = set()
         for s in steps:
@@ -177,6 +178,7 @@ class _Writer:
             "def backward(saved, tangents, rng, out, retain):",
             f"    {self._unpack(names, 'saved')}",
             f"    {self._unpack(tangents, 'tangents')}",
+            *self._numbers(),
         ]
         forward_made = {v for v in range(len(self.graph.values)) if v not in self._tangent_values()}
         for s in dropped:
@@ -208,6 +210,9 @@ class _Writer:
             self.lines.append("    yield")
             stages.append(handed)
         return stages
+
+    def _numbers(self) -> list[str]:
+        return ["    numbers = rng['numbers']"] if self.low.captured.numbers.markers else []
 
     def _tangent_values(self) -> set[int]:
         assert self.graph.boundary is not None
@@ -315,6 +320,8 @@ class _Writer:
     def _argument(self, x: Any, reader: fx.Node) -> str:
         if isinstance(x, fx.Node):
             return self._tensor(x, reader in self.low.reads_snapshot)
+        if type(x) in (int, float) and x in self.low.captured.numbers.markers:
+            return f"numbers[{list(self.low.captured.numbers.markers).index(x)}]"
         if isinstance(x, _LITERALS) or isinstance(x, float) and math.isfinite(x):
             return repr(x)
         if isinstance(x, list | tuple):

@@ -18,11 +18,12 @@ from . import opaque
 from .attributes import plain_tensors
 from .captured import Captured
 from .costs import node_costs
-from .call import Key
+from .call import Key, as_arguments
 from .duplicates import merge_duplicates
 from .guards import Expected
 from .in_place import write_in_place
 from .normalise import Lowered, is_marked, lower, storage_bytes
+from .numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
 from .reads import Reads
 
 
@@ -36,6 +37,7 @@ class Trace:
     module_kinds : (qualified name, class) of it and all its submodules.
     fake : whether it was made from fake tensors, so that nothing could be measured.
     options : how it was made.
+    spec : the structure of the call's arguments, by name of forward's parameters.
     """
 
     graph: Graph
@@ -46,6 +48,7 @@ class Trace:
     fake: bool
     options: TraceOptions = field(default_factory=TraceOptions)
     module_kinds: tuple[tuple[str, str], ...] = ()
+    spec: Any = None
 
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"
@@ -99,17 +102,26 @@ def trace_call(
     forward: Callable[..., Any] | None = None,
     progress: Callable[[str], None] | None = None,
     by_values: bool = True,
+    inputs: Mapping[Place, Any] | None = None,
 ) -> Trace:
     """`trace` of the call `forward(*args, **kwargs)`, the model's own forward unless given. Without `by_values` inputs have
-    none that forward could branch on."""
+    none that forward could branch on.
+
+    inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
+    """
     if options.loss not in ("auto", "all"):
         raise UsageError(f"loss={options.loss!r} is unknown; choose 'auto' or 'all'")
     own = plain_forward(model) if forward is None else forward
     call = calls.bind(own, args, kwargs)
     reads = Reads()
-    captured = cap.capture(
-        model, reads.recorded(call.taken_apart(own)), call.tensors, call.as_capture_takes_it, options.loss, by_values
-    )
+    numbers = Numbers(tuple(inputs or ()))
+    taken = numbers.stand_ins(inputs or {})
+    spec = as_arguments(replaced(call.spec, taken))
+    with attributes_set(model, taken):
+        captured = cap.capture(model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values)
+    if has_stand_in(captured.output_spec):
+        raise TraceError("forward returns a number that changes from call to call")
+    captured.numbers = numbers
     fake = any(cap.is_fake(t) for t in [*call.tensors, *model.parameters()])
     if not fake:
         opaque.learn_sizes(captured)
@@ -125,9 +137,11 @@ def trace_call(
     held = [*captured.constants.values(), *state, *(t for *_, t in plain_tensors(model))]
     resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured)
     lowered = lower(captured, name, resident, options.must_save)
-    expected = Expected.of(model, reads.by_path(model), captured.changed)
-    made = Trace(lowered.graph, lowered, call.key, expected, name, fake, options, module_kinds(model))
-    return made.costed(options.target, progress)
+    ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
+    expected = Expected.of(model, reads.by_path(model), ignored)
+    key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
+    made = Trace(lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec)
+    return made if inputs else made.costed(options.target, progress)
 
 
 def _newly_held(model: nn.Module, captured: Captured) -> int:

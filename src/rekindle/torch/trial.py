@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
     from .verify import same, state_kept
 
     def planned(tensors: list[torch.Tensor]) -> Any:
-        return bound(model, tensors)
+        return bound(model, replace(call, tensors=tensors))
 
     def eager(tensors: list[torch.Tensor]) -> Any:
         args, kwargs = call.form.arguments(tree.unflatten(tensors, call.spec))
