@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import accept
 from .budget import Goal, format_bytes
 from .errors import ParityError, RekindleError, UsageError
 from .graph import Graph
@@ -58,6 +59,7 @@ def plan(
     UsageError : none or several goals, an unknown solver or cost.
     """
     goal = Goal.parse(budget, max_overhead, minimize)
+    accept.search(solver, cost, time_limit, seed, progress)
     trace, graph, finish = _problem(what, target, progress)
     found = plan_graph(
         graph, goal, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish,
@@ -78,6 +80,7 @@ def frontier(
     progress: Callable[[str], None] | None = None,
 ) -> list[Plan]:
     """The whole memory/cost curve: plans in order of falling peak, none dominated. Arguments as in `plan`."""
+    accept.search(solver, cost, time_limit, seed, progress)
     trace, graph, finish = _problem(what, target, progress)
     plans = frontier_graph(
         graph, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish
@@ -101,7 +104,10 @@ def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, 
         return None, what, None
     graph = getattr(what, "graph", None)
     if not isinstance(graph, Graph):
-        raise UsageError(f"plan takes a Trace (see rekindle.trace) or a Graph, not a {type(what).__name__}")
+        got = "None" if what is None else f"something of type {type(what).__name__}"
+        raise UsageError(
+            f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
+        )
     from .torch import stages
 
     if target is not None:
@@ -121,8 +127,14 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
     Raises
     ------
     PlanMismatch : the plan is another module's.
+    UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
-    from .torch.planned import PlannedForward
+    from .torch.accept import module
+    from .torch.planned import NEW_SHAPE, PlannedForward
+
+    module(model)
+    accept.plan(plan)
+    accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
     def replan(trace: Any, old: Plan) -> Plan:
         g = old.goal
@@ -138,9 +150,16 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `apply` or `checkpoint`; a model without a plan is left as it is."""
+    """Undo `apply` or `checkpoint`; a model without a plan is left as it is.
+
+    Raises
+    ------
+    UsageError : `model` is no module.
+    """
+    from .torch.accept import module
     from .torch.planned import PlannedForward
 
+    module(model)
     if isinstance(model.forward, PlannedForward):
         model.forward.give_back(model)
     return model
@@ -175,9 +194,19 @@ def checkpoint(
     TraceError, InfeasibleBudget, UsageError : as `trace` and `plan`.
     ParityError : the planned step does not give the plain step's numbers.
     """
-    from .torch.trace import trace
+    from .torch import accept as torch_accept
+    from .torch.planned import NEW_SHAPE
+    from .torch.trace import call_arguments, trace
     from .torch.verify import verify
 
+    torch_accept.process("checkpoint")
+    Goal.parse(budget, max_overhead, minimize)
+    accept.search(solver, cost, time_limit, seed, progress)
+    accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
+    accept.flag("check", check)
+    torch_accept.module(model)
+    if check:
+        torch_accept.measurable(model, *call_arguments(sample))
     traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress)
     found = plan(
         traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost, time_limit=time_limit,

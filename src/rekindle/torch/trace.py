@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import TraceError, UsageError
+from ..accept import callback, choice
+from ..errors import TraceError
 from ..graph import Graph
 from . import capture as cap
-from . import opaque, tree
+from . import accept, devices, opaque, tree
 from .attributes import plain_tensors
 from .captured import Captured
 from .costs import node_costs
@@ -80,12 +81,26 @@ def trace(
 
     Raises
     ------
-    TraceError : the call cannot be captured; the message names the source line and the remedy.
+    TraceError : the call cannot be captured, or the module itself fails on the sample; the message names the source line
+        and the remedy.
+    UsageError : an argument makes no sense, or is nothing that can be planned (a wrapper, a sharded or lazy model, …).
     """
-    return trace_call(
-        model, *call_arguments(sample), loss=loss, target=target, optimizer=optimizer, must_save=must_save,
-        progress=progress,
-    )  # fmt: skip
+    accept.process("trace")
+    accept.module(model)
+    accept.optimizer(optimizer)
+    callback("progress", progress)
+    if target is not None:
+        devices.get(target)
+    marks = accept.must_save(model, must_save)
+    choice("loss", loss, ("auto", "all"))
+    args, kwargs = call_arguments(sample)
+    accept.parameters(model, tree.flatten((args, kwargs))[0])
+    with accept.gradients_on():
+        if target is None:  # with one nothing is run here, and the model may be far too large for that
+            accept.probe(model, args, kwargs, plain_forward(model))
+        return trace_call(
+            model, args, kwargs, loss=loss, target=target, optimizer=optimizer, must_save=marks, progress=progress
+        )
 
 
 def trace_call(
@@ -101,8 +116,6 @@ def trace_call(
     by_values: bool = True,
 ) -> Trace:
     """`trace` of the call `model(*args, **kwargs)`. Without `by_values` inputs have none that forward could branch on."""
-    if loss not in ("auto", "all"):
-        raise UsageError(f"loss={loss!r} is unknown; choose 'auto' or 'all'")
     tensors, spec = tree.flatten((args, dict(kwargs)))
     forward = plain_forward(model)
     captured = cap.capture(model, forward, tensors, spec, loss, by_values)
@@ -146,16 +159,13 @@ def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable
 
 
 def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the call that a sample stands for."""
-    if isinstance(sample, torch.Tensor):
-        return (sample,), {}
-    if isinstance(sample, Mapping):
-        return (), {k: sample[k] for k in sample}
-    if isinstance(sample, tuple | list):
-        return tuple(sample), {}
-    raise UsageError(
-        f"sample is a {type(sample).__name__}; give a tensor, a tuple of positional arguments or a dict of keyword ones"
-    )
+    """(args, kwargs) of the call that a sample stands for.
+
+    Raises
+    ------
+    UsageError : the sample is nothing that a module can be called with and planned for.
+    """
+    return accept.sample(sample)
 
 
 def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:
