@@ -1,4 +1,4 @@
-"""What the public functions accept, looked at before any long work; needs no torch. `torch.accept` looks at models and samples."""
+"""What the public functions accept, looked at before any long work. Needs no torch; `torch.accept` looks at models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def search(solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = N
         raise UsageError(
             f"time_limit={time_limit!r} must be a number of seconds above 0; None lets the solver take what it needs"
         )
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < SEEDS:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < SEEDS:
         raise UsageError(f"seed={seed!r} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
     callback("progress", progress)
 

@@ -93,8 +93,8 @@ class Graph:
             _validate(self)
         except (TypeError, AttributeError) as e:
             raise FormatError(
-                f"graph {self.name!r} is no graph ({e}); give values as Value(bytes), ops as Op(name, inputs, outputs), ids and "
-                "sizes as whole numbers"
+                f"graph {self.name!r} is no graph ({e}); give values as Value(bytes), ops as Op(name, inputs, outputs), ids "
+                "and sizes as whole numbers"
             ) from e
 
     def __repr__(self) -> str:

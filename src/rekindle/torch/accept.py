@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from ..accept import close
 from ..errors import RekindleError, TraceError, UsageError
@@ -29,6 +31,7 @@ _WRAPPERS = {
     "DataParallel": "DataParallel",
     "FullyShardedDataParallel": "FullyShardedDataParallel",
 }
+LONGEST = 20.0  # seconds that the one call beforehand may take; what it has met by then is enough
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -127,14 +130,14 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
         inference_mode; or there is none and no tensor of the sample requires grad; or a submodule is planned already.
     """
     for name, m in model.named_modules():
-        if name and hasattr(m.__dict__.get("forward"), "plain"):
+        if name and hasattr(type(m.__dict__.get("forward")), "plain"):
             raise UsageError(
                 f"the submodule {name!r} is planned already, and a plan cannot hold another; take it off first: "
                 f"rekindle.restore(model.get_submodule({name!r}))"
             )
     named = list(model.named_parameters())
     for name, p in named:
-        if isinstance(p, UninitializedTensorMixin):
+        if is_lazy(p):
             raise UsageError(
                 f"parameter {name!r} is uninitialised (a lazy module has not seen its first input); call model(…) once on the "
                 "sample, then plan"
@@ -159,7 +162,7 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
     if meta and real:
         raise UsageError(
             f"parameter {meta[0]!r} is on the meta device, which holds no numbers, and the sample is on {real[0].device}; "
-            "load the weights first (model.to_empty(device=…), load_state_dict), or plan under FakeTensorMode with a fake sample"
+            "load the weights first (model.to_empty(device=…), load_state_dict), or plan under FakeTensorMode, sample included"
         )
     unreal = [t for t in tensors if t.is_meta and not _is_fake(t)]
     if unreal and any(not p.is_meta for _, p in named):
@@ -185,11 +188,11 @@ def optimizer(given: Any) -> None:
     UsageError : it is something else.
     """
     able = all(hasattr(given, k) for k in ("state", "param_groups"))  # wrappers of optimizers serve as well
-    if given is not None and not isinstance(given, str | torch.optim.Optimizer) and not able:
-        if not (isinstance(given, type) and issubclass(given, torch.optim.Optimizer)):
-            raise UsageError(
-                f"optimizer={given!r:.80} is none; give a torch.optim.Optimizer, its class, or a name such as 'adamw'"
-            )
+    kind = isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+    if not (given is None or able or kind or isinstance(given, str)):
+        raise UsageError(
+            f"optimizer={given!r:.80} is none; give a torch.optim.Optimizer, its class, or a name such as 'adamw'"
+        )
 
 
 def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
@@ -224,17 +227,19 @@ def sample(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ------
     UsageError : it is no tensor, tuple or mapping, or holds something that a plan cannot be made for; the message says where.
     """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(given, torch.Tensor):
-        args, kwargs = (given,), {}
+        args = (given,)
     elif isinstance(given, Mapping):
-        args, kwargs = (), {k: given[k] for k in given}
+        kwargs = {k: given[k] for k in given}
         for k in kwargs:
             if not isinstance(k, str):
                 raise UsageError(
                     f"sample has the key {k!r}; a dict is taken as keyword arguments, whose names are strings"
                 )
     elif isinstance(given, tuple | list):
-        args, kwargs = tuple(given), {}
+        args = tuple(given)
     else:
         raise UsageError(
             f"sample is {_a(given)}; {_instead(given)}give a tensor, a tuple of positional arguments or a dict of keyword ones"
@@ -242,7 +247,8 @@ def sample(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(given, torch.Tensor):
         _fit(given, "sample")
     else:
-        for k, x in (kwargs or dict(enumerate(args))).items():
+        named: Iterable[tuple[Any, Any]] = kwargs.items() if kwargs else enumerate(args)
+        for k, x in named:
             _walk(x, f"sample[{k!r}]")
     return args, kwargs
 
@@ -272,16 +278,22 @@ def _walk(x: Any, at: str) -> None:
         raise UsageError(f"{at} is a {type(x).__name__}, which can be read only once; give a list or a tuple")
     elif hasattr(x, "get_seq_length"):  # transformers' caches: state, that `tree` leaves as it is
         return
-    elif isinstance(x, Mapping | tuple | list) or hasattr(x, "__dataclass_fields__") and not isinstance(x, type):
-        keys = x if isinstance(x, Mapping) else range(len(x)) if isinstance(x, tuple | list) else x.__dataclass_fields__
-        for k in keys:
-            _walk(x[k] if isinstance(x, Mapping | tuple | list) else getattr(x, k), f"{at}[{k!r}]")
+    elif isinstance(x, Mapping):
+        for k in x:
+            _walk(x[k], f"{at}[{k!r}]")
+    elif isinstance(x, tuple | list):
+        for i in range(len(x)):
+            _walk(x[i], f"{at}[{i}]")
+    elif isinstance(x, type):
+        return
+    elif dataclasses.is_dataclass(x):
+        for f in dataclasses.fields(x):
+            _walk(getattr(x, f.name), f"{at}.{f.name}")
     elif isinstance(x, nn.Module) or tree.flatten(dict(getattr(x, "__dict__", {})), opaque_ok=True)[0]:
-        if not isinstance(x, type):
-            raise UsageError(
-                f"{at} is a {type(x).__name__} that holds tensors, which a plan could not see change; give the tensors themselves, "
-                "in tuples, lists, dicts or dataclasses"
-            )
+        raise UsageError(
+            f"{at} is a {type(x).__name__} that holds tensors, which a plan could not see change; give the tensors "
+            "themselves, in tuples, lists, dicts or dataclasses"
+        )
 
 
 def _fit(t: torch.Tensor, at: str) -> None:
@@ -316,7 +328,8 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
     """One plain call of `forward` on real tensors, of which nothing remains: that the module works on this sample.
 
     Under no_grad, so that nothing is kept for backward; only where that fails, once more with gradients, for a forward that
-    needs them itself. Fake and meta tensors hold nothing to try, and a call that does not fit into memory says nothing.
+    needs them itself. Fake and meta tensors hold nothing to try, and a call that does not fit into memory or takes longer
+    than `LONGEST` says nothing.
 
     Raises
     ------
@@ -338,7 +351,7 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
                     "return tensors, in tuples, lists, dicts or dataclasses"
                 )
             return
-        except (torch.OutOfMemoryError, MemoryError):
+        except (torch.OutOfMemoryError, MemoryError, _Enough):
             return
         except RekindleError:
             raise
@@ -365,7 +378,10 @@ def _as_before(model: nn.Module, tensors: list[torch.Tensor], constants: Any) ->
     # Compiled parts of a model run as they are written: compiling them for one call would take long.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     kept = _Kept([*model.parameters(), *tensors], buffers)
-    with torch.random.fork_rng(devices=devices), eager:
+    # What is put back is what it was: a backward that is still to come may have saved it.
+    versions = tuple(t for t in [*model.parameters(), *tensors, *buffers] if not t.is_inference())
+    unseen = torch.autograd._unsafe_preserve_version_counter(versions)
+    with torch.random.fork_rng(devices=devices), eager, unseen:
         try:
             with kept:
                 yield
@@ -387,8 +403,13 @@ def _flat(x: Any) -> Iterator[Any]:
         yield x
 
 
+class _Enough(BaseException):
+    """The call takes too long to be worth it. No Exception: forward may catch those."""
+
+
 class _Kept(Instrument):
-    """Copies tensors right before an operator writes to them, so that what nobody writes to costs no memory.
+    """Copies tensors right before an operator writes to them, so that what nobody writes to costs no memory; and ends a
+    call that takes too long.
 
     first : copied beforehand: fused kernels write running statistics although their schemas do not say so.
     """
@@ -401,8 +422,11 @@ class _Kept(Instrument):
                 self.watched.setdefault(storage._cdata, []).append(t)
         with torch.no_grad():
             self.old = [(t, t.detach().clone()) for t in first]
+        self.end = time.monotonic() + LONGEST
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if time.monotonic() > self.end:
+            raise _Enough
         schema = getattr(func, "_schema", None)
         if schema is None or not (schema.is_mutable or hidden.writes(func, args)):
             return

@@ -12,8 +12,8 @@ from torch import nn
 from ..accept import callback, choice
 from ..errors import TraceError
 from ..graph import Graph
-from . import capture as cap
 from . import accept, devices, opaque, tree
+from . import capture as cap
 from .attributes import plain_tensors
 from .captured import Captured
 from .costs import node_costs
