@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from . import accept
 from .ask import PlanOptions
 from .budget import Goal, format_bytes
 from .errors import ParityError, RekindleError, UsageError
@@ -59,6 +60,7 @@ def plan(
     UsageError : none or several goals, an unknown solver or cost.
     """
     goal = Goal.parse(budget, max_overhead, minimize)
+    accept.search(solver, cost, time_limit, seed, progress)
     return plan_with(what, PlanOptions(goal, solver, cost, time_limit, seed, progress), target)
 
 
@@ -85,6 +87,7 @@ def frontier(
     progress: Callable[[str], None] | None = None,
 ) -> list[Plan]:
     """The whole memory/cost curve: plans in order of falling peak, none dominated. Arguments as in `plan`."""
+    accept.search(solver, cost, time_limit, seed, progress)
     trace, graph, finish = _problem(what, target, progress)
     plans = frontier_graph(
         graph, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish
@@ -108,7 +111,10 @@ def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, 
         return None, what, None
     graph = getattr(what, "graph", None)
     if not isinstance(graph, Graph):
-        raise UsageError(f"plan takes a Trace (see rekindle.trace) or a Graph, not a {type(what).__name__}")
+        got = "None" if what is None else f"something of type {type(what).__name__}"
+        raise UsageError(
+            f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
+        )
     from .torch import stages
 
     if target is not None:
@@ -128,12 +134,18 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
     Raises
     ------
     PlanMismatch : the plan is another module's.
+    UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
     return _apply(model, plan, on_new_shape, check=True)
 
 
 def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool) -> nn.Module:
-    from .torch.planned import PlannedForward
+    from .torch.accept import module
+    from .torch.planned import NEW_SHAPE, PlannedForward
+
+    module(model)
+    accept.plan(plan)
+    accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
     forward = PlannedForward(model, plan, on_new_shape, plan_with, check)
     restore(model)
@@ -143,9 +155,16 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool) -> nn.M
 
 def restore(model: nn.Module) -> nn.Module:
     """Undo `apply` or `checkpoint`; a model without a plan is left as it is. Where something else has wrapped the planned
-    forward since, the wrapper stays and the model runs plain inside of it."""
+    forward since, the wrapper stays and the model runs plain inside of it.
+
+    Raises
+    ------
+    UsageError : `model` is no module.
+    """
+    from .torch.accept import module
     from .torch.planned import planned_forward
 
+    module(model)
     planned = planned_forward(model)
     if planned is not None:
         planned.give_back(model)
@@ -181,9 +200,22 @@ def checkpoint(
     TraceError, InfeasibleBudget, UsageError : as `trace` and `plan`.
     ParityError : the planned step does not give the plain step's numbers.
     """
-    from .torch.trace import trace
+    from .torch import accept as torch_accept
+    from .torch.planned import NEW_SHAPE
+    from .torch.trace import call_arguments, plain_forward, trace
     from .torch.verify import verify
 
+    torch_accept.process("checkpoint")
+    Goal.parse(budget, max_overhead, minimize)
+    accept.search(solver, cost, time_limit, seed, progress)
+    accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
+    accept.flag("check", check)
+    torch_accept.module(model)
+    if check:
+        arguments = call_arguments(sample)
+        torch_accept.measurable(model, *arguments)
+        with torch_accept.gradients_on():
+            torch_accept.probe(model, *arguments, plain_forward(model))
     traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress)
     found = plan(
         traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost, time_limit=time_limit,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +76,7 @@ class Graph:
     Raises
     ------
     FormatError : an id out of range, a value with two producers, an order that reads a value
-        before it is produced, a negative size.
+        before it is produced, a negative size, anything else than Values and Ops of whole numbers.
     """
 
     values: tuple[Value, ...]
@@ -84,10 +86,16 @@ class Graph:
     name: str = "graph"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(self.values))
-        object.__setattr__(self, "ops", tuple(self.ops))
-        object.__setattr__(self, "keep", tuple(self.keep))
-        _validate(self)
+        try:
+            object.__setattr__(self, "values", tuple(self.values))
+            object.__setattr__(self, "ops", tuple(self.ops))
+            object.__setattr__(self, "keep", tuple(self.keep))
+            _validate(self)
+        except (TypeError, AttributeError) as e:
+            raise FormatError(
+                f"graph {self.name!r} is no graph ({e}); give values as Value(bytes), ops as Op(name, inputs, outputs), ids "
+                "and sizes as whole numbers"
+            ) from e
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.ops)} ops, {len(self.values)} values, hash {self.hash[:12]})"
@@ -192,14 +200,14 @@ def _rows(rows: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
 def _validate(g: Graph) -> None:
     n = len(g.values)
     for i, value in enumerate(g.values):
-        if value.bytes < 0:
+        if index(value.bytes) < 0:
             raise FormatError(f"graph {g.name!r}: value {i} has {value.bytes} bytes; a size cannot be negative")
     produced: dict[int, int] = {}
     all_outputs = {v for o in g.ops for v in o.outputs}
     for i, op in enumerate(g.ops):
         where = f"graph {g.name!r}: op {i} ({op.name})"
         for v in (*op.inputs, *op.outputs, *op.inplace):
-            if not 0 <= v < n:
+            if not 0 <= index(v) < n:
                 raise FormatError(f"{where} names value {v}, but the graph has values 0 to {n - 1}")
         for v in op.inputs:
             if v in all_outputs and v not in produced:
@@ -212,10 +220,10 @@ def _validate(g: Graph) -> None:
             raise FormatError(f"{where}: inplace {list(op.inplace)} must be inputs of the op")
         if op.inplace and not op.outputs:
             raise FormatError(f"{where} has inplace but no output")
-        if op.seconds < 0 or op.flops < 0 or op.workspace < 0:
-            raise FormatError(f"{where}: seconds, flops and workspace cannot be negative")
+        if not 0 <= op.seconds < math.inf or index(op.flops) < 0 or index(op.workspace) < 0:
+            raise FormatError(f"{where}: seconds, flops and workspace must be numbers of at least 0")
     for v in g.keep:
-        if not 0 <= v < n:
+        if not 0 <= index(v) < n:
             raise FormatError(f"graph {g.name!r}: keep names value {v}, but the graph has values 0 to {n - 1}")
     most = max((o.workspace for o in g.ops), default=0)
     if g.resident_bytes + 2 * sum(v.bytes for v in g.values) + most >= 2**62:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from . import bounds, formats
+from . import accept, bounds, formats
 from .arena import Arena, plan_offsets
 from .ask import PlanOptions
 from .budget import Goal, format_bytes
@@ -114,8 +114,13 @@ class Plan:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file, whole or not at all."""
-        formats.write_json(path, self.to_json())
+        """Write the plan to a JSON file, whole or not at all.
+
+        Raises
+        ------
+        UsageError : `path` is no path.
+        """
+        formats.write_json(accept.file_name(path), self.to_json())
 
     @property
     def sentence(self) -> str:
@@ -165,9 +170,10 @@ def load(path: str | os.PathLike[str]) -> Plan:
     Raises
     ------
     FormatError : the file is damaged, foreign, or claims other figures than its schedule has.
+    UsageError : `path` is no path.
     """
-    where = os.fspath(path)
-    r = formats.Reader(formats.read_json(path), where, formats.PLAN)
+    where = accept.file_name(path)
+    r = formats.Reader(formats.read_json(where), where, formats.PLAN)
     graph = formats.graph_from_json(r.table("graph"), f"{where}: graph")
     schedule = formats.schedule_from_json(r.table("schedule"), f"{where}: schedule")
     cost = r.text("cost")

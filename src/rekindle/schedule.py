@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .errors import UsageError
 from .graph import Graph
 from .kernels import liveness
 
@@ -38,7 +39,12 @@ class Schedule:
     """
 
     def __init__(self, steps: Iterable[Step], graph_hash: str, solver: str = ""):
-        self.steps = tuple(steps)
+        self.steps = tuple(steps) if isinstance(steps, Iterable) else ()
+        wrong = next((s for s in self.steps if not isinstance(s, Run | Free)), None)
+        if wrong is not None or not isinstance(steps, Iterable):
+            raise UsageError(
+                f"{steps if wrong is None else wrong!r:.80} is no step; a schedule is made of Run(op) and Free(value)"
+            )
         self.graph_hash, self.solver = graph_hash, solver
 
     @classmethod

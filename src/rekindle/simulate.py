@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import FormatError
+from .errors import FormatError, UsageError
 from .graph import Graph
 from .kernels import judge as _judge
 from .schedule import Free, Run, Schedule
@@ -48,7 +48,13 @@ def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulat
     Raises
     ------
     FormatError : the schedule is for another graph, or breaks a rule; the message names the step.
+    UsageError : it is no Graph or no Schedule, or an unknown cost.
     """
+    if not isinstance(graph, Graph) or not isinstance(schedule, Schedule):
+        raise UsageError(
+            f"simulate takes a Graph and a Schedule, not {type(graph).__name__} and {type(schedule).__name__}; a Trace and a "
+            "Plan have them as .graph and .schedule"
+        )
     if schedule.graph_hash != graph.hash:
         raise FormatError(
             f"the schedule is for graph {schedule.graph_hash[:12]}, but this is graph {graph.hash[:12]}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -49,6 +50,8 @@ def get(name: str) -> Solver:
     UsageError : there is none; the message lists the valid names.
     """
     names = {s.name: s for s in all_solvers()}
-    if name not in names:
-        raise UsageError(f"solver={name!r} is unknown; choose one of: {', '.join(names)}")
+    if not isinstance(name, str) or name not in names:
+        near = difflib.get_close_matches(str(name), names)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise UsageError(f"solver={name!r} is unknown; {hint}choose one of: {', '.join(names)}")
     return names[name]

@@ -123,7 +123,7 @@ class _Stage(torch.autograd.Function):
 
 
 def _token() -> torch.Tensor:
-    return torch.zeros(1)
+    return torch.zeros(1, device="cpu")  # not where the user's default device is: gradients that join must agree
 
 
 class Runner:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..accept import callback, choice
 from ..ask import TraceOptions
-from ..errors import TraceError, UsageError
+from ..errors import TraceError
 from ..graph import Graph
+from . import accept, devices, opaque, tree
 from . import call as calls
 from . import capture as cap
-from . import opaque
 from .attributes import plain_tensors
 from .captured import Captured
 from .costs import node_costs
@@ -87,10 +88,23 @@ def trace(
 
     Raises
     ------
-    TraceError : the call cannot be captured; the message names the source line and the remedy.
+    TraceError : the call cannot be captured, or the module itself fails on the sample; the message names the source line
+        and the remedy.
+    UsageError : an argument makes no sense, or is nothing that can be planned (a wrapper, a sharded or lazy model, …).
     """
-    options = TraceOptions(loss, target, optimizer, tuple(must_save))
-    return trace_call(model, *call_arguments(sample), options, progress=progress)
+    accept.process("trace")
+    accept.module(model)
+    accept.optimizer(optimizer)
+    callback("progress", progress)
+    if target is not None:
+        devices.get(target)
+    marks = accept.must_save(model, must_save)
+    choice("loss", loss, ("auto", "all"))
+    args, kwargs = call_arguments(sample)
+    accept.parameters(model, tree.flatten((args, kwargs))[0])
+    options = TraceOptions(loss, target, optimizer, tuple(marks))
+    with accept.gradients_on():
+        return trace_call(model, args, kwargs, options, progress=progress)
 
 
 def trace_call(
@@ -109,8 +123,6 @@ def trace_call(
 
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
     """
-    if options.loss not in ("auto", "all"):
-        raise UsageError(f"loss={options.loss!r} is unknown; choose 'auto' or 'all'")
     own = plain_forward(model) if forward is None else forward
     call = calls.bind(own, args, kwargs)
     reads = Reads()
@@ -163,16 +175,13 @@ def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable
 
 
 def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the call that a sample stands for."""
-    if isinstance(sample, torch.Tensor):
-        return (sample,), {}
-    if isinstance(sample, Mapping):
-        return (), {k: sample[k] for k in sample}
-    if isinstance(sample, tuple | list):
-        return tuple(sample), {}
-    raise UsageError(
-        f"sample is a {type(sample).__name__}; give a tensor, a tuple of positional arguments or a dict of keyword ones"
-    )
+    """(args, kwargs) of the call that a sample stands for.
+
+    Raises
+    ------
+    UsageError : the sample is nothing that a module can be called with and planned for.
+    """
+    return accept.sample(sample)
 
 
 def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import enum
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,15 @@ def unflatten(tensors: list[Any], spec: Any) -> Any:
         if dataclasses.is_dataclass(twin):
             object.__setattr__(twin, k, c)
     return twin
+
+
+def leaves(spec: Any) -> Iterator[Any]:
+    """What stands at the ends of a structure: places of tensors, constants, what was left out."""
+    if isinstance(spec, Branch):
+        for c in spec.children:
+            yield from leaves(c)
+    else:
+        yield spec
 
 
 def opaque_kinds(spec: Any) -> list[str]:

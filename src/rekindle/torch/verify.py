@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..accept import plan as accept_plan
 from ..errors import UsageError
 from ..plan import Plan
-from . import tree
+from . import accept, tree
 from .attributes import Attributes, plain_tensors
 from .capture import disable_autocast
 from .flops import FlopCount
@@ -90,15 +91,20 @@ def default_loss(result: Any) -> torch.Tensor:
     scalars = [i for i in able if tensors[i].numel() == 1]
     called = [i for i in scalars if places[i].endswith("['loss']")]
     if len(called) == 1:
-        return tensors[called[0]].sum()
+        return _total(tensors[called[0]])
     if scalars[:1] == [0] and places[0] in ("output", "output[0]"):
-        return tensors[0].sum()
+        return _total(tensors[0])
     if not able:
         raise UsageError("no result of the model requires grad, so there is no step to verify")
-    total = tensors[able[0]].sum()
+    total = _total(tensors[able[0]])
     for i in able[1:]:
-        total = total + tensors[i].sum()
+        total = total + _total(tensors[i])
     return total
+
+
+def _total(t: torch.Tensor) -> torch.Tensor:
+    """The sum, a real number: of complex ones the sum of both parts."""
+    return torch.view_as_real(t.resolve_conj()).sum() if t.is_complex() else t.sum()
 
 
 def verify(
@@ -124,12 +130,19 @@ def verify(
     UsageError : there is no plan, or no result that requires grad.
     PlanMismatch : the sample is not what the plan is for.
     """
+    accept.process("verify")
+    accept.module(model)
+    if plan is not None:
+        accept_plan(plan)
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss={loss!r} cannot be called; give a function from the model's result to a scalar")
     planned = planned_forward(model)
     if plan is not None:
         planned = PlannedForward(model, plan, "error", lambda trace, options: plan, check=False)
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
     args, kwargs = call_arguments(sample)
+    accept.measurable(model, args, kwargs)
     tensors = tree.flatten((args, kwargs))[0]
     plain = plain_forward(model)
     fake = torch._guards.detect_fake_mode([*model.parameters(), *tensors])
@@ -140,11 +153,11 @@ def verify(
             value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
-    with _put_back(model, tensors), fake or _deterministic():
-        ours = _run(model, planned, step, fake is not None)
+    with accept.gradients_on(), _put_back(model, tensors), fake or _deterministic():
+        ours = _run(model, tensors, planned, step, fake is not None)
         theirs = None
         with contextlib.suppress(torch.OutOfMemoryError):  # that it does not fit plain may be why there is a plan
-            theirs = _run(model, plain, step, fake is not None)
+            theirs = _run(model, tensors, plain, step, fake is not None)
         extra = None
         if count_flops and theirs is not None:
             counts = [_flops(model, f, step, fake is not None) for f in (planned, plain)]
@@ -162,7 +175,13 @@ def _flops(model: nn.Module, forward: Callable[..., Any], step: Callable[[], tor
     return count.total
 
 
-def _run(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch.Tensor], fake: bool) -> _Outcome:
+def _run(
+    model: nn.Module,
+    tensors: list[torch.Tensor],
+    forward: Callable[..., Any],
+    step: Callable[[], torch.Tensor],
+    fake: bool,
+) -> _Outcome:
     """One step with this forward, from the model's present state, which is put back."""
     with state_kept(model, fake), _forward(model, forward):
         for p in model.parameters():
@@ -173,7 +192,7 @@ def _run(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch
             known = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
             peak = storage_peak(lambda: held.append(step()), known).peak_bytes
         else:
-            device = next(model.parameters()).device
+            device = next((t.device for t in [*model.parameters(), *tensors]), torch.device("cpu"))
             peak = allocator_peak(lambda: held.append(step()), device).peak_bytes
         return _Outcome(
             loss=held[0],

@@ -1,0 +1,445 @@
+"""What can be planned: the module, its parameters, the sample and the state of the process, looked at before any long work."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..accept import close
+from ..errors import RekindleError, TraceError, UsageError
+from . import hidden, tree
+from .attributes import Attributes, plain_tensors
+from .instrument import Instrument
+from .measure import storage_of, tensors_in
+
+# Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
+_WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "DataParallel": "DataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+}
+LONGEST = 20.0  # seconds that the one call beforehand may take; what it has met by then is enough
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+def process(what: str) -> None:
+    """That planning can work here.
+
+    what : what was called, for the message.
+
+    Raises
+    ------
+    UsageError : inside a function that torch.func transforms or torch.compile compiles.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UsageError(
+            f"rekindle.{what} was called inside a torch.func transform (vmap, grad, jvp, …), where tensors stand for others; "
+            "call it outside, before the transform"
+        )
+    compiling = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    if torch.compiler.is_dynamo_compiling() or callable(compiling):
+        raise UsageError(
+            f"rekindle.{what} was called inside a function that torch.compile compiles; call it outside, before the "
+            "compiled function runs"
+        )
+
+
+@contextlib.contextmanager
+def gradients_on() -> Iterator[None]:
+    """Gradients are recorded inside, also where the caller is under no_grad or inference_mode."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def measurable(model: nn.Module, args: Any, kwargs: Any) -> None:
+    """That the memory of a step can be measured, as the check at the end of `checkpoint` does.
+
+    Raises
+    ------
+    UsageError : another profiler is running, or the tensors are on a device whose allocator cannot be read; or as
+        `parameters`.
+    """
+    tensors = [*model.parameters(), *tree.flatten((args, kwargs))[0]]
+    parameters(model, tensors)
+    if torch._guards.detect_fake_mode(tensors) is not None or not tensors:
+        return
+    kind = tensors[0].device.type
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(
+            f"the model is on device {kind!r}, whose memory cannot be measured; move it to cpu or cuda, build it under "
+            "FakeTensorMode to plan without memory, or pass check=False"
+        )
+    if kind == "cpu" and torch.autograd._profiler_enabled():
+        raise UsageError(
+            "another profiler is running, and torch allows one at a time: the plan's memory cannot be measured. Stop the "
+            "profiler first, or pass check=False"
+        )
+
+
+# -- the module --------------------------------------------------------------------------------------------------------
+def module(model: Any) -> None:
+    """A plain module, neither a wrapper nor compiled.
+
+    Raises
+    ------
+    UsageError : it is something else; the message says what to give instead.
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise UsageError(f"model is the class {model.__name__}, not a module; make one first: {model.__name__}(…)")
+    if not isinstance(model, nn.Module):
+        hint = "; put its parameters and its code into an nn.Module" if callable(model) else ""
+        raise UsageError(f"model is {_a(model)}, not a torch.nn.Module{hint}")
+    kinds = {c.__name__: c.__module__ for c in type(model).__mro__}
+    for name in _WRAPPERS.keys() & kinds.keys():
+        if kinds[name].startswith("torch."):
+            raise UsageError(
+                f"model is wrapped in {name}, whose own work cannot be planned; plan the module inside, model.module, "
+                f"before it is wrapped: {name}(rekindle.checkpoint(module, sample, …))"
+            )
+    if kinds.get("OptimizedModule", "").startswith("torch."):
+        raise UsageError(
+            "model is compiled by torch.compile already; plan the module inside, model._orig_mod, and compile no part of it "
+            "that is planned"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "model is a ScriptModule (torch.jit), whose code cannot be captured; plan the module it was made from"
+        )
+
+
+def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
+    """Parameters that hold numbers where the sample's are, and something to train.
+
+    Raises
+    ------
+    UsageError : a parameter is uninitialised, on meta beside a real sample, sharded, quantised, sparse or made under
+        inference_mode; or there is none and no tensor of the sample requires grad; or a submodule is planned already.
+    """
+    for name, m in model.named_modules():
+        if name and hasattr(type(m.__dict__.get("forward")), "plain"):
+            raise UsageError(
+                f"the submodule {name!r} is planned already, and a plan cannot hold another; take it off first: "
+                f"rekindle.restore(model.get_submodule({name!r}))"
+            )
+    named = list(model.named_parameters())
+    for name, p in named:
+        if is_lazy(p):
+            raise UsageError(
+                f"parameter {name!r} is uninitialised (a lazy module has not seen its first input); call model(…) once on the "
+                "sample, then plan"
+            )
+        _plain(p, f"parameter {name!r}")
+        if p.is_inference():
+            raise UsageError(
+                f"parameter {name!r} was made under torch.inference_mode and cannot be trained; make the model outside of it"
+            )
+        if _is_sharded(p):
+            raise UsageError(
+                f"parameter {name!r} is a DTensor: the model was sharded before it was planned. Plan first, then shard: "
+                "rekindle.checkpoint(…), then fully_shard(…) or parallelize_module(…)"
+            )
+    if not named and not any(t.requires_grad for t in tensors):
+        raise UsageError(
+            f"{type(model).__name__} has no parameters and no tensor of the sample requires grad: there is nothing to train "
+            "and no backward to plan"
+        )
+    meta = [name for name, p in named if p.is_meta and not _is_fake(p)]
+    real = [t for t in tensors if t.numel() and not t.is_meta]
+    if meta and real:
+        raise UsageError(
+            f"parameter {meta[0]!r} is on the meta device, which holds no numbers, and the sample is on {real[0].device}; "
+            "load the weights first (model.to_empty(device=…), load_state_dict), or plan under FakeTensorMode, sample included"
+        )
+    unreal = [t for t in tensors if t.is_meta and not _is_fake(t)]
+    if unreal and any(not p.is_meta for _, p in named):
+        raise UsageError(
+            "a tensor of the sample is on the meta device, which holds no numbers, and the model is not; move the sample to "
+            "the model's device"
+        )
+
+
+def _is_fake(t: torch.Tensor) -> bool:
+    return isinstance(t, torch._subclasses.fake_tensor.FakeTensor)
+
+
+def _is_sharded(t: torch.Tensor) -> bool:
+    return any(c.__name__ == "DTensor" and c.__module__.startswith("torch.") for c in type(t).__mro__)
+
+
+def optimizer(given: Any) -> None:
+    """An optimizer, its class, its name, or None.
+
+    Raises
+    ------
+    UsageError : it is something else.
+    """
+    able = all(hasattr(given, k) for k in ("state", "param_groups"))  # wrappers of optimizers serve as well
+    kind = isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+    if not (given is None or able or kind or isinstance(given, str)):
+        raise UsageError(
+            f"optimizer={given!r:.80} is none; give a torch.optim.Optimizer, its class, or a name such as 'adamw'"
+        )
+
+
+def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
+    """The names or patterns given, as a tuple; a bare string is one.
+
+    Raises
+    ------
+    UsageError : they are no strings, or one matches no submodule; the message lists names that are close.
+    """
+    given = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else given
+    if not isinstance(given, tuple) or not all(isinstance(x, str) for x in given):
+        raise UsageError(f"must_save={given!r:.80} must be names of submodules, or patterns such as 'blocks.*.router'")
+    names = [name for name, _ in model.named_modules() if name]
+    for pattern in given:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        first = {id(m): name for name, m in reversed(list(model.named_modules()))}
+        also = [first[id(m)] for name, m in model.named_modules(remove_duplicate=False) if fnmatchcase(name, pattern)]
+        if also and also[0]:
+            raise UsageError(f"must_save: {pattern!r} is a second name of the submodule {also[0]!r}; give that name")
+        few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        known = f"{close(pattern, names)}its submodules are {few}" if names else "it has none"
+        raise UsageError(f"must_save: {pattern!r} names no submodule of {type(model).__name__}; {known}")
+    return given
+
+
+# -- the sample --------------------------------------------------------------------------------------------------------
+def sample(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of the call that a sample stands for.
+
+    Raises
+    ------
+    UsageError : it is no tensor, tuple or mapping, or holds something that a plan cannot be made for; the message says where.
+    """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(given, torch.Tensor):
+        args = (given,)
+    elif isinstance(given, Mapping):
+        kwargs = {k: given[k] for k in given}
+        for k in kwargs:
+            if not isinstance(k, str):
+                raise UsageError(
+                    f"sample has the key {k!r}; a dict is taken as keyword arguments, whose names are strings"
+                )
+    elif isinstance(given, tuple | list):
+        args = tuple(given)
+    else:
+        raise UsageError(
+            f"sample is {_a(given)}; {_instead(given)}give a tensor, a tuple of positional arguments or a dict of keyword ones"
+        )
+    if isinstance(given, torch.Tensor):
+        _fit(given, "sample")
+    else:
+        named: Iterable[tuple[Any, Any]] = kwargs.items() if kwargs else enumerate(args)
+        for k, x in named:
+            _walk(x, f"sample[{k!r}]")
+    return args, kwargs
+
+
+def _a(x: Any) -> str:
+    return "None" if x is None else f"of type {type(x).__name__}"
+
+
+def _instead(x: Any) -> str:
+    return "make it a tensor (torch.from_numpy); " if isinstance(x, np.ndarray) else ""
+
+
+def _walk(x: Any, at: str) -> None:
+    """Look at everything that `tree.flatten` would keep."""
+    if isinstance(x, torch.Tensor):
+        _fit(x, at)
+    elif isinstance(x, set | frozenset):
+        if any(isinstance(y, torch.Tensor) for y in x):
+            raise UsageError(
+                f"{at} is a {type(x).__name__} of tensors, whose order is not fixed; give a list or a tuple"
+            )
+    elif isinstance(x, tree.PLAIN):
+        return
+    elif isinstance(x, np.ndarray):
+        raise UsageError(f"{at} is a NumPy array, which a plan would fix for good; make it a tensor (torch.from_numpy)")
+    elif isinstance(x, Iterator):
+        raise UsageError(f"{at} is a {type(x).__name__}, which can be read only once; give a list or a tuple")
+    elif hasattr(x, "get_seq_length"):  # transformers' caches: state, that `tree` leaves as it is
+        return
+    elif isinstance(x, Mapping):
+        for k in x:
+            _walk(x[k], f"{at}[{k!r}]")
+    elif isinstance(x, tuple | list):
+        for i in range(len(x)):
+            _walk(x[i], f"{at}[{i}]")
+    elif isinstance(x, type):
+        return
+    elif dataclasses.is_dataclass(x):
+        for f in dataclasses.fields(x):
+            _walk(getattr(x, f.name), f"{at}.{f.name}")
+    elif isinstance(x, nn.Module) or tree.flatten(dict(getattr(x, "__dict__", {})), opaque_ok=True)[0]:
+        raise UsageError(
+            f"{at} is a {type(x).__name__} that holds tensors, which a plan could not see change; give the tensors "
+            "themselves, in tuples, lists, dicts or dataclasses"
+        )
+
+
+def _fit(t: torch.Tensor, at: str) -> None:
+    _plain(t, at)
+    if t.is_inference():
+        raise UsageError(
+            f"{at} was made under torch.inference_mode, and autograd cannot use it; give {at}.clone() made outside of it"
+        )
+    if _is_sharded(t):
+        raise UsageError(f"{at} is a DTensor, which has another shape on every rank; give {at}.to_local()")
+    if t.requires_grad and not t.is_leaf:
+        raise UsageError(
+            f"{at} is a result of other operations that require grad, and a measured step would run their backward; give "
+            f"{at}.detach().requires_grad_()"
+        )
+
+
+def _plain(t: torch.Tensor, at: str) -> None:
+    """Numbers in one piece of memory."""
+    if t.is_nested:
+        raise UsageError(
+            f"{at} is a nested tensor, whose shape a plan cannot be made for; pad it to one shape and pass a mask"
+        )
+    if t.is_quantized:
+        raise UsageError(f"{at} is quantised ({t.dtype}) and cannot be trained through; give {at}.dequantize()")
+    if "sparse" in str(t.layout):
+        raise UsageError(f"{at} is sparse ({t.layout}), whose size a plan cannot count on; give {at}.to_dense()")
+
+
+# -- the call ----------------------------------------------------------------------------------------------------------
+def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forward: Callable[..., Any]) -> None:
+    """One plain call of `forward` on real tensors, of which nothing remains: that the module works on this sample.
+
+    Under no_grad, so that nothing is kept for backward; only where that fails, once more with gradients, for a forward that
+    needs them itself. Fake and meta tensors hold nothing to try, and a call that does not fit into memory or takes longer
+    than `LONGEST` says nothing.
+
+    Raises
+    ------
+    TraceError : the module itself fails on the sample (the message names the user's line), or returns no tensor.
+    """
+    tensors, spec = tree.flatten((args, dict(kwargs)))
+    every = [*tensors, *model.parameters(), *model.buffers()]
+    if torch._guards.detect_fake_mode(every) is not None or any(t.is_meta for t in every):
+        return
+    for grad in (False, True):
+        try:
+            with _as_before(model, tensors, spec), torch.set_grad_enabled(grad):
+                result = forward(*args, **kwargs)
+                found, made = tree.flatten(result, opaque_ok=True)
+            if not found:
+                kind = ", ".join(sorted(set(tree.opaque_kinds(made)))) or type(result).__name__
+                raise TraceError(
+                    f"the module returns no tensor that can be found (it returns {kind}), so nothing can be trained by it; "
+                    "return tensors, in tuples, lists, dicts or dataclasses"
+                )
+            return
+        except (torch.OutOfMemoryError, MemoryError, _Enough):
+            return
+        except RekindleError:
+            raise
+        except Exception as e:
+            if any(words in str(e) for words in _OUT_OF_MEMORY):
+                return
+            if grad:
+                text = (str(e).strip().splitlines() or [""])[0]
+                raise TraceError(
+                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at {_line(e)}). Give a sample "
+                    "that model(…) works on"
+                ) from e
+
+
+@contextlib.contextmanager
+def _as_before(model: nn.Module, tensors: list[torch.Tensor], spec: Any) -> Iterator[None]:
+    """Parameters, buffers, attributes, these tensors and the random states as before, afterwards."""
+    attributes = Attributes(model)
+    held = [*tree.leaves(spec), *(x for m in model.modules() for x in m.__dict__.values())]
+    generators = [(x, x.get_state()) for x in held if isinstance(x, torch.Generator)]
+    buffers = [*model.buffers(), *(t for *_, t in plain_tensors(model))]
+    devices = sorted({t.device.index or 0 for t in [*model.parameters(), *tensors] if t.device.type == "cuda"})
+    others = random.getstate(), np.random.get_state(legacy=False)
+    # Compiled parts of a model run as they are written: compiling them for one call would take long.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+    kept = _Kept([*model.parameters(), *tensors], buffers)
+    # What is put back is what it was: a backward that is still to come may have saved it.
+    versions = tuple(t for t in [*model.parameters(), *tensors, *buffers] if not t.is_inference())
+    unseen = torch.autograd._unsafe_preserve_version_counter(versions)
+    with torch.random.fork_rng(devices=devices), eager, unseen:
+        try:
+            with kept:
+                yield
+        finally:
+            attributes.restore()
+            kept.put_back()
+            for g, state in generators:
+                g.set_state(state)
+            random.setstate(others[0])
+            np.random.set_state(others[1])
+
+
+class _Enough(BaseException):
+    """The call takes too long to be worth it. No Exception: forward may catch those."""
+
+
+class _Kept(Instrument):
+    """Copies tensors right before an operator writes to them, so that what nobody writes to costs no memory; and ends a
+    call that takes too long.
+
+    first : copied beforehand: fused kernels write running statistics although their schemas do not say so.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], first: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.watched: dict[int, list[torch.Tensor]] = {}  # by storage
+        for t in tensors:
+            if (storage := storage_of(t)) is not None:
+                self.watched.setdefault(storage._cdata, []).append(t)
+        with torch.no_grad():
+            self.old = [(t, t.detach().clone()) for t in first]
+        self.end = time.monotonic() + LONGEST
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if time.monotonic() > self.end:
+            raise _Enough
+        schema = getattr(func, "_schema", None)
+        if schema is None or not (schema.is_mutable or hidden.writes(func, args)):
+            return
+        for t in tensors_in((args, kwargs)):
+            storage = storage_of(t)
+            for hit in self.watched.pop(storage._cdata, ()) if storage is not None else ():
+                self.old.append((hit, hit.detach().clone()))
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for t, old in self.old:
+                if not torch.equal(
+                    t, old
+                ):  # a write, also of the same numbers, would disturb a backward that is to come
+                    t.copy_(old)
+
+
+def _line(e: BaseException) -> str:
+    """The innermost line that is neither PyTorch's nor Rekindle's: the user's."""
+    ours, torchs = (os.path.dirname(os.path.abspath(f)) for f in (os.path.dirname(__file__), torch.__file__ or ""))
+    frames = [f for f in reversed(traceback.extract_tb(e.__traceback__)) if not f.filename.startswith("<")]
+    own = [f for f in frames if not os.path.abspath(f.filename).startswith((ours + os.sep, torchs + os.sep))]
+    layers = [f for f in frames if os.path.join("torch", "nn", "modules") in f.filename]
+    f = next(iter(own + layers), None)
+    return f'{f.filename}:{f.lineno}, in {f.name}: "{f.line}"' if f else "the call itself"
