@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rekindle")
 Budget = str | int | float
-BOOKKEEPING = 2048  # bytes of scalars: the loss, its gradient, the tokens between stages
 
 
 def plan(
@@ -61,7 +60,7 @@ def plan(
     trace, graph, finish = _problem(what, target, progress)
     found = plan_graph(
         graph, goal, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish,
-        reserve=_reserve(graph) if trace is not None else 0,
+        bookkeeping=_bookkeeping(trace),
     )  # fmt: skip
     object.__setattr__(found, "trace", trace)
     return found
@@ -87,11 +86,13 @@ def frontier(
     return plans
 
 
-def _reserve(graph: Graph) -> int:
-    """Bytes that a budget leaves free: the results, which the plan gives back once the loss has read them, but which
-    many a training loop holds on to until the step is over; and what autograd makes for itself."""
-    assert graph.boundary is not None
-    return BOOKKEEPING + sum(int(graph.arrays.bytes[v]) for v in graph.ops[graph.boundary].inputs)
+def _bookkeeping(trace: Trace | None) -> int | None:
+    """Bytes that a budget leaves for what the graph of a trace does not count; None for a bare graph."""
+    if trace is None:
+        return None
+    from .torch.kept import bookkeeping
+
+    return bookkeeping(trace)
 
 
 def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, Any]:
