@@ -90,8 +90,7 @@ def kept(model: nn.Module, x: torch.Tensor, trace: Trace, budget: int, **how: An
     """Whether there is a plan for the budget; if there is, the measured loop stays within it."""
     try:
         plan = rekindle.plan(trace, budget, **{"solver": FAST} | how)
-    except InfeasibleBudget as e:
-        assert e.smallest_peak > budget
+    except InfeasibleBudget:
         return False
     rekindle.apply(model, plan, on_new_shape="error")
     try:

@@ -160,7 +160,7 @@ def checkpoint(
     seed: int = 0,
     on_new_shape: str = "plan",
     loss: str = "auto",
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     check: bool = True,
     progress: Callable[[str], None] | None = None,

@@ -19,6 +19,7 @@ from .costs import node_costs
 from .duplicates import merge_duplicates
 from .in_place import write_in_place
 from .normalise import Lowered, is_marked, lower, storage_bytes
+from .optimizers import state_bytes
 
 Key = tuple[Any, ...]
 
@@ -60,7 +61,7 @@ def trace(
     *,
     loss: str = "auto",
     target: str | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Trace:
@@ -74,7 +75,8 @@ def trace(
     loss : "auto": where the result holds a scalar under the key `loss`, or a scalar comes first, gradients come back to
         it alone; else to every result that requires grad. "all": to every one.
     target : name of a device whose roofline gives the seconds, instead of measuring on the device at hand.
-    optimizer : its state counts among what is held during the whole step.
+    optimizer : a torch optimizer, its class or a name such as "adamw": its state counts among what is held during the
+        whole step, also before the first step has made it.
     must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
         decision that recomputation could flip, say); what backward needs of them is kept.
 
@@ -95,7 +97,7 @@ def trace_call(
     *,
     loss: str = "auto",
     target: str | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
     by_values: bool = True,
@@ -113,13 +115,12 @@ def trace_call(
         t = tensors[captured.inputs[p]] if p in captured.inputs else None
         if t is not None and t.requires_grad:
             raise TraceError("the model writes over an input that requires grad; clone the input before it is changed")
-    state = [t for o in ([optimizer] if optimizer else []) for s in o.state.values() for t in s.values()
-             if isinstance(t, torch.Tensor)]  # fmt: skip
+    state = 0 if optimizer is None else state_bytes(optimizer, model)
     merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), must_save))
     write_in_place(captured)
     name = type(model).__name__
-    held = [*captured.constants.values(), *state, *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, tensors, held) + _newly_held(model, captured)
+    held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
+    resident = resident_bytes(model, tensors, held) + _newly_held(model, captured) + state
     lowered = lower(captured, name, resident, must_save)
     key = signature(model, tensors, spec)
     return Trace(lowered.graph, lowered, key, name, fake, loss, target, tuple(must_save), module_kinds(model)).costed(
