@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .budget import Goal, format_bytes
-from .errors import ParityError, RekindleError, UsageError
+from .budget import Goal
+from .errors import UsageError
 from .graph import Graph
 from .plan import Plan
 from .planner import frontier_graph, plan_graph
@@ -174,30 +174,16 @@ def checkpoint(
     Raises
     ------
     TraceError, InfeasibleBudget, UsageError : as `trace` and `plan`.
+    InfeasibleBudget : also where no plan's measured step stays within a budget in bytes.
     ParityError : the planned step does not give the plain step's numbers.
     """
+    from .torch.kept import confirm
     from .torch.trace import trace
-    from .torch.verify import verify
 
     traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress)
-    found = plan(
-        traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost, time_limit=time_limit,
-        seed=seed, progress=progress,
-    )  # fmt: skip
+    how: dict[str, Any] = {"solver": solver, "cost": cost, "time_limit": time_limit, "seed": seed, "progress": progress}
+    found = plan(traced, budget, max_overhead=max_overhead, minimize=minimize, **how)
     if check and not traced.fake:
-        checked = verify(model, sample, found)
-        if not checked.ok:
-            raise ParityError(
-                f"the planned step does not give the plain step's numbers: {'; '.join(checked.differences)}. "
-                "The model is as it was. It may use a kernel that is not deterministic on this device; "
-                "see rekindle.verify(model, sample, plan)"
-            )
-        over = checked.measured_peak_bytes + found.graph.resident_bytes - (found.goal.budget or float("inf"))
-        if over > 0:
-            raise RekindleError(
-                f"the plan's measured peak is {format_bytes(over)} above the budget of "
-                f"{format_bytes(found.goal.budget or 0)}. "
-                f"The model is as it was; ask for {format_bytes(over)} less"
-            )
+        found, checked = confirm(model, sample, found, lambda budget: plan(traced, budget, **how))
         log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
     return apply(model, found, on_new_shape)

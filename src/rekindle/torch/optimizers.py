@@ -71,9 +71,10 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
     UsageError : it is none of these, the name is unknown, or the class cannot be tried out on small parameters.
     """
     if isinstance(optimizer, Optimizer):
-        while isinstance(getattr(optimizer, "optimizer", None), Optimizer):  # a wrapper, such as Accelerate's
-            optimizer = optimizer.optimizer  # type: ignore[attr-defined]
-        return _of_instance(optimizer)
+        inner: Any = optimizer
+        while isinstance(getattr(inner, "optimizer", None), Optimizer):  # a wrapper, such as Accelerate's
+            inner = inner.optimizer
+        return _of_instance(inner)
     params = [p for p in model.parameters() if p.requires_grad]
     if isinstance(optimizer, str):
         key = optimizer.strip().lower()
