@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import accept
 from .ask import PlanOptions
-from .budget import Goal, format_bytes
-from .errors import ParityError, RekindleError, UsageError
+from .budget import Goal
+from .errors import UsageError
 from .graph import Graph
 from .plan import Plan
 from .planner import frontier_graph, plan_graph
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rekindle")
 Budget = str | int | float
-BOOKKEEPING = 2048  # bytes of scalars: the loss, its gradient, the tokens between stages
 
 
 def plan(
@@ -69,7 +68,7 @@ def plan_with(what: Trace | Graph, options: PlanOptions, target: str | None = No
     trace, graph, finish = _problem(what, target, options.progress or None)
     found = plan_graph(
         graph, options.goal, solver=options.solver, cost=options.cost, time_limit=options.time_limit, seed=options.seed,
-        progress=options.progress or None, finish=finish, reserve=_reserve(graph) if trace is not None else 0,
+        progress=options.progress or None, finish=finish, bookkeeping=_bookkeeping(trace),
     )  # fmt: skip
     object.__setattr__(found, "trace", trace)
     object.__setattr__(found, "asked", options)
@@ -97,11 +96,13 @@ def frontier(
     return plans
 
 
-def _reserve(graph: Graph) -> int:
-    """Bytes that a budget leaves free: the results, which the plan gives back once the loss has read them, but which
-    many a training loop holds on to until the step is over; and what autograd makes for itself."""
-    assert graph.boundary is not None
-    return BOOKKEEPING + sum(int(graph.arrays.bytes[v]) for v in graph.ops[graph.boundary].inputs)
+def _bookkeeping(trace: Trace | None) -> int | None:
+    """Bytes that a budget leaves for what the graph of a trace does not count; None for a bare graph."""
+    if trace is None:
+        return None
+    from .torch.kept import bookkeeping
+
+    return bookkeeping(trace)
 
 
 def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, Any]:
@@ -184,7 +185,7 @@ def checkpoint(
     seed: int = 0,
     on_new_shape: str = "plan",
     loss: str = "auto",
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     check: bool = True,
     progress: Callable[[str], None] | None = None,
@@ -198,12 +199,13 @@ def checkpoint(
     Raises
     ------
     TraceError, InfeasibleBudget, UsageError : as `trace` and `plan`.
+    InfeasibleBudget : also where no plan's measured step stays within a budget in bytes.
     ParityError : the planned step does not give the plain step's numbers.
     """
     from .torch import accept as torch_accept
+    from .torch.kept import confirm
     from .torch.planned import NEW_SHAPE
     from .torch.trace import call_arguments, plain_forward, trace
-    from .torch.verify import verify
 
     torch_accept.process("checkpoint")
     Goal.parse(budget, max_overhead, minimize)
@@ -217,24 +219,9 @@ def checkpoint(
         with torch_accept.gradients_on():
             torch_accept.probe(model, *arguments, plain_forward(model))
     traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress)
-    found = plan(
-        traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost, time_limit=time_limit,
-        seed=seed, progress=progress,
-    )  # fmt: skip
+    how: dict[str, Any] = {"solver": solver, "cost": cost, "time_limit": time_limit, "seed": seed, "progress": progress}
+    found = plan(traced, budget, max_overhead=max_overhead, minimize=minimize, **how)
     if check and not traced.fake:
-        checked = verify(model, sample, found)
-        if not checked.ok:
-            raise ParityError(
-                f"the planned step does not give the plain step's numbers: {'; '.join(checked.differences)}. "
-                "The model is as it was. It may use a kernel that is not deterministic on this device; "
-                "see rekindle.verify(model, sample, plan)"
-            )
-        over = checked.measured_peak_bytes + found.graph.resident_bytes - (found.goal.budget or float("inf"))
-        if over > 0:
-            raise RekindleError(
-                f"the plan's measured peak is {format_bytes(over)} above the budget of "
-                f"{format_bytes(found.goal.budget or 0)}. "
-                f"The model is as it was; ask for {format_bytes(over)} less"
-            )
+        found, checked = confirm(model, sample, found, lambda budget: plan(traced, budget, **how))
         log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
     return _apply(model, found, on_new_shape, check)

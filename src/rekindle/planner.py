@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from . import bounds
 from .budget import Goal, format_bytes
 from .errors import InfeasibleBudget, UsageError
 from .graph import Graph
+from .held import held_peak, keeping_results, relaxed, result_values
 from .plan import Plan
 from .schedule import Schedule
 from .simulate import Simulation, simulate
@@ -26,15 +29,21 @@ LOOSE, FEW, SETS = 0.02, 80, 400_000  # if it misses more than that part, on gra
 USUAL = 30.0  # seconds; a longer time limit makes searches work longer
 SMALL = 128  # ops of graphs on which optimality may be searched for
 CLOSER = 400  # ops of graphs at whose frontier's low end a closer look is worth twice the time of all the rest
+RESULTS_MATTER = 1 / 64  # of the least memory: where the results take less, one search for it is enough
+MOST_NAMED = 64
 Finish = Callable[[Graph, Schedule], Schedule]
+# What an error called reachable is reached when it is asked for, also by a search that a clock ends: (hash of the graph,
+# solver) -> the schedule that the error spoke of.
+_named: OrderedDict[tuple[str, str], Schedule] = OrderedDict()
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A candidate and what the judge says of it."""
+    """A candidate and what the judge says of it. needs : bytes of the smallest budget that it keeps."""
 
     schedule: Schedule
     judged: Simulation
+    needs: int
 
 
 def plan_graph(
@@ -47,12 +56,13 @@ def plan_graph(
     seed: int = 0,
     progress: Progress | None = None,
     finish: Finish | None = None,
-    reserve: int = 0,
+    bookkeeping: int | None = None,
 ) -> Plan:
     """The best plan the solver finds for the goal. `finish` turns a schedule into the one that will be run; the judge
     sees that one.
 
-    reserve : bytes that a budget in bytes leaves free if it can.
+    bookkeeping : where it is given, a budget in bytes is kept also by a loop that holds the results of forward until the
+        step is over, with so many bytes to spare. None: the judge's peak alone has to fit.
 
     Raises
     ------
@@ -61,38 +71,45 @@ def plan_graph(
     """
     start = time.monotonic()
     chosen = registry.get(solver)
-    baseline = _score(graph, Schedule.baseline(graph), cost, finish)
+    spare = bookkeeping if goal.budget is not None else None
+    score = partial(_score, graph, cost=cost, finish=finish, spare=spare)
+    baseline = score(Schedule.baseline(graph))
     limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
-    floor = bounds.single_op(graph)
-    problem = _problem(graph, cost, limit, goal.max_overhead, seed, time_limit, progress)
-    if limit is not None and limit < floor.bytes:  # certified impossible: ask only how small it can get
-        problem = _problem(graph, cost, None, None, seed, time_limit, progress)
-    wanted = limit
-    if goal.budget is not None and limit is not None and limit - reserve >= floor.bytes:
-        wanted = limit - reserve
-        problem = replace(problem, limit=wanted)
+    # Where results are held, solvers are asked about a step that keeps them.
+    asked, certain = (graph, graph) if spare is None else (keeping_results(graph), relaxed(graph))
+    free = spare or 0
+    aim = None if limit is None or limit - free < bounds.single_op(certain).bytes else limit - free
+    problem = _problem(asked, cost, aim, goal.max_overhead, seed, time_limit, progress)
     smallest = replace(problem, limit=None, max_overhead=None)
 
     def scored(schedules: Iterable[Schedule]) -> list[Scored]:
-        return [_score(graph, s, cost, finish) for s in schedules]
+        return [score(s) for s in schedules]
 
     found = scored(chosen.solve(problem))
     if goal.least_memory:
         found += scored(_by_other_costs(chosen, problem, "unit", "seconds"))
-    best = _pick(found, wanted, goal.max_overhead) or _pick(found, limit, goal.max_overhead)
+    best = _pick(found, limit, goal.max_overhead)
     if _overhead_is_left(chosen, problem, cost, best):
         found += scored(_by_other_costs(chosen, replace(smallest, whole=True), "seconds"))
         best = _pick(found, None, goal.max_overhead)
-    if best is None and problem.limit is not None:
+    if best is None and limit is not None:
         # Aimed at the budget it may stop short of what it reaches when asked for least memory: what an error calls
         # reachable must be reached when it is asked for.
-        found += scored(chosen.solve(smallest))
-        best = _pick(found, limit, goal.max_overhead)
+        least = scored(chosen.solve(smallest)) if problem.limit is not None else found
+        if spare is not None and _results_matter(graph, least):  # some may be made twice before forward ends
+            least = least + scored(chosen.solve(replace(smallest, graph=graph)))
+        key = (graph.hash, chosen.name)
+        if key in _named:
+            least = [*least, score(_named[key], finish=None)]
+        best = _pick(least, limit, None)
+        if best is None and problem.limit is not None:
+            best = _pick(scored(_by_other_costs(chosen, problem, "unit", "seconds")), limit, None)
         if best is None:
-            found += scored(_by_other_costs(chosen, replace(problem, limit=limit), "unit", "seconds"))
-            best = _pick(found, limit, goal.max_overhead)
+            reached = min(least, key=lambda s: s.needs)
+            _remember(key, reached.schedule)
+            raise _infeasible(graph, chosen, goal, limit, reached.needs, bounds.look_ahead(certain), spare)
     if best is None:
-        raise _infeasible(graph, chosen, goal, limit, found, bounds.look_ahead(graph))
+        raise _no_such_overhead(chosen, goal, found)
     weights = graph.weights(cost)
     thorough = chosen.name in THOROUGH
     certifying = _certifying(start, time_limit, CERTIFY if thorough else BRIEFLY)
@@ -101,9 +118,22 @@ def plan_graph(
         bound, met = _look_longer(graph, weights, best, bound)
         # Within an overhead it may find nothing where more is allowed: then more could turn out larger.
         if met is not None and chosen.name == "auto" and limit is not None:
-            best = _smaller(best, _score(graph, met, cost, finish))
+            best = _smaller(best, score(met), limit)
     optimal = _optimal(graph, weights, best, bound, goal, limit)
     return _plan(graph, best, baseline, chosen, goal, cost, time.monotonic() - start, bound, optimal)
+
+
+def _results_matter(graph: Graph, found: list[Scored]) -> bool:
+    """Whether the results take a part of the least memory found that is worth a second search."""
+    results = int(graph.arrays.bytes[result_values(graph)].sum())
+    return results > RESULTS_MATTER * (min(s.needs for s in found) - graph.resident_bytes)
+
+
+def _remember(key: tuple[str, str], schedule: Schedule) -> None:
+    _named[key] = schedule
+    _named.move_to_end(key)
+    if len(_named) > MOST_NAMED:
+        _named.popitem(last=False)
 
 
 def _look_longer(
@@ -259,21 +289,30 @@ def _problem(
     return Problem(graph, weights, limit, max_overhead, seed, deadline, progress or (lambda _: None), effort)
 
 
-def _score(graph: Graph, schedule: Schedule, cost: str, finish: Finish | None) -> Scored:
-    schedule = finish(graph, schedule) if finish else schedule
-    return Scored(schedule, simulate(graph, schedule, cost))
+def _score(graph: Graph, schedule: Schedule, cost: str, finish: Finish | None, spare: int | None = None) -> Scored:
+    """spare : bytes that a budget must leave free beside what a loop that holds the results takes; None: the judge's peak
+    has to fit. The schedule may be one for `keeping_results(graph)`."""
+    if spare is None:
+        schedule = finish(graph, schedule) if finish else schedule
+        judged = simulate(graph, schedule, cost)
+        return Scored(schedule, judged, judged.peak_bytes)
+    if finish:  # what waits must not wait on top of results that are held
+        schedule = finish(relaxed(graph), Schedule.from_runs(relaxed(graph), schedule.runs, schedule.solver))
+    if schedule.graph_hash != graph.hash:
+        schedule = Schedule.from_runs(graph, schedule.runs, schedule.solver)
+    return Scored(schedule, simulate(graph, schedule, cost), held_peak(graph, schedule) + spare)
 
 
-def _smaller(one: Scored, two: Scored) -> Scored:
-    """The second if it holds less than the first and costs no more."""
+def _smaller(one: Scored, two: Scored, limit: int) -> Scored:
+    """The second if it holds less than the first, fits the limit and costs no more."""
     less = two.judged.peak_bytes < one.judged.peak_bytes and two.judged.overhead <= one.judged.overhead + EPS
-    return two if less else one
+    return two if less and two.needs <= limit else one
 
 
 def _pick(found: list[Scored], limit: int | None, max_overhead: float | None) -> Scored | None:
     """Least cost within the limit; else least peak within max_overhead; else least peak."""
     if limit is not None:
-        fit = [s for s in found if s.judged.peak_bytes <= limit]
+        fit = [s for s in found if s.needs <= limit]
         return min(fit, key=lambda s: (s.judged.overhead, s.judged.peak_bytes), default=None)
     fit = [s for s in found if max_overhead is None or s.judged.overhead <= max_overhead + EPS]
     return min(fit, key=lambda s: (s.judged.peak_bytes, s.judged.overhead), default=None)
@@ -305,31 +344,37 @@ def _plan(
     )
 
 
+def _no_such_overhead(solver: Solver, goal: Goal, found: list[Scored]) -> UsageError:
+    least = min(s.judged.overhead for s in found)
+    return UsageError(
+        f"solver {solver.name!r} has no plan within max_overhead={goal.max_overhead}; its least is {least:.1%}. "
+        "Allow more, or use solver='auto'"
+    )
+
+
 def _infeasible(
-    graph: Graph, solver: Solver, goal: Goal, limit: int | None, found: list[Scored], floor: bounds.Bound
-) -> Exception:
-    if limit is None:
-        least = min(s.judged.overhead for s in found)
-        return UsageError(
-            f"solver {solver.name!r} has no plan within max_overhead={goal.max_overhead}; its least is {least:.1%}. "
-            "Allow more, or use solver='auto'"
-        )
-    smallest = min(s.judged.peak_bytes for s in found)
+    graph: Graph, solver: Solver, goal: Goal, limit: int, smallest: int, floor: bounds.Bound, spare: int | None
+) -> InfeasibleBudget:
+    """smallest : bytes that were reached. spare : as in `_score`."""
+    least = floor.bytes + (spare or 0)
     op = "what must be live at the end" if floor.op is None else graph.ops[floor.op].name
     asked = f"budget {format_bytes(limit)} ({limit} bytes)"
     if goal.fraction is not None:
         asked = f"budget {goal.fraction:g} of the plain activation peak, {format_bytes(limit)} in all"
-    resident = f"{format_bytes(graph.resident_bytes)} of it held during the whole step"
+    parts = f"{format_bytes(graph.resident_bytes)} of it held during the whole step"
+    if spare is not None:
+        results = int(graph.arrays.bytes[result_values(graph)].sum())
+        parts += f" and {format_bytes(results)} results, which a training loop holds until the step is over"
     why = (
-        f"no schedule exists below {format_bytes(floor.bytes)} ({floor.bytes} bytes), {resident}, set by {op}"
-        if limit < floor.bytes
-        else f"the certified bound is {format_bytes(floor.bytes)} ({floor.bytes} bytes), {resident}, set by {op}, "
+        f"no schedule exists below {format_bytes(least)} ({least} bytes), {parts}, set by {op}"
+        if limit < least
+        else f"the certified bound is {format_bytes(least)} ({least} bytes), {parts}, set by {op}, "
         f"but solver {solver.name!r} found nothing that small"
     )
     hint = "" if solver.name == "auto" else ", use solver='auto'"
-    split = ", or split that op" if limit < floor.bytes and floor.op is not None else ""
+    split = ", or split that op" if limit < least and floor.op is not None else ""
     return InfeasibleBudget(
         f"{asked} cannot be met: {why}; the smallest peak known to be reachable is {format_bytes(smallest)} "
         f"({smallest} bytes). Raise the budget to that{hint} or make the batch smaller{split}",
-        budget=limit, smallest_peak=smallest, bound_bytes=floor.bytes, op=op,
+        budget=limit, smallest_peak=smallest, bound_bytes=least, op=op,
     )  # fmt: skip

@@ -123,7 +123,8 @@ class _Stage(torch.autograd.Function):
 
 
 def _token() -> torch.Tensor:
-    return torch.zeros(1, device="cpu")  # not where the user's default device is: gradients that join must agree
+    # no memory on any device, and always on the same one: gradients that join must agree
+    return torch.empty(0, device="cpu")
 
 
 class Runner:

@@ -25,6 +25,7 @@ from .guards import Expected
 from .in_place import write_in_place
 from .normalise import Lowered, is_marked, lower, storage_bytes
 from .numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
+from .optimizers import state_bytes
 from .reads import Reads
 
 
@@ -68,7 +69,7 @@ def trace(
     *,
     loss: str = "auto",
     target: str | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Trace:
@@ -82,7 +83,8 @@ def trace(
     loss : "auto": where the result holds a scalar under the key `loss`, or a scalar comes first, gradients come back to
         it alone; else to every result that requires grad. "all": to every one.
     target : name of a device whose roofline gives the seconds, instead of measuring on the device at hand.
-    optimizer : its state counts among what is held during the whole step.
+    optimizer : a torch optimizer, its class or a name such as "adamw": its state counts among what is held during the
+        whole step, also before the first step has made it.
     must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
         decision that recomputation could flip, say); what backward needs of them is kept.
 
@@ -141,13 +143,12 @@ def trace_call(
         t = call.tensors[captured.inputs[p]] if p in captured.inputs else None
         if t is not None and t.requires_grad:
             raise TraceError("the model writes over an input that requires grad; clone the input before it is changed")
-    o = options.optimizer
-    state = [t for x in ([o] if o else []) for s in x.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+    state = 0 if options.optimizer is None else state_bytes(options.optimizer, model)
     merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), options.must_save))
     write_in_place(captured)
     name = type(model).__name__
-    held = [*captured.constants.values(), *state, *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured)
+    held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
+    resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured) + state
     lowered = lower(captured, name, resident, options.must_save)
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
     expected = Expected.of(model, reads.by_path(model), ignored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import tree
+from .attributes import Attributes, plain_tensors
 from .bound import Bound
 from .call import Call
 from .capture import disable_autocast
@@ -23,7 +24,7 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
     Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; buffers, attributes and
     random state are put back.
     """
-    from .verify import same, state_kept
+    from .verify import same
 
     def planned(tensors: list[torch.Tensor]) -> Any:
         return bound(model, replace(call, tensors=tensors))
@@ -35,7 +36,7 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
     outcomes = []
     with contextlib.suppress(torch.OutOfMemoryError):
         for forward in (planned, eager):
-            with state_kept(model):
+            with _as_before(model):
                 outcomes.append(_step(model, forward, call.tensors))
     if len(outcomes) < 2:
         return []
@@ -58,3 +59,20 @@ def _step(
     with disable_autocast():
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return loss.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+@contextlib.contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Buffers, attributes and random state as before, afterwards."""
+    attributes = Attributes(model)
+    carried = [*model.buffers(), *(t for *_, t in plain_tensors(model))]
+    kept = [(b, b.detach().clone()) for b in carried]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            attributes.restore()
+            with torch.no_grad():
+                for b, old in kept:
+                    b.copy_(old)

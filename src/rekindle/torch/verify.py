@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ..accept import plan as accept_plan
-from ..errors import UsageError
+from ..errors import PlanMismatch, RekindleError, UsageError
 from ..plan import Plan
 from . import accept, tree
 from .attributes import Attributes, plain_tensors
@@ -20,7 +22,8 @@ from .capture import disable_autocast
 from .flops import FlopCount
 from .measure import allocator_peak, storage_peak
 from .planned import PlannedForward, planned_forward
-from .trace import call_arguments, plain_forward
+from .sample import Sample
+from .trace import call_arguments
 
 LossOf = Callable[[Any], torch.Tensor]
 
@@ -30,12 +33,15 @@ class Check:
     """What `verify` found.
 
     loss_equal, gradients_equal, buffers_equal, rng_equal : bitwise equality of the planned step with the plain one;
-        None where it could not be told (fake tensors, or the plain step does not fit the device).
+        None where it could not be told (fake tensors, or the plain step does not fit the device). The gradients are those
+        of parameters and inputs; with the buffers goes whatever else forward writes: attributes, inputs.
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
         step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
     flops_overhead : extra FLOPs of the executed step over the plain one, counted; None where it was not asked for.
     differences : what differs, in words.
+    held_peak_bytes : the measured activation peak of the planned step in a loop that holds the results until the step is
+        over; None where it was not asked for.
     """
 
     loss_equal: bool | None
@@ -49,6 +55,7 @@ class Check:
     planned_seconds: float
     flops_overhead: float | None
     differences: list[str] = field(default_factory=list)
+    held_peak_bytes: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -69,18 +76,36 @@ class Check:
                                                ("buffers", self.buffers_equal), ("RNG state", self.rng_equal))]
             + [f"peak       {format_bytes(self.measured_peak_bytes)} measured, "
                f"{format_bytes(self.predicted_peak_bytes)} predicted ({self.peak_error:+.2%})"]
+            + ([] if self.held_peak_bytes is None else
+               [f"           {format_bytes(self.held_peak_bytes)} measured while the results are held"])
             + self.differences
         )  # fmt: skip
 
 
 @dataclass
 class _Outcome:
+    """What a step left. gradients, written : by name. drew : whether it drew random numbers."""
+
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
+    written: dict[str, torch.Tensor]
     rng: list[torch.Tensor]
+    drew: bool
     peak: int
     seconds: float
+
+
+@dataclass
+class _Subject:
+    """What is compared. device : the one whose allocator is measured. written : parameters that forward writes to."""
+
+    model: nn.Module
+    sample: Sample
+    loss: LossOf
+    fake: Any
+    device: torch.device
+    cuda: list[int]
+    written: list[str]
 
 
 def default_loss(result: Any) -> torch.Tensor:
@@ -91,19 +116,19 @@ def default_loss(result: Any) -> torch.Tensor:
     scalars = [i for i in able if tensors[i].numel() == 1]
     called = [i for i in scalars if places[i].endswith("['loss']")]
     if len(called) == 1:
-        return _total(tensors[called[0]])
+        return _sum(tensors[called[0]])
     if scalars[:1] == [0] and places[0] in ("output", "output[0]"):
-        return _total(tensors[0])
+        return _sum(tensors[0])
     if not able:
         raise UsageError("no result of the model requires grad, so there is no step to verify")
-    total = _total(tensors[able[0]])
+    total = _sum(tensors[able[0]])
     for i in able[1:]:
-        total = total + _total(tensors[i])
+        total = total + _sum(tensors[i]).to(total.device)
     return total
 
 
-def _total(t: torch.Tensor) -> torch.Tensor:
-    """The sum, a real number: of complex ones the sum of both parts."""
+def _sum(t: torch.Tensor) -> torch.Tensor:
+    """Real, so that backward can start from it."""
     return torch.view_as_real(t.resolve_conj()).sum() if t.is_complex() else t.sum()
 
 
@@ -115,9 +140,12 @@ def verify(
     loss: LossOf | None = None,
     count_flops: bool = False,
 ) -> Check:
-    """Run one step plain and one planned, from the same parameters, buffers and RNG state, and compare them bit by bit.
+    """Run one step plain and one planned, from the same parameters, buffers and RNG state, and compare them bit by bit. A
+    model that draws random numbers makes a second step each way: it is called twice before the backward of either call, and
+    random numbers are drawn in between.
 
-    The module is left as it was: gradients, buffers and RNG state are put back. Algorithms are deterministic meanwhile.
+    The module and the sample are left as they were: gradients, buffers, inputs and RNG state. Algorithms are deterministic
+    meanwhile.
 
     Parameters
     ----------
@@ -127,9 +155,23 @@ def verify(
 
     Raises
     ------
-    UsageError : there is no plan, or no result that requires grad.
+    UsageError : there is no plan, or no result that requires grad, or the model has no numbers (on the meta device).
     PlanMismatch : the sample is not what the plan is for.
+    RekindleError : a step fails; the message tells the error of the module, which is its cause.
     """
+    return check_step(model, sample, plan, loss=loss, count_flops=count_flops)
+
+
+def check_step(
+    model: nn.Module,
+    sample: Any,
+    plan: Plan | None = None,
+    *,
+    loss: LossOf | None = None,
+    count_flops: bool = False,
+    held: bool = False,
+) -> Check:
+    """`verify`; with `held` one more planned step is run and measured, in which the results are held to its end."""
     accept.process("verify")
     accept.module(model)
     if plan is not None:
@@ -141,92 +183,189 @@ def verify(
         planned = PlannedForward(model, plan, "error", lambda trace, options: plan, check=False)
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
-    args, kwargs = call_arguments(sample)
-    accept.measurable(model, args, kwargs)
-    tensors = tree.flatten((args, kwargs))[0]
-    plain = plain_forward(model)
-    fake = torch._guards.detect_fake_mode([*model.parameters(), *tensors])
+    accept.measurable(model, *call_arguments(sample))
+    s = _subject(model, sample, loss or default_loss, planned)
+    plain = planned.plain
+    fake = s.fake is not None
 
-    def step() -> torch.Tensor:
-        value = (loss or default_loss)(model(*args, **kwargs))
-        with disable_autocast():  # backward belongs outside of it, also where the caller compares inside
-            value.backward()  # type: ignore[no-untyped-call]
-        return value.detach()
-
-    with accept.gradients_on(), _put_back(model, tensors), fake or _deterministic():
-        ours = _run(model, tensors, planned, step, fake is not None)
+    with accept.gradients_on(), _put_back(model, s.sample.tensors), s.fake or _deterministic():
+        ours = _run(s, planned, "planned")
         theirs = None
         with contextlib.suppress(torch.OutOfMemoryError):  # that it does not fit plain may be why there is a plan
-            theirs = _run(model, tensors, plain, step, fake is not None)
+            theirs = _run(s, plain, "plain")
+        equal, differences = _compare(ours, theirs, fake)
+        ours, theirs = _figures(ours), None if theirs is None else _figures(theirs)
+        if theirs is not None and not fake and (ours.drew or theirs.drew):
+            differences += _compare_twice(s, planned, plain, equal)
         extra = None
         if count_flops and theirs is not None:
-            counts = [_flops(model, f, step, fake is not None) for f in (planned, plain)]
+            counts = [_flops(s, f) for f in (planned, plain)]
             extra = counts[0] / counts[1] - 1 if counts[1] else None
+        top = _run(s, planned, "planned", hold=True).peak if held else None
     used = planned.last.plan if planned.last is not None else planned.plan
-    return _compare(ours, theirs, used, fake is not None, extra)
-
-
-def _flops(model: nn.Module, forward: Callable[..., Any], step: Callable[[], torch.Tensor], fake: bool) -> int:
-    """FLOPs of one more step, apart from those that are compared: counting gets between the model and its kernels."""
-    for p in model.parameters():
-        p.grad = None  # those of the compared steps are not to be added to
-    with state_kept(model, fake), _forward(model, forward), FlopCount() as count:
-        step()
-    return count.total
-
-
-def _run(
-    model: nn.Module,
-    tensors: list[torch.Tensor],
-    forward: Callable[..., Any],
-    step: Callable[[], torch.Tensor],
-    fake: bool,
-) -> _Outcome:
-    """One step with this forward, from the model's present state, which is put back."""
-    with state_kept(model, fake), _forward(model, forward):
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
-        held: list[torch.Tensor] = []
-        begin = time.perf_counter()
-        if fake:
-            known = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-            peak = storage_peak(lambda: held.append(step()), known).peak_bytes
-        else:
-            device = next((t.device for t in [*model.parameters(), *tensors]), torch.device("cpu"))
-            peak = allocator_peak(lambda: held.append(step()), device).peak_bytes
-        return _Outcome(
-            loss=held[0],
-            gradients={k: p.grad for k, p in model.named_parameters()},
-            buffers={k: b.detach().clone() for k, b in _carried(model).items()},
-            rng=[] if fake else _rng(model),
-            peak=peak,
-            seconds=time.perf_counter() - begin,
-        )
-
-
-def _compare(ours: _Outcome, theirs: _Outcome | None, plan: Plan, fake: bool, flops_overhead: float | None) -> Check:
-    found: list[str] = []
-    equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
-    if theirs is not None and not fake:
-        equal["loss"] = same(ours.loss, theirs.loss)
-        if not equal["loss"]:
-            found.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
-        for kind, a, b in (("gradients", ours.gradients, theirs.gradients), ("buffers", ours.buffers, theirs.buffers)):
-            wrong = [k for k in b if not same(a[k], b[k])]  # type: ignore[index]
-            equal[kind] = not wrong
-            found += [f"{len(wrong)} of {len(b)} {kind} differ, first {wrong[0]}"] if wrong else []
-        equal["rng"] = all(same(a, b) for a, b in zip(ours.rng, theirs.rng, strict=True))
-        found += [] if equal["rng"] else ["the RNG state after the step differs"]
     return Check(
         equal["loss"], equal["gradients"], equal["buffers"], equal["rng"],
-        predicted_peak_bytes=plan.activation_peak_bytes,
+        predicted_peak_bytes=used.activation_peak_bytes,
         measured_peak_bytes=ours.peak,
         plain_peak_bytes=None if theirs is None else theirs.peak,
         plain_seconds=None if theirs is None else theirs.seconds,
         planned_seconds=ours.seconds,
-        flops_overhead=flops_overhead,
-        differences=found,
+        flops_overhead=extra,
+        differences=differences,
+        held_peak_bytes=top,
     )  # fmt: skip
+
+
+def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForward) -> _Subject:
+    args, kwargs = call_arguments(sample)
+    tensors = tree.flatten((args, kwargs))[0]
+    state = [*model.parameters(), *model.buffers()]
+    fake = torch._guards.detect_fake_mode([*state, *tensors])
+    devices = {t.device for t in [*state, *tensors]}
+    cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
+    if fake is None and any(d.type == "meta" for d in devices):
+        raise UsageError(
+            f"{type(model).__name__} or its sample lies on the meta device, where there are no numbers to compare; build it "
+            "under FakeTensorMode to measure without memory, or move it with to_empty and initialise it"
+        )
+    if fake is None and len(cuda) > 1:
+        raise UsageError(
+            f"{type(model).__name__} and its sample lie on {', '.join(f'cuda:{i}' for i in cuda)}; a plan is for one device, "
+            "whose peak is measured: plan the part on each device by itself"
+        )
+    others = sorted({d.type for d in devices} - {"cpu", "cuda"})
+    device = torch.device("cuda", cuda[0]) if cuda else torch.device(others[0] if others else "cpu")
+    written: list[str] = []
+    if planned.plan.trace is not None:
+        c = planned.plan.trace.lowered.captured
+        targets = {*c.mutations, *(a for w in c.writing.values() for a in w.args if isinstance(a, torch.fx.Node))}
+        written = [name for p, name in c.params.items() if p in targets]
+    return _Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, written)
+
+
+def _flops(s: _Subject, forward: Callable[..., Any]) -> int:
+    """FLOPs of one more step, apart from those that are compared: counting gets between the model and its kernels."""
+    for p in s.model.parameters():
+        p.grad = None  # those of the compared steps are not to be added to
+    args, kwargs, _ = s.sample.fresh()
+    with _state(s), _forward(s.model, forward), FlopCount() as count:
+        _backward(s.loss(s.model(*args, **kwargs)))
+    return count.total
+
+
+def _backward(value: torch.Tensor) -> None:
+    with disable_autocast():  # backward belongs outside of it, also where the caller compares inside
+        value.backward()  # type: ignore[no-untyped-call]
+
+
+def _run(s: _Subject, forward: Callable[..., Any], which: str, *, hold: bool = False, twice: bool = False) -> _Outcome:
+    """One step with this forward, from the model's present state, which is put back.
+
+    hold : the results live until the step is over. twice : two calls before the first backward, and random numbers drawn after each call and backward.
+    """
+    left: list[torch.Tensor] = []
+    args, kwargs, tensors = s.sample.fresh()
+
+    def step() -> None:
+        result = s.model(*args, **kwargs)
+        value = s.loss(result)
+        if not hold:
+            del result
+        if twice:
+            _draw(s)
+            other = s.loss(s.model(*args, **kwargs))
+            _draw(s)
+            # Each by itself: eager adds up what comes to a parameter in one backward in another order than a plan can.
+            _backward(other)
+            _draw(s)
+        _backward(value)
+        left.append(value.detach() + other.detach() if twice else value.detach())
+
+    with _state(s), _forward(s.model, forward), _telling(s.model, which):
+        for p in s.model.parameters():
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        before = _rng(s)
+        begin = time.perf_counter()
+        if s.fake is not None:
+            grads = [p.grad for p in s.model.parameters() if p.grad is not None]
+            peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
+        else:
+            peak = allocator_peak(step, s.device).peak_bytes
+        seconds = time.perf_counter() - begin
+        rng = _rng(s)
+        gradients = {k: p.grad for k, p in s.model.named_parameters()}
+        written = {k: b.detach().clone() for k, b in _carried(s.model, s.written).items()}
+        if s.fake is None:
+            for i, (name, t) in enumerate(zip(s.sample.names, tensors, strict=True)):
+                if t.requires_grad and t.is_leaf and not s.sample.is_owned(i):
+                    gradients[name] = t.grad
+                if not s.sample.is_owned(i) and not same(t.detach(), s.sample.tensors[i].detach()):
+                    written[name] = t.detach()
+        drew = not all(map(same, before, rng))
+        return _Outcome(left[0], gradients, written, rng, drew, peak, seconds)
+
+
+def _figures(outcome: _Outcome) -> _Outcome:
+    """The outcome without its tensors, which take as much as the model."""
+    return _Outcome(torch.empty(0), {}, {}, [], outcome.drew, outcome.peak, outcome.seconds)
+
+
+@contextlib.contextmanager
+def _telling(model: nn.Module, which: str) -> Iterator[None]:
+    """What the module raises comes out as the cause of an error that says where."""
+    try:
+        yield
+    except (RekindleError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        raise RekindleError(
+            f"the {which} step of {type(model).__name__} failed with {type(e).__name__}: {e}. The model is as it was; see that "
+            "model(sample), its loss and backward work"
+        ) from e
+
+
+def _draw(s: _Subject) -> None:
+    """As a loss, a hook or the loop may do between two calls."""
+    for d in {"cpu", str(s.device)}:
+        torch.rand(3, device=d)
+
+
+def _compare_twice(s: _Subject, planned: Any, plain: Any, equal: dict[str, bool | None]) -> list[str]:
+    """What differs where the model is called twice and random numbers are drawn in between, added to `equal`."""
+    try:
+        theirs = _run(s, plain, "plain", twice=True)
+    except (RekindleError, torch.OutOfMemoryError):
+        return []  # it cannot be called twice before one backward, or there is no room
+    try:
+        ours = _run(s, planned, "planned", twice=True)
+    except (PlanMismatch, torch.OutOfMemoryError):
+        return []  # the first call left something by which the second is another call; or there is no room
+    again, found = _compare(ours, theirs, False)
+    equal |= {k: equal[k] and again[k] for k in equal}
+    return [f"called twice before backward, with random numbers drawn in between: {x}" for x in found]
+
+
+def _compare(ours: _Outcome, theirs: _Outcome | None, fake: bool) -> tuple[dict[str, bool | None], list[str]]:
+    """(equality of each kind, what differs in words)."""
+    found: list[str] = []
+    equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
+    if theirs is None or fake:
+        return equal, found
+    equal["loss"] = same(ours.loss, theirs.loss)
+    if not equal["loss"]:
+        found.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
+    kinds: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        ("gradients", "gradients", ours.gradients, theirs.gradients),
+        ("buffers", "tensors that forward writes", ours.written, theirs.written),
+    ]
+    for kind, what, a, b in kinds:
+        known = list(dict.fromkeys([*b, *a]))
+        wrong = [k for k in known if not same(a.get(k), b.get(k))]
+        equal[kind] = not wrong
+        found += [f"{len(wrong)} of {len(known)} {what} differ, first {wrong[0]}"] if wrong else []
+    equal["rng"] = all(same(a, b) for a, b in zip(ours.rng, theirs.rng, strict=True))
+    found += [] if equal["rng"] else ["the RNG state after the step differs"]
+    return equal, found
 
 
 def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -252,24 +391,29 @@ def _forward(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def state_kept(model: nn.Module, fake: bool = False) -> Iterator[None]:
-    """Buffers, attributes and RNG state as before, afterwards."""
-    attributes = Attributes(model)
-    buffers = [] if fake else [(b, b.detach().clone()) for b in _carried(model).values()]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=devices):
+def _state(s: _Subject) -> Iterator[None]:
+    """Buffers, attributes, parameters that forward writes, and random state as before, afterwards."""
+    fake = s.fake is not None
+    attributes = Attributes(s.model)
+    kept = [] if fake else [(b, b.detach().clone()) for b in _carried(s.model, s.written).values()]
+    python, numpy = random.getstate(), np.random.get_state()
+    with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=s.cuda):
         try:
             yield
         finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
             attributes.restore()
             with torch.no_grad():
-                for b, old in buffers:
-                    b.copy_(old)
+                for b, old in kept:
+                    if not same(b, old):  # a tensor that was expanded cannot be written, nor does it have to be
+                        b.copy_(old)
 
 
-def _carried(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers and tensors that are plain attributes, by name."""
-    return dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
+def _carried(model: nn.Module, written: list[str]) -> dict[str, torch.Tensor]:
+    """Buffers, tensors that are plain attributes, and the parameters named, by name."""
+    parameters = {k: model.get_parameter(k).detach() for k in written}
+    return dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)} | parameters
 
 
 @contextlib.contextmanager
@@ -300,6 +444,7 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(on, warn_only=warn)
 
 
-def _rng(model: nn.Module) -> list[torch.Tensor]:
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
+def _rng(s: _Subject) -> list[torch.Tensor]:
+    if s.fake is not None:
+        return []
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in s.cuda)]
