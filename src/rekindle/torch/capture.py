@@ -22,6 +22,7 @@ from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -236,7 +237,9 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
     try:
         # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
         outside = functorch_config.patch(backward_pass_autocast="off")
-        with module_paths_recorded(flat.model), eager_composites(cudnn), outside:
+        # Random ops stay in the graph though nobody reads what they draw: eager's generator moves on.
+        all_random = inductor_config.patch(fallback_random=True)
+        with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random:
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         state.restore()  # what torch puts in the place of parameters stays in modules that have two names

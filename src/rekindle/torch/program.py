@@ -72,7 +72,7 @@ class _Writer:
         while after < len(steps) and isinstance(steps[after], Free):
             after += 1
         forward, dropped, backward = steps[:cut], steps[cut + 1 : after], steps[after:]
-        self._check_random_order(forward)
+        self._check_random_order(forward, backward)
         saved = self._live_after(forward, dropped)
         used = self._placeholders_read(backward)
         replayed = self._replayed()
@@ -125,10 +125,13 @@ class _Writer:
         twice = [o for o, times in Counter(self.schedule.runs).items() if times > 1]
         return {o for o in twice if (n := self.low.calls[o].node) is not None and rules.draws_random(n.target)}
 
-    def _check_random_order(self, forward: tuple[Any, ...]) -> None:
-        first = dict.fromkeys(s.op for s in forward if isinstance(s, Run))
-        random = [o for o in first if (n := self.low.calls[o].node) is not None and rules.draws_random(n.target)]
-        if random != sorted(random):
+    def _check_random_order(self, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> None:
+        """Each half draws what the model draws there, in the model's order."""
+        ops = self.graph.ops
+        drawing = [o for o, c in enumerate(self.low.calls) if c.node is not None and rules.draws_random(c.node.target)]
+        ran = dict.fromkeys(s.op for steps in (forward, backward) for s in steps if isinstance(s, Run))
+        early = {s.op for s in forward if isinstance(s, Run)}
+        if [o for o in ran if o in drawing] != drawing or any((o in early) == ops[o].backward for o in drawing):
             raise RekindleError("the schedule draws random numbers in another order than the model; it cannot be run")
 
     # -- source ----------------------------------------------------------------------------------------------------
