@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import rekindle
+from rekindle import TraceError
 
 SOLVERS = ("none", "chen-sqrt", "feng", "storages")
 
@@ -152,3 +156,77 @@ def test_fake_and_real_traces_hold_the_same_random_ops() -> None:
         fake = rekindle.trace(ReadByNobody(), torch.rand(24, 16))
     real = rekindle.trace(ReadByNobody(), torch.rand(24, 16))
     assert fake.graph.hash == real.graph.hash
+
+
+def seeded(x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):  # the first line to be named
+        torch.manual_seed(0)
+        return torch.rand_like(x)
+
+
+def kept_state(x: Tensor) -> Tensor:
+    state = torch.get_rng_state()  # the second line to be named
+    noise = torch.rand_like(x)
+    torch.set_rng_state(state)
+    return noise
+
+
+def seeded_directly(x: Tensor) -> Tensor:
+    torch.default_generator.manual_seed(0)
+    return torch.rand_like(x)
+
+
+def seeded_numpy(x: Tensor) -> Tensor:
+    np.random.seed(5)
+    return x * float(np.random.rand())
+
+
+def of_its_own(x: Tensor) -> Tensor:
+    return torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+
+
+class With(nn.Module):
+    def __init__(self, noise: Any):
+        super().__init__()
+        self.a, self.b, self.noise = nn.Linear(16, 16), nn.Linear(16, 16), noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x) * self.noise(x))
+
+
+@pytest.mark.parametrize(
+    ("noise", "words"),
+    [
+        (seeded, "test_random_order.py.*the first line to be named"),
+        (kept_state, "test_random_order.py.*the second line to be named"),
+        (seeded_directly, "state of torch's random generator"),
+        (of_its_own, "rand.generator.*default generator"),
+        (seeded_numpy, "NumPy's random generator"),
+    ],
+)
+def test_what_else_is_done_to_generators_is_refused(noise: Any, words: str) -> None:
+    model, x = With(noise), torch.rand(4, 16)
+    before = torch.get_rng_state(), str(np.random.get_state())
+    for _ in range(2):  # in the same words
+        with pytest.raises(TraceError, match=f"(?s){words}"):
+            rekindle.trace(model, x)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == str(np.random.get_state())
+    assert isinstance(torch.random.default_generator, torch.Generator)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_torch_checkpoint_may_keep_the_state(reentrant: bool) -> None:
+    class Checkpointed(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            part = lambda h: torch.dropout(torch.tanh(self.b(h)), 0.5, True)  # noqa: E731
+            return self.c(checkpoint(part, self.a(x), use_reentrant=reentrant))
+
+    plain, x = Checkpointed(), torch.rand(24, 16)
+    planned = copy.deepcopy(plain)
+    with contextlib.ExitStack() as stack:
+        if reentrant:  # its backward cannot be traced
+            stack.enter_context(pytest.raises(TraceError))
+        rekindle.apply(planned, rekindle.plan(rekindle.trace(planned, x), minimize="memory", solver="feng"))
+    theirs, ours = left(plain, drawn_between, x), left(planned, drawn_between, x)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))

@@ -10,13 +10,11 @@ import contextlib
 import logging
 import operator
 import os
-import random
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
@@ -34,6 +32,7 @@ from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
 from .module_paths import module_paths_recorded
+from .random_state import no_other_random, only_draws
 from .strides import eager_strides
 
 log = logging.getLogger("rekindle")
@@ -120,7 +119,7 @@ def capture(
     flat = _Flat(model, forward, spec, loss, tensors if real else None)
     stack = contextlib.ExitStack()
     with stack:
-        stack.enter_context(_no_other_random())
+        stack.enter_context(no_other_random())
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
@@ -239,7 +238,7 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
         outside = functorch_config.patch(backward_pass_autocast="off")
         # Random ops stay in the graph though nobody reads what they draw: eager's generator moves on.
         all_random = inductor_config.patch(fallback_random=True)
-        with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random:
+        with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random, only_draws():
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         state.restore()  # what torch puts in the place of parameters stays in modules that have two names
@@ -280,24 +279,6 @@ def _as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
             yield
         finally:
             torch.compiler._is_compiling_flag = flag
-
-
-@contextlib.contextmanager
-def _no_other_random() -> Iterator[None]:
-    """Numbers from Python's or NumPy's generators would become constants of the graph."""
-    before = random.getstate(), np.random.get_state(legacy=False)
-    try:
-        yield
-        after = random.getstate(), np.random.get_state(legacy=False)
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-    for name, x, y in (("Python's", before[0], after[0]), ("NumPy's", str(before[1]), str(after[1]))):
-        if x != y:
-            raise TraceError(
-                f"the model draws from {name} random generator, whose numbers a plan would fix for good; draw with torch "
-                "and decide with torch.where, or draw outside of forward and pass the result in"
-            )
 
 
 @contextlib.contextmanager

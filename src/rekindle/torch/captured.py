@@ -122,6 +122,13 @@ def _placeholder(c: Captured, n: fx.Node) -> None:
 
 def _constant(c: Captured, n: fx.Node) -> None:
     t = operator.attrgetter(str(n.target))(c.graph_module)
+    if isinstance(t, torch.Generator):
+        reader = next(iter(n.users), n)
+        raise TraceError(
+            f"{reader.target} in {module_path(reader) or 'the model'} draws from a generator of its own (generator=), "
+            "whose state a plan cannot put back to draw the same again; draw from torch's default generator, or outside of "
+            "forward and pass the result in"
+        )
     if not isinstance(t, torch.Tensor):
         raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
     if t.requires_grad:
