@@ -95,8 +95,21 @@ def is_member(n: fx.Node) -> bool:
 
 
 def is_marked(path: str, must_save: Iterable[str]) -> bool:
-    """Whether the module of that path, or one that it lies in, is among those whose ops must run only once."""
-    return any(fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save)
+    """Whether the module of that path, or one that it lies in, is among those whose ops must run only once: by its name
+    as it is, or by a pattern."""
+    return any(
+        path == m or path.startswith(f"{m}.") or fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save
+    )
+
+
+def printable(name: str) -> str:
+    """A module's name as part of an op's name, or of a comment: one line, without "|". Two names never become the same."""
+    if name.isprintable() and "|" not in name and "\\" not in name:
+        return name
+    return "".join(
+        "\\x7c" if ch == "|" else ch if ch.isprintable() and ch != "\\" else ch.encode("unicode_escape").decode()
+        for ch in name
+    )
 
 
 def base_part(n: fx.Node) -> Part | None:
@@ -295,7 +308,7 @@ class _Lowering:
         over = self._overwritable(n)
         self.ops.append(
             Op(
-                f"{path}|{n.target}|{shape}", tuple(inputs), tuple(outputs),
+                f"{printable(path)}|{n.target}|{shape}", tuple(inputs), tuple(outputs),
                 backward=backward, recompute=not run_once, inplace=tuple(over),
             )
         )  # fmt: skip
@@ -381,7 +394,9 @@ class _Lowering:
                 token = self.new_value(0)
                 values = self.values_behind(self.c.gradients[p])
                 what = self.c.params.get(p) or self.c.buffers.get(p) or "input"
-                ops.append(Op(f"{what}|{ACCUMULATE}|", tuple(values), (token,), backward=True, recompute=False))
+                ops.append(
+                    Op(f"{printable(what)}|{ACCUMULATE}|", tuple(values), (token,), backward=True, recompute=False)
+                )
                 calls.append(Call(ACCUMULATE, p))
                 self.keep.append(token)
                 if p not in self.c.params:
