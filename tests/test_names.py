@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.torch.normalise import ACCUMULATE, is_marked, printable
+from rekindle.torch.module_paths import printable
+from rekindle.torch.normalise import ACCUMULATE, is_marked
 
 EVIL = [
     "x\nopen('owned', 'w')\n#", "x\n    open('owned', 'w')\n    #",

@@ -47,3 +47,7 @@ class ParityError(RekindleError):
 
 class FormatError(RekindleError):
     """A graph, schedule or plan is damaged, foreign or inconsistent. Nothing of it was executed."""
+
+
+class RekindleWarning(UserWarning):
+    """Something about a planned module that is worth a look: a planned step leaves out what the plain one does, say."""

@@ -7,11 +7,14 @@ Works on torch 2.11 to 2.13, with real, fake and meta-then-faked parameters.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import operator
 import os
+import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,14 +28,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..errors import TraceError
+from ..errors import RekindleWarning, TraceError
 from . import hidden, tree
-from .attributes import Attributes, Changes, tensors_as_buffers
+from .attributes import Attributes, Changes, tensors_as_buffers, tensors_in_attributes
 from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
-from .module_paths import module_paths_recorded
+from .module_paths import module_paths_recorded, printable
 from .random_state import no_other_random, only_draws
+from .side_effects import VARIABLES, SideEffects
 from .strides import eager_strides
 
 log = logging.getLogger("rekindle")
@@ -54,6 +58,8 @@ class _Flat(nn.Module):
         self.ignored: dict[int, str] = {}
         self.assigned: dict[str, Assigned] = {}
         self.changes = Changes()  # of attributes, in the last run
+        self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
+        self.late: list[str] = []  # attributes that backward changed
         self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
         self.questions: list[Question] = []  # about the values of inputs, in the last run
         self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
@@ -68,6 +74,7 @@ class _Flat(nn.Module):
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
             self.changes = state.restore(only_tensors=self.goes_on)
+            self.inside = tensors_in_attributes(self.model)
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
         }
@@ -102,6 +109,9 @@ def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:
     return 0 if scalars[:1] == [0] and names[0] in ("output", "output[0]") else None
 
 
+_warned: weakref.WeakKeyDictionary[type, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()  # of, for each class
+
+
 def capture(
     model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: Any, loss: str = "auto", by_values: bool = True
 ) -> Captured:  # fmt: skip
@@ -109,7 +119,8 @@ def capture(
 
     by_values : forward may branch on what integer inputs hold, where they are real; see `Captured.questions`.
 
-    The model's parameters, buffers, attributes and the RNG state are left as they were.
+    The model's parameters, buffers, attributes and the RNG state are left as they were; so are the Python objects that
+    forward and hooks can reach. A RekindleWarning names what forward changes and planned steps do not, once for each class.
 
     Raises
     ------
@@ -117,6 +128,41 @@ def capture(
     """
     real = by_values and not any(map(is_fake, tensors))
     flat = _Flat(model, forward, spec, loss, tensors if real else None)
+    with SideEffects(model) as effects:
+        captured = _capture(flat, tensors)
+    changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
+    by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
+    captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
+    captured.dropped = sorted({*(changed - by_hooks.keys()), *effects.dropped})
+    _warn_of_dropped(type(model), tuple(captured.dropped))
+    return captured
+
+
+def _warn_of_dropped(kind: type, names: tuple[str, ...]) -> None:
+    if not names or names in _warned.setdefault(kind, set()):
+        return
+    _warned[kind].add(names)
+    others = [k for k in names if k.startswith(VARIABLES)]
+    attributes = [printable(k) for k in names if k not in others]
+    plural = "s" if len(attributes) > 1 else ""
+    parts = [f"the attribute{plural} {', '.join(attributes)}"] * bool(attributes) + others
+    warnings.warn(
+        f"forward of {kind.__name__} changes {' and '.join(parts)}; planned steps do not",
+        RekindleWarning,
+        stacklevel=_outside(),
+    )
+
+
+def _outside() -> int:
+    """The stack level of whoever called this library."""
+    here, level, frame = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 0, sys._getframe(1)
+    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level + 1
+
+
+def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
+    model = flat.model
     stack = contextlib.ExitStack()
     with stack:
         stack.enter_context(no_other_random())
@@ -199,22 +245,16 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: _Flat, tensors: list[
 def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], joint: Any) -> None:
     """What forward leaves in attributes must not change what the next call computes."""
     changes = flat.changes
-    if changes.collected:
-        log.warning(
-            "forward of %s puts tensors into %s; planned calls do not",
-            type(flat.model).__name__,
-            ", ".join(changes.collected),
-        )
     if not changes.other:
         return
-    state, questions = Attributes(flat.model), flat.questions
+    state, questions, late = Attributes(flat.model), flat.questions, flat.late
     flat.goes_on = True
     again = None
     try:
         with contextlib.suppress(TraceError):
             again = _computed(_joint(stack, flat, tensors)), flat.questions
     finally:
-        flat.goes_on, flat.questions = False, questions
+        flat.goes_on, flat.questions, flat.changes, flat.late = False, questions, changes, late
         state.restore()
     if again != (_computed(joint), questions):
         raise TraceError(
@@ -241,7 +281,12 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
         with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random, only_draws():
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
-        state.restore()  # what torch puts in the place of parameters stays in modules that have two names
+        # What torch puts in the place of parameters and buffers stays in modules that have two names. All else that is
+        # changed now was changed in backward.
+        late = state.restore()
+        assigned = [k for k, t in late.assigned.items() if flat.inside.get(k) is not t]
+        flat.late = [*late.collected, *late.other, *assigned]
+        flat.inside = {}
 
 
 def is_fake(t: torch.Tensor) -> bool:

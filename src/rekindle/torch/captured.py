@@ -68,6 +68,11 @@ class Captured:
     # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
     # what it is as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
+    effects: list[str] = field(
+        default_factory=list
+    )  # hooks on submodules, and their patched forwards, that do more than
+    # compute: by name; planned steps do not run their code
+    dropped: list[str] = field(default_factory=list)  # what else forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
     graph_module: Any = None  # owns the nodes
 

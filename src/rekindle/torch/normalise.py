@@ -23,6 +23,7 @@ from ..errors import TraceError
 from ..graph import BOUNDARY, Graph, Op, Value
 from . import rules
 from .captured import Captured
+from .module_paths import printable
 
 ACCUMULATE = "accumulate"
 Part = tuple[fx.Node, int]  # one tensor: member `index` of what a node returns (0 for a plain tensor)
@@ -99,16 +100,6 @@ def is_marked(path: str, must_save: Iterable[str]) -> bool:
     as it is, or by a pattern."""
     return any(
         path == m or path.startswith(f"{m}.") or fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save
-    )
-
-
-def printable(name: str) -> str:
-    """A module's name as part of an op's name, or of a comment: one line, without "|". Two names never become the same."""
-    if name.isprintable() and "|" not in name and "\\" not in name:
-        return name
-    return "".join(
-        "\\x7c" if ch == "|" else ch if ch.isprintable() and ch != "\\" else ch.encode("unicode_escape").decode()
-        for ch in name
     )
 
 

@@ -25,7 +25,8 @@ from ..errors import RekindleError
 from ..graph import Graph
 from ..schedule import Free, Run, Schedule
 from . import rng, rules
-from .normalise import ACCUMULATE, Call, Lowered, is_member, printable, tensors_of
+from .module_paths import printable
+from .normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "members")
