@@ -287,3 +287,44 @@ def test_nothing_is_said_where_nothing_is_dropped() -> None:
         model[2].forward = functools.partial(lambda f, x: f(x)[0], model[2].forward)  # type: ignore[method-assign]
         captured = traced(model).lowered.captured
     assert (captured.effects, captured.dropped) == ([], [])
+
+
+class PositionIndices(nn.Module):
+    """Set at the first call, in another shape than the placeholder has."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(3, 8)
+        self.indices = nn.Buffer(torch.zeros(1, 1, 1, 3), persistent=False) if buffer else torch.zeros(1, 1, 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        if self.indices.shape[1] != n:
+            self.indices = torch.arange(n * n * 3, dtype=torch.float32).view(1, n, n, 3)
+        return self.a(x) + self.b(self.indices).mean(2)
+
+
+class State(nn.Module):
+    def __init__(self, start: Tensor | None) -> None:
+        super().__init__()
+        self.a, self.state = nn.Linear(8, 8), start
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        h = h if self.state is None else h + self.state
+        self.state = h.detach().mean(1, keepdim=True)
+        return h
+
+
+@pytest.mark.parametrize(
+    ("model", "settles"),
+    [
+        (PositionIndices(True), True), (PositionIndices(False), True), (State(None), True),
+        (State(torch.zeros(4, 1, 8)), False), (State(torch.zeros(1, 1, 8)), True), (Net(), False),
+    ],
+)  # fmt: skip
+def test_capture_tells_whether_the_next_call_is_another(model: nn.Module, settles: bool) -> None:
+    x = torch.rand(4, 6, 8)
+    assert rekindle.trace(model, x).lowered.captured.settles is settles
+    model(x)
+    assert not rekindle.trace(model, x).lowered.captured.settles

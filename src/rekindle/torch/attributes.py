@@ -22,6 +22,14 @@ def plain_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch
                 yield f"{name}.{k}".lstrip("."), m, k, t
 
 
+Kind = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def kind_of(t: torch.Tensor) -> Kind:
+    """What of a tensor in an attribute shapes the graph of a call."""
+    return t.shape, t.dtype, t.device
+
+
 def tensors_in_attributes(model: nn.Module) -> dict[str, torch.Tensor]:
     """Buffers and tensors that are plain attributes, by name, also under a module's second name."""
     return {

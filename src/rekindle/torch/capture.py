@@ -30,13 +30,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from ..errors import RekindleWarning, TraceError
 from . import hidden, tree
-from .attributes import Attributes, Changes, tensors_as_buffers, tensors_in_attributes
+from .attributes import Attributes, Changes, Kind, kind_of, tensors_as_buffers, tensors_in_attributes
 from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
 from .module_paths import module_paths_recorded, printable
 from .random_state import no_other_random, only_draws
-from .side_effects import VARIABLES, SideEffects
+from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .strides import eager_strides
 
 log = logging.getLogger("rekindle")
@@ -57,6 +57,7 @@ class _Flat(nn.Module):
         self.aliased: dict[int, int | str] = {}
         self.ignored: dict[int, str] = {}
         self.assigned: dict[str, Assigned] = {}
+        self.kinds: dict[str, Kind] = {}  # of the tensors in `assigned`
         self.changes = Changes()  # of attributes, in the last run
         self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
         self.late: list[str] = []  # attributes that backward changed
@@ -86,6 +87,7 @@ class _Flat(nn.Module):
         loss = _loss_index(returned, names) if self._loss == "auto" else None
         results = len(returned)
         self.assigned = {}
+        self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
         for k, t in sorted(self.changes.assigned.items()):
             self.assigned[k] = Assigned(None, given[id(t)]) if id(t) in given else Assigned(len(returned))
             if id(t) not in given:
@@ -128,12 +130,15 @@ def capture(
     """
     real = by_values and not any(map(is_fake, tensors))
     flat = _Flat(model, forward, spec, loss, tensors if real else None)
+    kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     with SideEffects(model) as effects:
         captured = _capture(flat, tensors)
+    captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
-    captured.dropped = sorted({*(changed - by_hooks.keys()), *effects.dropped})
+    dropped = {*(changed - by_hooks.keys()), *effects.dropped}
+    captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
     _warn_of_dropped(type(model), tuple(captured.dropped))
     return captured
 

@@ -68,6 +68,9 @@ class Captured:
     # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
     # what it is as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
+    # Forward sets an attribute to a tensor where there was none, or one of another shape, dtype or device: the next call is
+    # another one, of another signature.
+    settles: bool = False
     effects: list[str] = field(
         default_factory=list
     )  # hooks on submodules, and their patched forwards, that do more than

@@ -13,6 +13,7 @@ import dis
 import functools
 import logging
 import os
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ _KINDS = {
 }
 _OPAQUE = (type, types.ModuleType, logging.Logger, logging.Handler, torch.dtype, torch.device, torch.Generator,
            torch.utils.hooks.RemovableHandle, *tree.PLAIN)  # fmt: skip
+_OF_EVERY_MODULE = set(nn.Module().__dict__)
 _TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals that a hook tells somebody by
 _TELLS = {"log", "info", "warning", "warn", "debug", "error", "write", "writelines", "add_scalar"}  # methods
 _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # whose `log` is a logarithm
@@ -63,12 +65,12 @@ class SideEffects:
 
     def __enter__(self) -> SideEffects:
         self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
-        for kind in {type(m): m for m in self._model.modules() if not _is_torchs(type(m))}:
+        for kind in dict.fromkeys(type(m) for m in self._model.modules() if not _is_torchs(type(m))):
             for name, holders in self._variables(kind.forward):
                 self._by_name.setdefault(name, set()).update(holders)
         for path, m in self._model.named_modules():
             for k, x in m.__dict__.items():
-                if k in torch_module.Module().__dict__ or k == "forward" or isinstance(x, torch.Tensor):
+                if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
                     continue
                 inside = list(x.values()) if isinstance(x, dict) else x if isinstance(x, list) else [x]
                 holders = {h for y in inside[:LARGEST] for h in self._walk(y, 1)}
@@ -84,7 +86,11 @@ class SideEffects:
             name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
             if changed & holders or _speaks(fn)
         ]  # fmt: skip
-        self.dropped = sorted(name for name, holders in self._by_name.items() if changed & holders - hooked)
+        told: set[Any] = set()  # one name for what several modules share
+        for name, holders in self._by_name.items():
+            if changed & (holders - hooked) - told:
+                self.dropped.append(name)
+                told |= changed & holders
         self._watched.clear()
 
     def hooks_that_set(self, attribute: str) -> list[str]:
@@ -150,6 +156,15 @@ def _is_torchs(fn: Any) -> bool:
     fn = getattr(fn, "__func__", fn)
     where = getattr(fn, "__module__", None) or type(fn).__module__
     return str(where).split(".")[0] in ("torch", "rekindle")
+
+
+def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:
+    """Whether torch's Module, or a library that is installed, keeps the attribute for its own ends."""
+    path, _, leaf = attribute.rpartition(".")
+    if leaf in _OF_EVERY_MODULE:
+        return True
+    where = getattr(sys.modules.get(type(model.get_submodule(path)).__module__), "__file__", None) or ""
+    return "-packages" in where and (leaf.startswith("_") or leaf == "config")
 
 
 def _called(fn: Any) -> str:
