@@ -175,6 +175,9 @@ def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
         mode = detect_fake_mode([*tensors, *model.parameters()])
+        # torch keeps results of shape rules for the whole process. One that another mode made loses which results share a
+        # storage, and how large that is: the graph would depend on what was traced before.
+        FakeTensorMode.cache_clear()
         if mode is None:
             stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(tensors, model)))
             # Tensors from elsewhere (globals, closures) become constants of the graph.
