@@ -24,8 +24,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..errors import RekindleWarning, TraceError
@@ -38,6 +37,7 @@ from .module_paths import module_paths_recorded, printable
 from .random_state import no_other_random, only_draws
 from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .strides import eager_strides
+from .trace_errors import trace_error
 
 log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
@@ -61,6 +61,7 @@ class _Flat(nn.Module):
         self.changes = Changes()  # of attributes, in the last run
         self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
         self.late: list[str] = []  # attributes that backward changed
+        self.progress = 0  # ops that were run, in all runs of the last attempt
         self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
         self.questions: list[Question] = []  # about the values of inputs, in the last run
         self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
@@ -74,6 +75,7 @@ class _Flat(nn.Module):
                 found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
+            self.progress += known.calls
             self.changes = state.restore(only_tensors=self.goes_on)
             self.inside = tensors_in_attributes(self.model)
         given: dict[int, int | str] = {
@@ -196,9 +198,6 @@ def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
     return captured
 
 
-_DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
-
-
 def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
     """The joint graph, as eager runs it where that can be traced.
 
@@ -206,7 +205,8 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
     being compiled. Modules of the kinds that failed are told so, and where that is not enough, the whole step is. Whether the
     numbers stay the same is for `verify` to say.
     """
-    first: Exception | None = None
+    failed: list[tuple[int, Exception]] = []  # how far each attempt got, and what stopped it
+    blocker: Exception | None = None
     told: list[type[nn.Module]] = []  # kinds of submodules
     try:
         while len(told) <= MOST_TOLD:
@@ -214,19 +214,22 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
                 with _as_if_compiling(told):
                     return _with_eager_kernels(stack, flat, tensors)
             except Exception as e:
-                first = first or e
+                failed.append((flat.progress, e))
                 kind = _where(e, flat.model)
                 if kind is None or kind in told:
                     break
                 told.append(kind)
-        assert first is not None
         try:
             with _as_if_compiling(None):
                 return _export(stack, flat, tensors, cudnn=False)
-        except Exception:  # the first one tells what eager would have met
-            raise _trace_error(first) from first
+        except Exception:
+            # The one that got furthest met what blocks; among equals the first, which tells what eager would have met.
+            _, blocker = max(failed, key=lambda f: f[0])
+            assert blocker is not None
+            raise trace_error(blocker, flat.model) from blocker
     finally:
-        first = None  # its traceback holds this frame, and so the model and the tensors
+        failed.clear()
+        blocker = None  # its traceback holds this frame, and so the model and the tensors
 
 
 def _where(e: Exception, model: nn.Module) -> type[nn.Module] | None:
@@ -281,6 +284,7 @@ def _computed(joint: Any) -> list[str]:
 def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], cudnn: bool = True) -> Any:
     """cudnn : keep its batch norm, which writes to its arguments unseen (see `hidden`)."""
     state = Attributes(flat.model)
+    flat.progress = 0
     try:
         # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
         outside = functorch_config.patch(backward_pass_autocast="off")
@@ -350,29 +354,3 @@ def _quiet() -> Iterator[None]:
 def _cuda_devices(tensors: list[torch.Tensor], model: nn.Module) -> list[int]:
     found = {t.device for t in [*tensors, *model.parameters()] if t.device.type == "cuda"}
     return sorted(d.index or 0 for d in found)
-
-
-def _trace_error(e: BaseException) -> TraceError:
-    if isinstance(e, TraceError):
-        return e
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    torch_dir = os.path.dirname(os.path.abspath(torch.__file__))
-    frames = [
-        f for f in reversed(traceback.extract_tb(e.__traceback__))
-        if not os.path.abspath(f.filename).startswith(here) and not f.filename.startswith("<")
-        and "contextlib.py" not in f.filename
-    ]  # fmt: skip
-    own = [f for f in frames if not os.path.abspath(f.filename).startswith(torch_dir)]
-    line = next(iter(own + [f for f in frames if os.path.join("torch", "nn", "modules") in f.filename]), None)
-    where = f'{line.filename}:{line.lineno}, in {line.name}: "{line.line}"' if line else "an unknown line"
-    if isinstance(e, _DATA_DEPENDENT) or "data-dependent" in str(e).lower():
-        return TraceError(
-            f"the model's control flow or shapes depend on tensor values at {where}. A plan is made for one graph, "
-            "whatever the data. Take the decision outside of forward, or write it with torch.where or a mask; or plan "
-            "the submodules before and after that line"
-        )
-    text = str(e).strip().splitlines()
-    return TraceError(
-        f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
-        "Check that the call works with this sample; plan the submodules around that line if it must stay"
-    )

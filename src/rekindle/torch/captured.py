@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import TraceError
+from . import tree
 from .known import Question
 from .module_paths import module_path
 
@@ -106,6 +107,11 @@ def read(c: Captured) -> None:
             _call(c, n, by_seq)
         elif n.op == "output":
             _results(c, n, place)
+    if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
+        raise TraceError(
+            f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no tensor "
+            "beside it that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them"
+        )
     if not c.tangents:
         raise TraceError(
             "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
