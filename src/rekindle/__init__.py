@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "Plan", "PlanMismatch",
-    "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value", "__version__",
-    "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
+    "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value",
+    "__version__", "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
 
 _LAZY = {"trace": ".torch.trace", "Trace": ".torch.trace", "verify": ".torch.verify", "Check": ".torch.verify"}

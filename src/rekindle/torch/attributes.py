@@ -22,6 +22,23 @@ def plain_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch
                 yield f"{name}.{k}".lstrip("."), m, k, t
 
 
+Kind = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def kind_of(t: torch.Tensor) -> Kind:
+    """What of a tensor in an attribute shapes the graph of a call."""
+    return t.shape, t.dtype, t.device
+
+
+def tensors_in_attributes(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers and tensors that are plain attributes, by name, also under a module's second name."""
+    return {
+        f"{name}.{k}".lstrip("."): t
+        for name, m in model.named_modules() for k, t in [*m._buffers.items(), *m.__dict__.items()]
+        if isinstance(t, torch.Tensor)
+    }  # fmt: skip
+
+
 @contextlib.contextmanager
 def tensors_as_buffers(model: nn.Module) -> Iterator[None]:
     """Tensors that are plain attributes of a module are inputs of the graph too, read anew at each call."""
@@ -62,6 +79,8 @@ class Attributes:
                 path = f"{name}.{k}".lstrip(".")
                 if isinstance(x, torch.Tensor):
                     found.assigned[path] = x
+                elif k in _OF_TORCH:
+                    continue
                 elif not _holds_tensors(x):
                     found.other.append(path)
                 elif len(x) != len(y if isinstance(y, _CONTAINERS) else ()):
@@ -88,6 +107,7 @@ class Changes:
 
 
 _CONTAINERS = (dict, list, set)
+_OF_TORCH = {"_flat_weights", "_flat_weight_refs"}  # what recurrent layers keep of their parameters
 
 
 def _holds_tensors(x: Any) -> bool:

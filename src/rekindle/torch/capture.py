@@ -7,33 +7,37 @@ Works on torch 2.11 to 2.13, with real, fake and meta-then-faked parameters.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import operator
 import os
-import random
+import sys
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch._inductor import config as inductor_config
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..errors import TraceError
+from ..errors import RekindleWarning, TraceError
 from . import hidden, tree
-from .attributes import Attributes, Changes, tensors_as_buffers
+from .attributes import Attributes, Changes, Kind, kind_of, tensors_as_buffers, tensors_in_attributes
 from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
-from .module_paths import module_paths_recorded
+from .module_paths import module_paths_recorded, printable
+from .random_state import no_other_random, only_draws
+from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .strides import eager_strides
+from .trace_errors import trace_error
 
 log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
@@ -53,7 +57,11 @@ class _Flat(nn.Module):
         self.aliased: dict[int, int | str] = {}
         self.ignored: dict[int, str] = {}
         self.assigned: dict[str, Assigned] = {}
+        self.kinds: dict[str, Kind] = {}  # of the tensors in `assigned`
         self.changes = Changes()  # of attributes, in the last run
+        self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
+        self.late: list[str] = []  # attributes that backward changed
+        self.progress = 0  # ops that were run, in all runs of the last attempt
         self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
         self.questions: list[Question] = []  # about the values of inputs, in the last run
         self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
@@ -67,7 +75,9 @@ class _Flat(nn.Module):
                 found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
+            self.progress += known.calls
             self.changes = state.restore(only_tensors=self.goes_on)
+            self.inside = tensors_in_attributes(self.model)
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
         }
@@ -79,6 +89,7 @@ class _Flat(nn.Module):
         loss = _loss_index(returned, names) if self._loss == "auto" else None
         results = len(returned)
         self.assigned = {}
+        self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
         for k, t in sorted(self.changes.assigned.items()):
             self.assigned[k] = Assigned(None, given[id(t)]) if id(t) in given else Assigned(len(returned))
             if id(t) not in given:
@@ -102,6 +113,9 @@ def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:
     return 0 if scalars[:1] == [0] and names[0] in ("output", "output[0]") else None
 
 
+_warned: weakref.WeakKeyDictionary[type, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()  # of, for each class
+
+
 def capture(
     model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: Any, loss: str = "auto", by_values: bool = True
 ) -> Captured:  # fmt: skip
@@ -109,7 +123,8 @@ def capture(
 
     by_values : forward may branch on what integer inputs hold, where they are real; see `Captured.questions`.
 
-    The model's parameters, buffers, attributes and the RNG state are left as they were.
+    The model's parameters, buffers, attributes and the RNG state are left as they were; so are the Python objects that
+    forward and hooks can reach. A RekindleWarning names what forward changes and planned steps do not, once for each class.
 
     Raises
     ------
@@ -117,13 +132,54 @@ def capture(
     """
     real = by_values and not any(map(is_fake, tensors))
     flat = _Flat(model, forward, spec, loss, tensors if real else None)
+    kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
+    with SideEffects(model) as effects:
+        captured = _capture(flat, tensors)
+    captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())
+    changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
+    by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
+    captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
+    dropped = {*(changed - by_hooks.keys()), *effects.dropped}
+    captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
+    _warn_of_dropped(type(model), tuple(captured.dropped))
+    return captured
+
+
+def _warn_of_dropped(kind: type, names: tuple[str, ...]) -> None:
+    if not names or names in _warned.setdefault(kind, set()):
+        return
+    _warned[kind].add(names)
+    others = [k for k in names if k.startswith(VARIABLES)]
+    attributes = [printable(k) for k in names if k not in others]
+    plural = "s" if len(attributes) > 1 else ""
+    parts = [f"the attribute{plural} {', '.join(attributes)}"] * bool(attributes) + others
+    warnings.warn(
+        f"forward of {kind.__name__} changes {' and '.join(parts)}; planned steps do not",
+        RekindleWarning,
+        stacklevel=_outside(),
+    )
+
+
+def _outside() -> int:
+    """The stack level of whoever called this library."""
+    here, level, frame = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 0, sys._getframe(1)
+    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level + 1
+
+
+def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
+    model = flat.model
     stack = contextlib.ExitStack()
     with stack:
-        stack.enter_context(_no_other_random())
+        stack.enter_context(no_other_random())
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
         mode = detect_fake_mode([*tensors, *model.parameters()])
+        # torch keeps results of shape rules for the whole process. One that another mode made loses which results share a
+        # storage, and how large that is: the graph would depend on what was traced before.
+        FakeTensorMode.cache_clear()
         if mode is None:
             stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(tensors, model)))
             # Tensors from elsewhere (globals, closures) become constants of the graph.
@@ -143,9 +199,6 @@ def capture(
     return captured
 
 
-_DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
-
-
 def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]) -> Any:
     """The joint graph, as eager runs it where that can be traced.
 
@@ -153,7 +206,8 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
     being compiled. Modules of the kinds that failed are told so, and where that is not enough, the whole step is. Whether the
     numbers stay the same is for `verify` to say.
     """
-    first: Exception | None = None
+    failed: list[tuple[int, Exception]] = []  # how far each attempt got, and what stopped it
+    blocker: Exception | None = None
     told: list[type[nn.Module]] = []  # kinds of submodules
     try:
         while len(told) <= MOST_TOLD:
@@ -161,19 +215,22 @@ def _joint(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor]
                 with _as_if_compiling(told):
                     return _with_eager_kernels(stack, flat, tensors)
             except Exception as e:
-                first = first or e
+                failed.append((flat.progress, e))
                 kind = _where(e, flat.model)
                 if kind is None or kind in told:
                     break
                 told.append(kind)
-        assert first is not None
         try:
             with _as_if_compiling(None):
                 return _export(stack, flat, tensors, cudnn=False)
-        except Exception:  # the first one tells what eager would have met
-            raise _trace_error(first) from first
+        except Exception:
+            # The one that got furthest met what blocks; among equals the first, which tells what eager would have met.
+            _, blocker = max(failed, key=lambda f: f[0])
+            assert blocker is not None
+            raise trace_error(blocker, flat.model) from blocker
     finally:
-        first = None  # its traceback holds this frame, and so the model and the tensors
+        failed.clear()
+        blocker = None  # its traceback holds this frame, and so the model and the tensors
 
 
 def _where(e: Exception, model: nn.Module) -> type[nn.Module] | None:
@@ -200,22 +257,16 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: _Flat, tensors: list[
 def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], joint: Any) -> None:
     """What forward leaves in attributes must not change what the next call computes."""
     changes = flat.changes
-    if changes.collected:
-        log.warning(
-            "forward of %s puts tensors into %s; planned calls do not",
-            type(flat.model).__name__,
-            ", ".join(changes.collected),
-        )
     if not changes.other:
         return
-    state, questions = Attributes(flat.model), flat.questions
+    state, questions, late = Attributes(flat.model), flat.questions, flat.late
     flat.goes_on = True
     again = None
     try:
         with contextlib.suppress(TraceError):
             again = _computed(_joint(stack, flat, tensors)), flat.questions
     finally:
-        flat.goes_on, flat.questions = False, questions
+        flat.goes_on, flat.questions, flat.changes, flat.late = False, questions, changes, late
         state.restore()
     if again != (_computed(joint), questions):
         raise TraceError(
@@ -234,13 +285,21 @@ def _computed(joint: Any) -> list[str]:
 def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], cudnn: bool = True) -> Any:
     """cudnn : keep its batch norm, which writes to its arguments unseen (see `hidden`)."""
     state = Attributes(flat.model)
+    flat.progress = 0
     try:
         # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
         outside = functorch_config.patch(backward_pass_autocast="off")
-        with module_paths_recorded(flat.model), eager_composites(cudnn), outside:
+        # Random ops stay in the graph though nobody reads what they draw: eager's generator moves on.
+        all_random = inductor_config.patch(fallback_random=True)
+        with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random, only_draws():
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
-        state.restore()  # what torch puts in the place of parameters stays in modules that have two names
+        # What torch puts in the place of parameters and buffers stays in modules that have two names. All else that is
+        # changed now was changed in backward.
+        late = state.restore()
+        assigned = [k for k, t in late.assigned.items() if flat.inside.get(k) is not t]
+        flat.late = [*late.collected, *late.other, *assigned]
+        flat.inside = {}
 
 
 def is_fake(t: torch.Tensor) -> bool:
@@ -281,24 +340,6 @@ def _as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_other_random() -> Iterator[None]:
-    """Numbers from Python's or NumPy's generators would become constants of the graph."""
-    before = random.getstate(), np.random.get_state(legacy=False)
-    try:
-        yield
-        after = random.getstate(), np.random.get_state(legacy=False)
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-    for name, x, y in (("Python's", before[0], after[0]), ("NumPy's", str(before[1]), str(after[1]))):
-        if x != y:
-            raise TraceError(
-                f"the model draws from {name} random generator, whose numbers a plan would fix for good; draw with torch "
-                "and decide with torch.where, or draw outside of forward and pass the result in"
-            )
-
-
-@contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
@@ -314,29 +355,3 @@ def _quiet() -> Iterator[None]:
 def _cuda_devices(tensors: list[torch.Tensor], model: nn.Module) -> list[int]:
     found = {t.device for t in [*tensors, *model.parameters()] if t.device.type == "cuda"}
     return sorted(d.index or 0 for d in found)
-
-
-def _trace_error(e: BaseException) -> TraceError:
-    if isinstance(e, TraceError):
-        return e
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    torch_dir = os.path.dirname(os.path.abspath(torch.__file__))
-    frames = [
-        f for f in reversed(traceback.extract_tb(e.__traceback__))
-        if not os.path.abspath(f.filename).startswith(here) and not f.filename.startswith("<")
-        and "contextlib.py" not in f.filename
-    ]  # fmt: skip
-    own = [f for f in frames if not os.path.abspath(f.filename).startswith(torch_dir)]
-    line = next(iter(own + [f for f in frames if os.path.join("torch", "nn", "modules") in f.filename]), None)
-    where = f'{line.filename}:{line.lineno}, in {line.name}: "{line.line}"' if line else "an unknown line"
-    if isinstance(e, _DATA_DEPENDENT) or "data-dependent" in str(e).lower():
-        return TraceError(
-            f"the model's control flow or shapes depend on tensor values at {where}. A plan is made for one graph, "
-            "whatever the data. Take the decision outside of forward, or write it with torch.where or a mask; or plan "
-            "the submodules before and after that line"
-        )
-    text = str(e).strip().splitlines()
-    return TraceError(
-        f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
-        "Check that the call works with this sample; plan the submodules around that line if it must stay"
-    )

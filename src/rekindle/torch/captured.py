@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import TraceError
+from . import tree
 from .known import Question
 from .module_paths import module_path
 from .numbers import Numbers
@@ -69,9 +70,14 @@ class Captured:
     # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
     # what it is as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
+    # Forward sets an attribute to a tensor where there was none, or one of another shape, dtype or device: the next call is
+    # another one, of another signature.
+    settles: bool = False
+    # hooks on submodules, and their patched forwards, that do more than compute: by name; planned steps do not run their code
+    effects: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # what else forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
     changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
-    effects: list[str] = field(default_factory=list)  # what hooks and patched forwards of submodules do beside computing
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
     graph_module: Any = None  # owns the nodes
 
@@ -102,6 +108,11 @@ def read(c: Captured) -> None:
             _call(c, n, by_seq)
         elif n.op == "output":
             _results(c, n, place)
+    if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
+        raise TraceError(
+            f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no tensor "
+            "beside it that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them"
+        )
     if not c.tangents:
         raise TraceError(
             "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
@@ -126,6 +137,13 @@ def _placeholder(c: Captured, n: fx.Node) -> None:
 
 def _constant(c: Captured, n: fx.Node) -> None:
     t = operator.attrgetter(str(n.target))(c.graph_module)
+    if isinstance(t, torch.Generator):
+        reader = next(iter(n.users), n)
+        raise TraceError(
+            f"{reader.target} in {module_path(reader) or 'the model'} draws from a generator of its own (generator=), "
+            "whose state a plan cannot put back to draw the same again; draw from torch's default generator, or outside of "
+            "forward and pass the result in"
+        )
     if not isinstance(t, torch.Tensor):
         raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
     if t.requires_grad:

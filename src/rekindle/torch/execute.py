@@ -7,6 +7,7 @@ and its hooks before the next stage runs. Real values pass between stages inside
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 
 from ..errors import RekindleError
+from .anomaly import NamesNaN
 from .capture import disable_autocast
 from .normalise import Lowered
 from .program import Program
@@ -62,7 +64,7 @@ class Step:
         if self.generator is None:
             raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
         try:
-            with disable_autocast():
+            with disable_autocast(), self.runner.watched():
                 next(self.generator)
         except BaseException:
             self.generator = None  # what it held must not outlive the error
@@ -149,6 +151,12 @@ class Runner:
         for j in range(len(self.stage_inputs) - 1, -1, -1):
             token = _Stage.apply(step, j, token, *[inputs[i] for i in self.stage_inputs[j]])
         return list(_Boundary.apply(step, token))
+
+    def watched(self) -> contextlib.AbstractContextManager[Any]:
+        """What a stage runs under: in autograd's anomaly mode, something that names the op that makes a NaN."""
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            return NamesNaN(self.lowered, self.program)
+        return contextlib.nullcontext()
 
     def zero_tangent(self, i: int) -> torch.Tensor:
         """The gradient of a result that the loss does not depend on."""

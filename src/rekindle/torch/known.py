@@ -114,6 +114,7 @@ class KnownValues(TorchDispatchMode):
     def __init__(self, given: Sequence[torch.Tensor], sample: Sequence[torch.Tensor] | None) -> None:
         super().__init__()
         self.questions: list[Question] = []
+        self.calls = 0  # of ops so far
         self._sample = sample
         self._steps: list[Step] = []
         self._sizes: list[int] = []  # of steps, in elements
@@ -123,6 +124,7 @@ class KnownValues(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.calls += 1
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._forget(_written(func, args, kwargs))
         if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # others may do more than they say

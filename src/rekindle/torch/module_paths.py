@@ -45,3 +45,13 @@ def module_path(n: fx.Node) -> str:
     """Qualified name of the innermost module that made the node, or "". Backward nodes have that of their forward."""
     stack = n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
     return stack[_PATH][0] if _PATH in stack else ""
+
+
+def printable(name: str) -> str:
+    """A module's name as part of an op's name, or of a comment: one line, without "|". Two names never become the same."""
+    if name.isprintable() and "|" not in name and "\\" not in name:
+        return name
+    return "".join(
+        "\\x7c" if ch == "|" else ch if ch.isprintable() and ch != "\\" else ch.encode("unicode_escape").decode()
+        for ch in name
+    )

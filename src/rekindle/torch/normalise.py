@@ -23,6 +23,7 @@ from ..errors import TraceError
 from ..graph import BOUNDARY, Graph, Op, Value
 from . import rules
 from .captured import Captured
+from .module_paths import printable
 
 ACCUMULATE = "accumulate"
 Part = tuple[fx.Node, int]  # one tensor: member `index` of what a node returns (0 for a plain tensor)
@@ -95,8 +96,11 @@ def is_member(n: fx.Node) -> bool:
 
 
 def is_marked(path: str, must_save: Iterable[str]) -> bool:
-    """Whether the module of that path, or one that it lies in, is among those whose ops must run only once."""
-    return any(fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save)
+    """Whether the module of that path, or one that it lies in, is among those whose ops must run only once: by its name
+    as it is, or by a pattern."""
+    return any(
+        path == m or path.startswith(f"{m}.") or fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save
+    )
 
 
 def base_part(n: fx.Node) -> Part | None:
@@ -135,8 +139,9 @@ class _Lowering:
         self.reads_snapshot: dict[fx.Node, list[fx.Node]] = {}  # node -> placeholders
         self.tokens: list[int] = []  # what forward must have run before it ends, beside its results
         self.drawn: int | None = None  # token of the random op before: they draw in the model's order
+        self.awaited: int | None = None  # the same, where nothing else makes forward run that op before it ends
         self.returned: set[fx.Node] = set()  # nodes that a result needs
-        self.wanted: set[fx.Node] = set()  # nodes that a result, a mutation or a gradient needs
+        self.results: set[fx.Node] = set()  # nodes that a result or a mutation needs
 
     # -- values ----------------------------------------------------------------------------------------------------
     def new_value(self, size: int, part: Part | None = None, t: torch.Tensor | None = None) -> int:
@@ -187,9 +192,11 @@ class _Lowering:
         for n in forward:
             self.node(n, backward=False, once=n in last_mutation_only)
         self.copies(last_mutation_only)
-        self.boundary()
+        self.boundary(any(rules.draws_random(n.target) for n in backward))
         for n in backward:
             self.node(n, backward=True, once=rules.draws_random(n.target))
+        if self.awaited is not None:
+            self.keep.append(self.awaited)
         graph = self._with_accumulation(name, resident_bytes)
         return Lowered(
             c, graph, self.calls, self.parts, self.value_of, self.views, self.snapshots, set(self.reads_snapshot)
@@ -205,8 +212,7 @@ class _Lowering:
     def _phases(self, after: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
         """Forward ends where the first node stands that belongs to backward; what a result needs is forward."""
         self.returned = _ancestors(self.c.outputs)
-        results = self.returned | _ancestors([*self.c.mutations.values(), *self.c.writing])
-        self.wanted = results | _ancestors(self.c.gradients.values())
+        self.results = results = self.returned | _ancestors([*self.c.mutations.values(), *self.c.writing])
         if results & after:
             raise TraceError("a result of the model depends on its own gradient; such a step cannot be planned")
         end = next(
@@ -271,16 +277,18 @@ class _Lowering:
                 self.add_part(v, (n, i))
             else:
                 raise TraceError(f"{n.target} returns both new tensors and views of its inputs; this cannot be planned")
-        draws = not backward and rules.draws_random(n.target)
+        draws = rules.draws_random(n.target)
         writes = n in self.c.writing and n not in self.returned
         if draws and self.drawn is not None:
             inputs.append(self.drawn)
         if not outputs or draws or writes:
-            # It has an effect beyond its results: a token lets the boundary wait for it, and the next random op.
+            # It has an effect beyond its results: a token lets the boundary wait for it, or the end of backward, and the
+            # next random op. Each waits for the one before, so that the last one alone must be waited for.
             token = self.new_value(0)
             outputs.append(token)
-            self.drawn = token if draws else self.drawn
-            if not draws or n not in self.wanted:
+            if draws:
+                self.drawn, self.awaited = token, token if backward or n not in self.results else None
+            elif not backward:
                 self.tokens.append(token)
         path = self.c.module_path.get(n, "")
         marked = not backward and is_marked(path, self.marks)
@@ -291,7 +299,7 @@ class _Lowering:
         over = self._overwritable(n)
         self.ops.append(
             Op(
-                f"{path}|{n.target}|{shape}", tuple(inputs), tuple(outputs),
+                f"{printable(path)}|{n.target}|{shape}", tuple(inputs), tuple(outputs),
                 backward=backward, recompute=not run_once, inplace=tuple(over),
             )
         )  # fmt: skip
@@ -340,18 +348,25 @@ class _Lowering:
             self.ops.append(Op(f"|copy_|{describe(p.meta['val'])}", inputs, (token,), recompute=False))
             self.calls.append(Call("copy_", p))
 
-    def boundary(self) -> None:
+    def boundary(self, draws_after: bool) -> None:
+        """draws_after : whether backward draws random numbers; then it does so after all that forward draws, and after
+        what the user draws between them."""
         read: list[int] = []
         for o in self.c.outputs:
             if isinstance(o, fx.Node):
                 read += self.values_behind(o)
-        read += self.tokens
+        # A random op that backward alone reads belongs to forward too, since eager draws there.
+        read += self.tokens if self.awaited is None else [*self.tokens, self.awaited]
         made = []
         for t in self.c.tangents:
             made.append(self.new_value(storage_bytes(t.meta["val"]), (t, 0), t.meta["val"]))
         if not self._depends_on_tangents() & set(self.c.gradients.values()):
             made.append(self.new_value(0))  # no gradient asks for the boundary, yet forward ends there
             self.keep.append(made[-1])
+        self.awaited = None
+        if draws_after:
+            made.append(self.new_value(0))
+            self.drawn = made[-1]
         self.ops.append(Op(BOUNDARY, tuple(dict.fromkeys(read)), tuple(made), recompute=False))
         self.calls.append(Call("boundary"))
 
@@ -370,7 +385,9 @@ class _Lowering:
                 token = self.new_value(0)
                 values = self.values_behind(self.c.gradients[p])
                 what = self.c.params.get(p) or self.c.buffers.get(p) or "input"
-                ops.append(Op(f"{what}|{ACCUMULATE}|", tuple(values), (token,), backward=True, recompute=False))
+                ops.append(
+                    Op(f"{printable(what)}|{ACCUMULATE}|", tuple(values), (token,), backward=True, recompute=False)
+                )
                 calls.append(Call(ACCUMULATE, p))
                 self.keep.append(token)
                 if p not in self.c.params:

@@ -8,7 +8,11 @@ says.
 from __future__ import annotations
 
 import itertools
+import keyword
+import linecache
 import math
+import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
@@ -21,10 +25,14 @@ from ..errors import RekindleError
 from ..graph import Graph
 from ..schedule import Free, Run, Schedule
 from . import rng, rules
+from .module_paths import printable
 from .normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
 
-_LITERALS = (bool, int, str, type(None))
+_LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "members", "numbers")
+_VARIABLE = re.compile(r"v\d|x_|c\d|__")  # what names of variables and constants begin with
+_LONGEST = 200  # characters of a module's name in a comment
+_number = itertools.count(1)  # of programs in this process
 
 
 @dataclass
@@ -35,12 +43,16 @@ class Program:
     backward(saved, tangents, rng, out, retain): a generator; both lists are emptied. Each `next` runs one stage. `retain`:
         another backward may follow, so nothing is written over what forward saved.
     stages : per stage the placeholders whose gradients it puts into `out`, in order.
+    file : the name under which tracebacks find the source, as long as the program lives.
+    ops : line of the source, from 1 -> id of the op that it runs.
     """
 
     source: str
     forward: Callable[[list[Any], dict[int, Any]], tuple[list[Any], list[Any]]]
     backward: Callable[[list[Any], list[Any], dict[int, Any], list[Any], bool], Iterator[None]]
     stages: list[list[fx.Node]]
+    file: str = ""
+    ops: dict[int, int] = field(default_factory=dict)
 
 
 def build(lowered: Lowered, schedule: Schedule) -> Program:
@@ -60,6 +72,7 @@ class _Writer:
     env: dict[str, Any] = field(default_factory=dict)
     names: dict[Any, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    ops: dict[int, int] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -72,7 +85,7 @@ class _Writer:
         while after < len(steps) and isinstance(steps[after], Free):
             after += 1
         forward, dropped, backward = steps[:cut], steps[cut + 1 : after], steps[after:]
-        self._check_random_order(forward)
+        self._check_random_order(forward, backward)
         saved = self._live_after(forward, dropped)
         used = self._placeholders_read(backward)
         replayed = self._replayed()
@@ -82,8 +95,13 @@ class _Writer:
         self._write_forward(forward, saved, used, replayed)
         stages = self._write_backward(backward, saved, used, dropped, replayed)
         source = "\n".join(self.lines) + "\n"
-        exec(compile(source, f"<rekindle plan {self.schedule.graph_hash[:8]}>", "exec"), self.env)
-        return Program(source, self.env["forward"], self.env["backward"], stages)
+        file = f"<rekindle plan {self.schedule.graph_hash[:8]}, program {next(_number)}>"
+        exec(compile(source, file, "exec"), self.env)
+        program = Program(source, self.env["forward"], self.env["backward"], stages, file, self.ops)
+        # Tracebacks show the line, and so the op and the module in its comment.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        weakref.finalize(program, linecache.cache.pop, file, None)
+        return program
 
     # -- what crosses the boundary ---------------------------------------------------------------------------------
     def _live_after(self, forward: tuple[Any, ...], dropped: tuple[Any, ...]) -> list[int]:
@@ -125,10 +143,13 @@ class _Writer:
         twice = [o for o, times in Counter(self.schedule.runs).items() if times > 1]
         return {o for o in twice if (n := self.low.calls[o].node) is not None and rules.draws_random(n.target)}
 
-    def _check_random_order(self, forward: tuple[Any, ...]) -> None:
-        first = dict.fromkeys(s.op for s in forward if isinstance(s, Run))
-        random = [o for o in first if (n := self.low.calls[o].node) is not None and rules.draws_random(n.target)]
-        if random != sorted(random):
+    def _check_random_order(self, forward: tuple[Any, ...], backward: tuple[Any, ...]) -> None:
+        """Each half draws what the model draws there, in the model's order."""
+        ops = self.graph.ops
+        drawing = [o for o, c in enumerate(self.low.calls) if c.node is not None and rules.draws_random(c.node.target)]
+        ran = dict.fromkeys(s.op for steps in (forward, backward) for s in steps if isinstance(s, Run))
+        early = {s.op for s in forward if isinstance(s, Run)}
+        if [o for o in ran if o in drawing] != drawing or any((o in early) == ops[o].backward for o in drawing):
             raise RekindleError("the schedule draws random numbers in another order than the model; it cannot be run")
 
     # -- source ----------------------------------------------------------------------------------------------------
@@ -244,8 +265,10 @@ class _Writer:
             source = f"clone({self._var(n)})" if op.outputs[0] in cloned else self._var(n)
             self.lines.append(f"    {self._variables(op.outputs[0])[0]} = {source}")
             return
-        where = self.low.captured.module_path.get(n, "")
+        where = printable(self.low.captured.module_path.get(n, ""))
+        where = where if len(where) <= _LONGEST else f"…{where[-_LONGEST:]}"
         note = f"  # {where}" if where else ""
+        self.ops[len(self.lines) + 1] = s.op
         target: Any = n.target
         args: Any = n.args
         if first and n in self.low.captured.writing:
@@ -255,7 +278,9 @@ class _Writer:
             position = call.over[s.into]
             over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
             name = f"({name} if retain else {over})" if s.into in saved else over
-        arguments = [self._argument(a, n) for a in args] + [f"{k}={self._argument(a, n)}" for k, a in n.kwargs.items()]
+        arguments = [self._argument(a, n) for a in args] + [
+            _keyword(k, self._argument(a, n)) for k, a in n.kwargs.items()
+        ]
         if replay:
             text = f"replay({', '.join([f'rng[{s.op}]', repr(self._device(call)), name, *arguments])})"
         else:
@@ -303,12 +328,17 @@ class _Writer:
         if target not in self.names:
             base = like or (target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload)
                             else str(getattr(target, "__name__", "f")))  # fmt: skip
-            base = "".join(ch if ch.isalnum() else "_" for ch in base)
-            names = itertools.chain([base], (f"{base}_{k}" for k in itertools.count(2)))
-            name = next(x for x in names if x not in self.env and x not in _LOCALS)
-            self.names[target] = name
-            self.env[name] = target
+            self.names[target] = self._new_name(base)
+            self.env[self.names[target]] = target
         return self.names[target]
+
+    def _new_name(self, like: str) -> str:
+        """An identifier that nothing else in the source bears."""
+        base = "".join(ch if ch.isascii() and ch.isalnum() else "_" for ch in like)
+        if not base.isidentifier() or keyword.iskeyword(base) or _VARIABLE.match(base):
+            base = f"op_{base}"
+        names = itertools.chain([base], (f"{base}_{k}" for k in itertools.count(2)))
+        return next(x for x in names if x not in self.env and x not in _LOCALS)
 
     def _constant(self, x: Any) -> str:
         key = ("constant", id(x))
@@ -317,24 +347,28 @@ class _Writer:
             self.env[self.names[key]] = x
         return self.names[key]
 
-    def _argument(self, x: Any, reader: fx.Node) -> str:
+    def _argument(self, x: Any, reader: fx.Node | None, swap: bool = False) -> str:
         if isinstance(x, fx.Node):
-            return self._tensor(x, reader in self.low.reads_snapshot)
+            return self._tensor(x, swap or reader in self.low.reads_snapshot)
         if type(x) in (int, float) and x in self.low.captured.numbers.markers:
             return f"numbers[{list(self.low.captured.numbers.markers).index(x)}]"
-        if isinstance(x, _LITERALS) or isinstance(x, float) and math.isfinite(x):
+        if type(x) in _LITERALS or type(x) is float and math.isfinite(x):
             return repr(x)
         if isinstance(x, list | tuple):
-            inside = ", ".join(self._argument(y, reader) for y in x)
+            inside = ", ".join(self._argument(y, reader, swap) for y in x)
             return f"[{inside}]" if isinstance(x, list) else f"({inside}{',' if len(x) == 1 else ''})"
         if isinstance(x, dict):
-            return "{" + ", ".join(f"{k!r}: {self._argument(y, reader)}" for k, y in x.items()) + "}"
+            return (
+                "{"
+                + ", ".join(f"{self._argument(k, None)}: {self._argument(y, reader, swap)}" for k, y in x.items())
+                + "}"
+            )
         return self._constant(x)
 
     def _tensor(self, n: Any, swap: bool) -> str:
         """Source of the tensor a node stands for; `swap`: a mutated placeholder is read from its snapshot."""
         if not isinstance(n, fx.Node):
-            return repr(n)
+            return self._argument(n, None)
         if n.op == "get_attr":
             return self._constant(self.low.captured.constants[n])
         if n.op == "placeholder":
@@ -347,8 +381,8 @@ class _Writer:
                 return self.names_of(part)
             if one := rules.one_view(*part):
                 target, (base, *rest) = one
-                return f"{self._function(target)}({self._tensor(base, swap)}, {', '.join(map(repr, rest))})"
-            return f"{self._tensor(part[0], swap)}[{part[1]}]"
+                return f"{self._function(target)}({', '.join(self._argument(x, None, swap) for x in (base, *rest))})"
+            return f"{self._tensor(part[0], swap)}[{self._argument(part[1], None)}]"
         if (n, 0) in self.low.value_of and isinstance(n.meta.get("val"), torch.Tensor):
             return self.names_of((n, 0))
         if n not in self.low.views:
@@ -360,12 +394,12 @@ class _Writer:
             # The loss may give an expanded gradient, and kernels lay results out otherwise than torch's shape rules say:
             # where there is no such view, eager has copied.
             target = torch.reshape
-        parts = [self._tensor(a, swap) if isinstance(a, fx.Node) else self._view_argument(a, swap) for a in n.args]
-        parts += [f"{k}={self._tensor(a, swap) if isinstance(a, fx.Node) else self._view_argument(a, swap)}"
-                  for k, a in n.kwargs.items()]  # fmt: skip
+        parts = [self._argument(a, None, swap) for a in n.args]
+        parts += [_keyword(k, self._argument(a, None, swap)) for k, a in n.kwargs.items()]
         return f"{self._function(target)}({', '.join(parts)})"
 
-    def _view_argument(self, x: Any, swap: bool) -> str:
-        if isinstance(x, list | tuple) and any(isinstance(y, fx.Node) for y in x):
-            return "[" + ", ".join(self._tensor(y, swap) if isinstance(y, fx.Node) else repr(y) for y in x) + "]"
-        return self._argument(x, None)  # type: ignore[arg-type]
+
+def _keyword(name: str, value: str) -> str:
+    """A keyword argument in a call."""
+    plain = name.isidentifier() and not keyword.iskeyword(name)
+    return f"{name}={value}" if plain else f"**{{{str(name)!r}: {value}}}"
