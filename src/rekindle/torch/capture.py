@@ -27,7 +27,8 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..errors import RekindleWarning, TraceError
+from .. import notices
+from ..errors import TraceError
 from . import hidden, tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_as_buffers, tensors_in_attributes
 from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
@@ -153,19 +154,7 @@ def _warn_of_dropped(kind: type, names: tuple[str, ...]) -> None:
     attributes = [printable(k) for k in names if k not in others]
     plural = "s" if len(attributes) > 1 else ""
     parts = [f"the attribute{plural} {', '.join(attributes)}"] * bool(attributes) + others
-    warnings.warn(
-        f"forward of {kind.__name__} changes {' and '.join(parts)}; planned steps do not",
-        RekindleWarning,
-        stacklevel=_outside(),
-    )
-
-
-def _outside() -> int:
-    """The stack level of whoever called this library."""
-    here, level, frame = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 0, sys._getframe(1)
-    while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(here):
-        frame, level = frame.f_back, level + 1
-    return level + 1
+    notices.warn(f"forward of {kind.__name__} changes {' and '.join(parts)}; planned steps do not")
 
 
 def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
