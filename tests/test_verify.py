@@ -244,19 +244,11 @@ def test_a_draw_for_a_model_that_cannot_be_called_twice() -> None:
 
 
 def test_python_and_numpy_numbers_are_as_before() -> None:
-    class Depth(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = random.random(), np.random.rand()
-            return self.layer(x)
-
-    model, x = Depth(), torch.rand(4, 8)
+    model, x = Body(), torch.rand(4, 16)
     plan = planned(model, x)
     before = random.getstate(), np.random.get_state()[1].tolist()
-    assert rekindle.verify(model, x, plan).ok
+    check = rekindle.verify(model, x, plan, loss=lambda out: out.sum() * random.random() * np.random.rand())
+    assert check.ok  # the same factor each time
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
@@ -409,11 +401,9 @@ def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyP
 def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
     budget = rekindle.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
-    beyond = [10**6] * 3
-    with_peaks(monkeypatch, beyond)
+    with_peaks(monkeypatch, [50_000, 100_000, 150_000])
     with pytest.raises(InfeasibleBudget, match="measured step, with the results held") as e:
         rekindle.checkpoint(model, x, budget, solver="storages")
-    assert "less" not in str(e.value).split("ask for")[-1] or "ask for" not in str(e.value)
     assert str(e.value.smallest_peak) in str(e.value)
     assert e.value.bound_bytes <= budget < e.value.smallest_peak
     assert "forward" not in model.__dict__

@@ -42,7 +42,9 @@ def plan(
     Parameters
     ----------
     what : a Trace, or a bare Graph (no torch needed).
-    budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. A float in (0, 1]:
+    budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. The plan of a Trace keeps
+        it also in a loop that holds the results until the step is over (`out = model(x); loss(out).backward()`), while its
+        `peak_bytes` is the peak where nobody holds them; a bare Graph knows no such loop. A float in (0, 1]:
         the activation peak, as a fraction of that of the captured step without a plan (eager holds as much or more).
     max_overhead : least memory within this extra cost (0.1: 10 %).
     minimize : "memory": least memory at any cost.
@@ -55,7 +57,8 @@ def plan(
 
     Raises
     ------
-    InfeasibleBudget : nothing fits; the message names the smallest peak reachable, the certified bound and its op.
+    InfeasibleBudget : nothing fits; the message names the smallest peak reachable, the certified bound and its op. Of a
+        Trace, that is the smallest budget in bytes that is kept with the results held, and asking for it works.
     UsageError : none or several goals, an unknown solver or cost.
     """
     goal = Goal.parse(budget, max_overhead, minimize)

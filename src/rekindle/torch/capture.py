@@ -10,8 +10,6 @@ import contextlib
 import itertools
 import logging
 import operator
-import os
-import sys
 import traceback
 import warnings
 import weakref
