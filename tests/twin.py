@@ -10,9 +10,11 @@ As a program it tries each action alone on each model: python tests/twin.py [--m
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import random
+import signal
 import sys
 import time
 import types
@@ -31,7 +33,8 @@ from rekindle import RekindleError
 
 SCALE = 1.0  # read by forward of `Blocks`
 GOALS: list[dict[str, Any]] = [{"minimize": "memory"}, {"budget": 0.5}, {"max_overhead": 0.5}]
-HOW: dict[str, Any] = {"solver": "storages", "time_limit": 2}
+HOW: dict[str, Any] = {"solver": "storages", "time_limit": 0.1}
+PATIENCE = 60.0  # seconds that one action, with the step after it, may take
 Action = tuple[str, int]
 
 
@@ -177,7 +180,7 @@ class Overwrites(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x.mul_(self.scale)
-        return self.b(self.dropout(self.a(x)).relu_().add_(1))
+        return self.b(self.dropout(self.a(x)).add_(1).relu())
 
 
 class Images(nn.Module):
@@ -315,6 +318,26 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 class Fault(AssertionError):
     """The planned model did what its twin did not."""
+
+
+class Hang(BaseException):
+    """No library may catch it."""
+
+
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    """Raises Hang after PATIENCE seconds."""
+
+    def ring(*_: Any) -> None:
+        raise Hang
+
+    old = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE, 5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
 
 
 class Lines(logging.Handler):
@@ -513,6 +536,11 @@ def another(run: Callable[[Step, int], None]) -> Callable[[Step, int], None]:
     ACTIONS[run.__name__] = lambda pair, k: pair.step(lambda s: run(s, k), only_numbers=True)
     STEPS.add(run.__name__)
     return run
+
+
+@change
+def no_change(p: Pair, k: int) -> None:
+    pass
 
 
 @change
@@ -1001,10 +1029,12 @@ def replay(name: str, goal: dict[str, Any], actions: list[Action]) -> Pair:
             pair.step()
             for action, k in actions:
                 done.append((action, k))
-                ACTIONS[action](pair, k)
-                pair.step()
-        except Exception as e:
+                with in_time():
+                    ACTIONS[action](pair, k)
+                    pair.step()
+        except (Exception, Hang) as e:
             kind = e if isinstance(e, Fault) else f"raises {type(e).__name__}: {str(e).partition(chr(10))[0][:300]}"
+            kind = f"takes more than {PATIENCE:.0f} s" if isinstance(e, Hang) else kind
             raise Fault(f"{kind}\nReplay: import twin; twin.replay({name!r}, {goal!r}, {done!r})") from e
         finally:
             logger.removeHandler(pair.lines)
@@ -1051,6 +1081,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--actions", default=",".join(ACTIONS))
     parser.add_argument("--numbers", default="0,1,2,3,4,5")
+    parser.add_argument("--steps", type=int, default=0, help="ordinary steps more after the action")
     given = parser.parse_args()
     torch.set_num_threads(1)
     for action in given.actions.split(","):
@@ -1059,11 +1090,11 @@ def main() -> None:
             for k in map(int, given.numbers.split(",")):
                 start = time.monotonic()
                 try:
-                    replay(name, GOALS[0], [(action, k)])
+                    replay(name, GOALS[0], [(action, k)] + [("no_change", 0)] * given.steps)
                 except Fault as e:
                     seen.setdefault(str(e).partition("\n")[0], k)
                 if time.monotonic() - start > 10:
-                    seen.setdefault("took more than 10 s", k)
+                    seen.setdefault(f"took {time.monotonic() - start:.0f} s", k)
             for what, k in seen.items():
                 print(f"{action:26} {name:11} {k}  {what}", flush=True)
 
