@@ -1,7 +1,7 @@
 """What it costs to tell whether a plan is for the call at hand.
 
-calls: milliseconds from the call of a planned model with 500 submodules until its program begins, median of 200 calls. To compare
-two versions of the library run it once with each on PYTHONPATH.
+calls: milliseconds from the call of a planned model with 500 submodules until its program begins, median of 200 calls. To
+compare two versions of the library run it once with each on PYTHONPATH.
 step: a planned step that saves everything, ResNet-50, batch 8, as a multiple of the eager step; medians of steps in turns.
 Prints one JSON line each.
 """
@@ -114,7 +114,11 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=8)
     p.add_argument("--rounds", type=int, default=12)
     given = p.parse_args()
-    facts = {"library": os.path.dirname(rekindle.__file__), "threads": torch.get_num_threads(), "load": os.getloadavg()[0]}
+    facts = {
+        "library": os.path.dirname(rekindle.__file__),
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+    }
     if given.what in ("calls", "both"):
         print(json.dumps(facts | cost_of_calls(given.submodules, given.calls)), flush=True)
     if given.what in ("step", "both"):

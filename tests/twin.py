@@ -241,11 +241,15 @@ class Sizes:
     set_to_none: bool = True
 
 
-def inputs(model: nn.Module, s: Sizes, dtype: torch.dtype, seed: int, last: int = 8) -> tuple[list[Tensor], dict[str, Any]]:
+def inputs(
+    model: nn.Module, s: Sizes, dtype: torch.dtype, seed: int, last: int = 8
+) -> tuple[list[Tensor], dict[str, Any]]:
     """(the floating-point tensors, the arguments by name); the same for the same seed."""
     g = torch.Generator().manual_seed(seed)
     kind = type(model)
-    shape = {Images: (s.batch, last // 4, 4 + s.length, 8), Blocks: (s.batch, last)}.get(kind, (s.batch, s.length, last))
+    shape = {Images: (s.batch, last // 4, 4 + s.length, 8), Blocks: (s.batch, last)}.get(
+        kind, (s.batch, s.length, last)
+    )
     x = torch.randn(shape[::-1] if s.strided else shape, generator=g, dtype=torch.float64).to(dtype)
     x = x.permute(*range(x.ndim - 1, -1, -1)) if s.strided else x
     leaf = x.requires_grad_(s.requires_grad)
@@ -383,7 +387,9 @@ class Pair:
 
     def submodule(self, k: int, kind: type | tuple[type, ...] = nn.Module) -> str | None:
         """The name of the k-th submodule of that kind; None: there is none."""
-        found = [n for n, m in self.both[0].named_modules() if n and isinstance(m, kind) and not isinstance(m, nn.ModuleList)]
+        found = [
+            n for n, m in self.both[0].named_modules() if n and isinstance(m, kind) and not isinstance(m, nn.ModuleList)
+        ]
         return found[k % len(found)] if found else None
 
     def put(self, name: str, made: nn.Module) -> None:
@@ -459,7 +465,9 @@ class Step:
     def __call__(self, model: Callable[..., Any] | None = None, last: int = 8, dtype: torch.dtype | None = None) -> Any:
         """A call of the model with new inputs; its results go into the record."""
         self.calls += 1
-        leaves, given = inputs(self.model, self.sizes, dtype or self.pair.dtype, 100 * self.pair.steps + self.calls, last)
+        leaves, given = inputs(
+            self.model, self.sizes, dtype or self.pair.dtype, 100 * self.pair.steps + self.calls, last
+        )
         self.given += leaves
         held = copy.copy(given)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.sizes.autocast):
@@ -680,13 +688,17 @@ def lora(p: Pair, k: int) -> None:
 @change
 def pre_hook(p: Pair, k: int) -> None:
     name = p.submodule(k, (nn.Linear, nn.Dropout, Activation, nn.Conv2d))
-    p.handles.append(p.each(lambda m: m.get_submodule(name).register_forward_pre_hook(lambda _, args: (args[0] * 1.5,))))
+    p.handles.append(
+        p.each(lambda m: m.get_submodule(name).register_forward_pre_hook(lambda _, args: (args[0] * 1.5,)))
+    )
 
 
 @change
 def forward_hook(p: Pair, k: int) -> None:
     name = p.submodule(k)
-    p.handles.append(p.each(lambda m: m.get_submodule(name).register_forward_hook(lambda _, args, out: scaled(out, 0.75))))
+    p.handles.append(
+        p.each(lambda m: m.get_submodule(name).register_forward_hook(lambda _, args, out: scaled(out, 0.75)))
+    )
 
 
 @change
@@ -735,9 +747,11 @@ def parameter_hook(p: Pair, k: int) -> None:
     n = k % len(list(p.both[0].parameters()))
     p.handles.append(
         p.each(
-            lambda m: list(m.parameters())[n].register_hook(lambda g: g * 0.5)
-            if list(m.parameters())[n].requires_grad
-            else torch.zeros(1, requires_grad=True).register_hook(lambda g: g)
+            lambda m: (
+                list(m.parameters())[n].register_hook(lambda g: g * 0.5)
+                if list(m.parameters())[n].requires_grad
+                else torch.zeros(1, requires_grad=True).register_hook(lambda g: g)
+            )
         )
     )
 
@@ -1051,7 +1065,9 @@ def sequence(seed: int, most: int = 20) -> tuple[str, dict[str, Any], list[Actio
     return name, r.choice(GOALS), [(r.choice(names), r.randrange(60)) for _ in range(r.randint(3, most))]
 
 
-def shrink(name: str, goal: dict[str, Any], actions: list[Action], seconds: float = 20) -> tuple[list[Action], Fault | None]:
+def shrink(
+    name: str, goal: dict[str, Any], actions: list[Action], seconds: float = 20
+) -> tuple[list[Action], Fault | None]:
     """Fewer actions that still end in a fault, and that fault."""
     end = time.monotonic() + seconds
     last: Fault | None = None

@@ -37,7 +37,8 @@ SMALL: dict[str, Any] = {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "qk_head_dim": 16,
     "mamba_d_state": 8, "state_size": 8, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_heads": 8, "mamba_d_head": 8,
     "mamba_n_groups": 1, "mamba_num_heads": 8, "mamba_head_dim": 8, "mamba_chunk_size": 8, "chunk_size": 8, "lru_width": 32,
-    "attention_hidden_size": 32, "attention_window_size": 8, "sliding_window": 8, "rotary_dim": 4, "hidden_size_per_layer_input": 8,
+    "attention_hidden_size": 32, "attention_window_size": 8, "sliding_window": 8, "rotary_dim": 4,
+    "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "image_size": IMAGE, "patch_size": 8, "num_labels": 3,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
@@ -56,6 +57,10 @@ def build(name: str) -> Made:
         torch.manual_seed(1)
         model, sample = CONFIGURATIONS[name]()
     return model.train(), sample
+
+
+def words(of: str) -> list[str]:
+    return of.split()
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -110,22 +115,32 @@ def sound(seed: int) -> dict[str, Tensor]:
     return {"input_values": drawn(seed, BATCH, 800), "labels": labels(seed)}
 
 
-CAUSAL = """afmoe apertus arcee bamba biogpt bitnet bloom codegen cohere cohere2 ctrl  deepseek_v2 deepseek_v3 diffllama doge
-dots1 ernie4_5 ernie4_5_moe exaone4 falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe gpt_bigcode
-gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe granitemoehybrid granitemoeshared helium hunyuan_v1_dense
-hunyuan_v1_moe jamba jetmoe lfm2  mamba mamba2 minimax ministral mistral modernbert-decoder mpt nanochat nemotron olmo olmo2
-olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next recurrent_gemma rwkv seed_oss smollm3
-stablelm starcoder2 vaultgemma xglm youtu""".split()
-MASKED = """albert bert-generation convbert deberta deberta-v2 distilbert electra ernie esm eurobert flaubert fnet funnel ibert
-layoutlm longformer megatron-bert mobilebert modernbert mpnet mra nystromformer rembert roberta roberta-prelayernorm roc_bert
-roformer squeezebert xlm  yoso big_bird camembert """.split()
-SEQ2SEQ = """bart blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x plbart
-prophetnet switch_transformers t5gemma umt5 bigbird_pegasus""".split()
-VISION = """beit bit convnext convnextv2 cvt data2vec-vision deit dinov2 dinov2_with_registers efficientnet focalnet hgnet_v2 hiera
-ijepa imagegpt levit mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 poolformer pp_lcnet pvt pvt_v2 regnet resnet segformer siglip
-swiftformer swin swinv2 textnet vit_msn""".split()
-AUDIO = "audio-spectrogram-transformer data2vec-audio hubert sew sew-d unispeech unispeech-sat wav2vec2 wavlm".split()
+CAUSAL = words("""
+afmoe apertus arcee bamba biogpt bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama doge dots1
+ernie4_5 ernie4_5_moe exaone4 falcon falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe
+gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granitemoe granitemoehybrid granitemoeshared
+helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe lfm2 mamba mamba2 minimax ministral mistral modernbert-decoder mpt
+nanochat nemotron olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_moe
+qwen3_next recurrent_gemma rwkv seed_oss smollm3 stablelm starcoder2 vaultgemma xglm youtu
+""")
+MASKED = words("""
+albert bert-generation convbert deberta deberta-v2 distilbert electra ernie esm eurobert flaubert fnet funnel ibert
+layoutlm longformer megatron-bert mobilebert modernbert mpnet mra nystromformer rembert roberta roberta-prelayernorm
+roc_bert roformer squeezebert xlm yoso big_bird camembert
+""")
+SEQ2SEQ = words("""
+bart blenderbot blenderbot-small led longt5 m2m_100 marian mbart mt5 mvp nllb-moe pegasus pegasus_x plbart prophetnet
+switch_transformers t5gemma umt5 bigbird_pegasus
+""")
+VISION = words("""
+beit bit convnext convnextv2 data2vec-vision dinov2 dinov2_with_registers focalnet hgnet_v2 hiera ijepa mobilenet_v1
+mobilenet_v2 mobilevit poolformer pp_lcnet pvt pvt_v2 regnet resnet segformer swiftformer swin swinv2 textnet vit_msn
+""")
+AUDIO = words("""
+audio-spectrogram-transformer data2vec-audio hubert sew sew-d unispeech unispeech-sat wav2vec2 wavlm
+""")
 
+NO_HEADS = dict.fromkeys(["num_attention_heads", "num_hidden_layers", "hidden_size"], NOT_GIVEN)
 EXTRA: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
@@ -152,13 +167,13 @@ EXTRA: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
               "use_mamba_kernels": False},
-    "convnext": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "patch_size": 4},
-    "convnextv2": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "patch_size": 4},
+    "convnext": {"num_hidden_layers": NOT_GIVEN, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "patch_size": 4},
+    "convnextv2": {"num_hidden_layers": NOT_GIVEN, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "patch_size": 4},
     "bit": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "embedding_size": 8, "num_groups": 2},
     "resnet": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "embedding_size": 8},
     "regnet": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "embedding_size": 8, "groups_width": 4},
-    "swin": {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4},
-    "swinv2": {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4},
+    "swin": {**NO_HEADS, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4},
+    "swinv2": {**NO_HEADS, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "patch_size": 4},
     "focalnet": {"embed_dim": 16, "depths": [1, 1], "focal_levels": [2, 2], "focal_windows": [3, 3], "patch_size": 4,
                  "hidden_sizes": [16, 32]},
     "hiera": {"embed_dim": 16, "depths": [1, 1, 1], "num_heads": [1, 2, 4], "image_size": [32, 32], "patch_size": [7, 7],
@@ -170,21 +185,16 @@ EXTRA: dict[str, dict[str, Any]] = {
     "pvt_v2": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4], "patch_size": 4,
                "patch_sizes": [7, 3, 3, 3]},
     "poolformer": {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "patch_size": 7},
-    "cvt": {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 4], "depth": [1, 1, 1]},
-    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 64},
-    "levit": {"hidden_sizes": [16, 32, 32], "num_attention_heads": [2, 4, 4], "depths": [1, 1, 1], "key_dim": [8, 8, 8],
-              "patch_size": 16},
     "mobilenet_v1": {"depth_multiplier": 0.25},
     "mobilenet_v2": {"depth_multiplier": 0.25},
     "mobilevit": {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64], "patch_size": 2},
-    "mobilevitv2": {"width_multiplier": 0.25, "base_attn_unit_dims": [32, 32, 32], "n_attn_blocks": [1, 1, 1], "patch_size": 2},
     "hgnet_v2": {"stem_channels": [3, 8, 8], "stage_in_channels": [8, 16, 16, 32], "stage_mid_channels": [8, 8, 8, 8],
                  "stage_out_channels": [16, 16, 32, 32], "stage_num_blocks": [1, 1, 1, 1], "hidden_sizes": [16, 16, 32, 32],
                  "depths": [1, 1, 1, 1], "embedding_size": 8},
     "swiftformer": {"embed_dims": [8, 16, 16, 32], "depths": [1, 1, 1, 1]},
     "textnet": {"stem_out_channels": 8, "hidden_sizes": [8, 8, 16, 16, 32]},
-    "imagegpt": {"vocab_size": VOCAB},
-    "prophetnet": {"num_hidden_layers": NOT_GIVEN, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 4,
+    "prophetnet": {"num_hidden_layers": NOT_GIVEN, "num_encoder_layers": 2, "num_decoder_layers": 2,
+                   "num_encoder_attention_heads": 4,
                    "num_decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
     "nllb-moe": {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
 }  # fmt: skip
@@ -205,7 +215,7 @@ for _kind in VISION:
     _extra = EXTRA.get(_kind, {})
     named(f"{_kind}-images", partial(hf, "AutoModelForImageClassification", _kind, images, **_extra))
 for _kind in AUDIO[1:]:
-    named(_kind, partial(hf, "AutoModelForSequenceClassification", _kind, sound, **SPEECH))
+    named(_kind, partial(hf, "AutoModelForAudioClassification", _kind, sound, **SPEECH))
 
 
 def _spectrogram() -> Made:
@@ -218,7 +228,9 @@ named("audio-spectrogram-transformer", _spectrogram)
 
 
 def _whisper() -> Made:
-    model, _ = hf("AutoModelForSpeechSeq2Seq", "whisper", text, num_mel_bins=8, max_source_positions=16, max_target_positions=32)
+    model, _ = hf(
+        "AutoModelForSpeechSeq2Seq", "whisper", text, num_mel_bins=8, max_source_positions=16, max_target_positions=32
+    )
     return model, lambda seed: {"input_features": drawn(seed, BATCH, 8, 32), "labels": ids(seed, 8)}
 
 
@@ -230,7 +242,13 @@ def _speech_to_text() -> Made:
 
 def _clip() -> Made:
     t: Any = import_library("transformers")
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "projection_dim": 16}
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "projection_dim": 16,
+    }
     words = small | {"vocab_size": VOCAB, "max_position_embeddings": 32, "eos_token_id": 2, "bos_token_id": 1}
     looks = small | {"image_size": IMAGE, "patch_size": 8}
     model = t.CLIPModel(t.CLIPConfig(text_config=words, vision_config=looks, projection_dim=16))
@@ -249,7 +267,13 @@ def _timesformer() -> Made:
 
 def _vitmae() -> Made:
     t: Any = import_library("transformers")
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": IMAGE}
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": IMAGE,
+    }
     config = t.ViTMAEConfig(**small, patch_size=8, decoder_hidden_size=32, decoder_num_hidden_layers=1,
                             decoder_num_attention_heads=4, decoder_intermediate_size=64)  # fmt: skip
     return t.ViTMAEForPreTraining(config), only_images
@@ -295,7 +319,9 @@ def _time_series(name: str) -> Made:
 
 def _decision() -> Made:
     t: Any = import_library("transformers")
-    config = t.DecisionTransformerConfig(state_dim=5, act_dim=3, hidden_size=32, n_layer=2, n_head=2, max_ep_len=32, n_positions=64)
+    config = t.DecisionTransformerConfig(
+        state_dim=5, act_dim=3, hidden_size=32, n_layer=2, n_head=2, max_ep_len=32, n_positions=64
+    )
 
     def sample(s: int) -> dict[str, Tensor]:
         return {
@@ -308,7 +334,7 @@ def _decision() -> Made:
 
 
 def _questions(kind: str, **extra: Any) -> Made:
-    model, _ = hf("AutoModelForQuestionAnswering", kind, text, **extra)
+    model, _ = hf("AutoModelForQuestionAnswering", kind, text, num_labels=2, **extra)
     return model, lambda s: {
         "input_ids": ids(s),
         "start_positions": torch.tensor([1, 2]),
@@ -318,7 +344,7 @@ def _questions(kind: str, **extra: Any) -> Made:
 
 def _canine() -> Made:
     model, _ = hf("AutoModelForQuestionAnswering", "canine", text, local_transformer_stride=8, downsampling_rate=4,
-                  num_hash_buckets=64, max_position_embeddings=64)  # fmt: skip
+                  num_hash_buckets=64, max_position_embeddings=64, num_labels=2)  # fmt: skip
     return model, lambda s: {
         "input_ids": ids(s, 16),
         "start_positions": torch.tensor([1, 2]),
@@ -331,7 +357,8 @@ for _name, _make in {
     "timesformer": _timesformer, "vitmae": _vitmae, "patchtst": _patchtst, "patchtsmixer": _patchtsmixer,
     "time_series_transformer": partial(_time_series, "TimeSeriesTransformer"),
     "autoformer": partial(_time_series, "Autoformer"), "informer": partial(_time_series, "Informer"),
-    "decision_transformer": _decision, "canine": _canine, "xlnet-questions": partial(_questions, "xlnet", d_inner=64),
+    "decision_transformer": _decision, "canine": _canine,
+    "xlnet-questions": partial(_questions, "xlnet", d_inner=64, max_position_embeddings=NOT_GIVEN),
     "splinter-questions": partial(_questions, "splinter"), "gptj-questions": partial(_questions, "gptj", rotary_dim=4),
     "luke-questions": partial(_questions, "luke", entity_vocab_size=8, entity_emb_size=8),
 }.items():  # fmt: skip
@@ -355,10 +382,10 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     )},
     **{f"timm-{n}": (n, {"image": 160}) for n in ("test_vit", "test_vit2", "test_vit3", "test_vit4", "test_vit_relpos")},
     "timm-test_coatnet": ("test_coatnet", {"image": 64, "img_size": 64}),
-    "timm-test_maxvit": ("test_maxvit", {"image": 64, "img_size": 64, "window_size": 2}),
+    "timm-test_maxvit": ("test_maxvit", {"image": 64, "img_size": 64}),
     "timm-beit": ("beit_base_patch16_224", VIT),
     "timm-cait": ("cait_xxs24_224", VIT | {"depth_token_only": 1}),
-    "timm-convit": ("convit_tiny", {k: v for k, v in VIT.items() if k != "img_size"} | {"img_size": IMAGE, "local_up_to_layer": 1}),
+    "timm-convit": ("convit_tiny", VIT | {"local_up_to_layer": 1}),
     "timm-crossvit": ("crossvit_tiny_240", {"image": 48, "img_size": 48, "embed_dim": [16, 32], "num_heads": [2, 2],
                                             "depth": [[1, 1, 0]], "patch_size": [12, 16], "img_scale": (1.0, 1.0)}),
     "timm-deit3": ("deit3_small_patch16_224", VIT | {"drop_path_rate": 0.2}),
@@ -367,47 +394,30 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
                                                    "num_heads": (2, 4)}),
     "timm-swinv2": ("swinv2_tiny_window8_256", {"img_size": 32, "window_size": 4, "embed_dim": 16, "depths": (2, 2),
                                                 "num_heads": (2, 4)}),
-    "timm-mixer": ("mixer_s32_224", {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 2}),
-    "timm-resmlp": ("resmlp_12_224", {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 2}),
-    "timm-gmlp": ("gmlp_ti16_224", {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 2}),
     "timm-sequencer2d": ("sequencer2d_s", {"img_size": 64, "image": 64, "layers": [1, 1, 1, 1],
                                            "embed_dims": [16, 16, 16, 16], "hidden_sizes": [4, 4, 4, 4]}),
-    "timm-convmixer": ("convmixer_768_32", {"dim": 16, "depth": 2, "kernel_size": 3, "patch_size": 4}),
-    "timm-metaformer": ("caformer_s18", {"image": 64, "depths": [1, 1, 1, 1], "dims": [8, 16, 32, 32]}),
-    "timm-davit": ("davit_tiny", {"image": 64, "depths": (1, 1), "embed_dims": (16, 32), "num_heads": (2, 4), "window_size": 4}),
+    "timm-davit": ("davit_tiny", {"image": 64, "depths": (1, 1), "embed_dims": (16, 32), "num_heads": (2, 4),
+                                  "window_size": 4}),
     "timm-edgenext": ("edgenext_xx_small", {"image": 64, "depths": (1, 1, 2, 1), "dims": (8, 16, 24, 32)}),
-    "timm-focalnet": ("focalnet_tiny_srf", {"image": 64, "depths": (1, 1, 1, 1), "embed_dim": 8}),
-    "timm-gcvit": ("gcvit_xxtiny", {"image": 64, "img_size": 64, "depths": (1, 1, 1, 1), "embed_dim": 8,
-                                    "num_heads": (1, 2, 2, 2), "window_ratio": (8, 4, 2, 2)}),
     "timm-inception_next": ("inception_next_tiny", {"image": 64, "depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32)}),
     "timm-levit": ("levit_128s", {"image": 64, "img_size": 64, "embed_dim": (16, 32, 32), "key_dim": 8, "num_heads": (2, 2, 4),
                                   "depth": (1, 1, 1)}),
     "timm-mobilenetv3": ("mobilenetv3_small_050", {"image": 64}),
     "timm-mobilenetv4": ("mobilenetv4_conv_small_035", {"image": 64}),
-    "timm-mvitv2": ("mvitv2_tiny", {"image": 64, "img_size": 64, "depths": (1, 1, 1, 1), "embed_dim": 16,
-                                    "num_heads": 1}),
-    "timm-nest": ("nest_tiny", {"image": 32, "img_size": 32, "patch_size": 2, "num_levels": 2, "embed_dims": (16, 32),
-                                "num_heads": (2, 4), "depths": (1, 1)}),
     "timm-pit": ("pit_ti_224", {"image": 64, "img_size": 64, "base_dims": [8, 8, 8], "depth": [1, 1, 1], "heads": [2, 2, 2]}),
-    "timm-pvt": ("pvt_v2_b0", {"image": 64, "depths": (1, 1, 1, 1), "embed_dims": (8, 16, 16, 32)}),
+    "timm-pvt": ("pvt_v2_b0", {"image": 64, "depths": (1, 1, 1, 1), "embed_dims": (8, 16, 16, 32),
+                               "num_heads": (1, 2, 2, 4)}),
     "timm-regnet": ("regnetx_002", {"image": 64}),
     "timm-repvit": ("repvit_m0_9", {"image": 64, "embed_dim": (8, 16, 24, 32), "depth": (1, 1, 1, 1)}),
     "timm-res2net": ("res2net50_14w_8s", {"image": 64, "layers": [1, 1, 1, 1]}),
     "timm-skresnet": ("skresnet18", {"image": 64, "layers": [1, 1, 1, 1]}),
-    "timm-resnest": ("resnest14d", {"image": 64}),
-    "timm-tiny_vit": ("tiny_vit_5m_224", {"image": 64, "img_size": 64, "embed_dims": (8, 16, 16, 32), "depths": (1, 1, 1, 1),
-                                          "num_heads": (1, 2, 2, 4), "window_sizes": (4, 4, 4, 2)}),
     "timm-twins": ("twins_pcpvt_small", {"image": 64, "img_size": 64, "embed_dims": (8, 16, 16, 32), "depths": (1, 1, 1, 1),
                                          "num_heads": (1, 2, 2, 4)}),
     "timm-visformer": ("visformer_tiny", {"image": 64, "img_size": 64, "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2,
                                           "init_channels": 8}),
-    "timm-volo": ("volo_d1_224", {"image": 64, "img_size": 64, "layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32),
-                                  "num_heads": (2, 4, 4, 4)}),
     "timm-xcit": ("xcit_nano_12_p8_224", {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}),
     "timm-tnt": ("tnt_s_legacy_patch16_224", {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 2, "inner_dim": 8,
                                               "num_heads_outer": 4, "num_heads_inner": 2}),
-    "timm-coat": ("coat_tiny", {"image": 64, "img_size": 64, "embed_dims": (16, 16, 16, 16), "serial_depths": (1, 1, 1, 1),
-                                "parallel_depth": 1, "num_heads": 2}),
     "timm-ghostnet": ("ghostnet_050", {"image": 64}),
     "timm-hardcorenas": ("lcnet_050", {"image": 64}),
     "timm-vovnet": ("ese_vovnet19b_slim_dw", {"image": 64}),
@@ -415,9 +425,36 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "timm-dpn": ("dpn48b", {"image": 64, "k_sec": (1, 1, 1, 1), "num_init_features": 10}),
     "timm-starnet": ("starnet_s1", {"image": 64, "depths": [1, 1, 1, 1], "base_dim": 8}),
     "timm-fastvit": ("fastvit_t8", {"image": 64, "layers": (1, 1, 1, 1), "embed_dims": (8, 16, 16, 32)}),
-    "timm-hiera": ("hiera_tiny_224", {"image": 64, "img_size": (64, 64), "embed_dim": 16, "num_heads": 1, "stages": (1, 1, 1, 1)}),
+    "timm-hiera": ("hiera_tiny_224", {"image": 64, "img_size": (64, 64), "embed_dim": 16, "num_heads": 1,
+                                      "stages": (1, 1, 1, 1)}),
     "timm-swiftformer": ("swiftformer_xs", {"image": 64, "layers": [1, 1, 1, 1], "embed_dims": [8, 16, 16, 32]}),
     "timm-shvit": ("shvit_s1", {"image": 64, "embed_dim": (16, 32, 32), "partial_dim": (8, 8, 8), "depth": (1, 1, 1)}),
 }  # fmt: skip
 for _name, (_kind, _options) in TIMM.items():
     named(_name, partial(timm, _kind, **{"image": IMAGE} | _options))
+
+
+def timm_class(where: str, kind: str, image: int, more: dict[str, str], **options: Any) -> Made:
+    """An architecture whose options its entry points do not take. more : option -> name of a class in the same file."""
+    file: Any = import_library(f"timm.models.{where}")
+    model = getattr(file, kind)(num_classes=3, **options, **{k: getattr(file, v) for k, v in more.items()})
+    return model, lambda seed: (drawn(seed, BATCH, 3, image, image),)
+
+
+MIX: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 2}
+FOUR: dict[str, Any] = {"depths": (1, 1, 1, 1)}
+for _name, _where, _kind, _image, _more, _options in [
+    ("mixer", "mlp_mixer", "MlpMixer", 32, {}, MIX),
+    ("resmlp", "mlp_mixer", "MlpMixer", 32, {"block_layer": "ResBlock", "norm_layer": "Affine"}, MIX | {"mlp_ratio": 4}),
+    ("gmlp", "mlp_mixer", "MlpMixer", 32, {"block_layer": "SpatialGatingBlock"}, MIX | {"mlp_ratio": 6}),
+    ("convmixer", "convmixer", "ConvMixer", 32, {}, {"dim": 16, "depth": 2, "kernel_size": 3, "patch_size": 4}),
+    ("metaformer", "metaformer", "MetaFormer", 64, {}, FOUR | {"dims": (8, 16, 32, 32)}),
+    ("focalnet", "focalnet", "FocalNet", 64, {}, FOUR | {"embed_dim": 8}),
+    ("gcvit", "gcvit", "GlobalContextVit", 64, {},
+     FOUR | {"img_size": 64, "embed_dim": 8, "num_heads": (1, 2, 2, 2), "window_ratio": (16, 16, 16, 32)}),
+    ("nest", "nest", "Nest", 32, {}, {"img_size": 32, "patch_size": 2, "num_levels": 2, "embed_dims": (16, 32),
+                                      "num_heads": (2, 4), "depths": (1, 1)}),
+    ("volo", "volo", "VOLO", 64, {}, {"layers": (1, 1, 1, 1), "img_size": 64, "embed_dims": (16, 32, 32, 32),
+                                      "num_heads": (2, 4, 4, 4)}),
+]:  # fmt: skip
+    named(f"timm-{_name}", partial(timm_class, _where, _kind, _image, _more, **_options))

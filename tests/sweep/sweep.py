@@ -1,7 +1,7 @@
 """Plans each configuration, takes three SGD steps against an eager twin, and binds its plan file here and in another process.
 
-One JSON line for each in out/sweep-configurations.jsonl. Names that have a row are left out, so that a run goes on where one ended;
-several runs share the work: --every 4 --first 0, --every 4 --first 1, …
+One JSON line for each in out/sweep-configurations.jsonl. Names that have a row are left out, so that a run goes on where one
+ended; several runs share the work: --every 4 --first 0, --every 4 --first 1, …
 
     python tests/sweep/sweep.py [--every K --first I] [--names a,b] [--seconds 600] [--summary]
 """
@@ -35,7 +35,7 @@ import rekindle
 from rekindle import RekindleError
 
 ROWS = Path(os.environ.get("REKINDLE_SWEEP_ROWS", "out/sweep-configurations.jsonl"))
-HOW: dict[str, Any] = {"solver": "storages", "time_limit": 2}
+HOW: dict[str, Any] = {"solver": "storages", "time_limit": float(os.environ.get("REKINDLE_SWEEP_SECONDS", "2"))}
 STEPS = 3
 
 
@@ -142,7 +142,13 @@ class Said(logging.Handler):
 def row_of(name: str, folder: Path) -> dict[str, Any]:
     """The configuration's row. status: "equal", "wrong", "refused" (a TraceError), "no step in eager", "error"."""
     begin = time.monotonic()
-    row: dict[str, Any] = {"name": name, "status": "error", "silent_replans": 0, "binds_here": None, "binds_elsewhere": None}
+    row: dict[str, Any] = {
+        "name": name,
+        "status": "error",
+        "silent_replans": 0,
+        "binds_here": None,
+        "binds_elsewhere": None,
+    }
     try:
         model, samples = build(name)
         eager = copy.deepcopy(model)
@@ -151,7 +157,10 @@ def row_of(name: str, folder: Path) -> dict[str, Any]:
     except Exception as e:
         return row | {"status": "no step in eager", "why": told(e)}
     if differences(again, theirs):
-        return row | {"status": "no step in eager", "why": f"eager differs from eager: {differences(again, theirs)[:3]}"}
+        return row | {
+            "status": "no step in eager",
+            "why": f"eager differs from eager: {differences(again, theirs)[:3]}",
+        }
     try:
         with Said().listening() as said:
             torch.manual_seed(0)
@@ -167,7 +176,12 @@ def row_of(name: str, folder: Path) -> dict[str, Any]:
         with Said().listening() as said:
             ours = steps(model, samples)
         made = plans_made(model) - before
-        row |= {"replans": made, "silent_replans": made if not said.words else 0, "said": said.words[:4], "info": said.info[:4]}
+        row |= {
+            "replans": made,
+            "silent_replans": made if not said.words else 0,
+            "said": said.words[:4],
+            "info": said.info[:4],
+        }
         wrong = differences(ours, theirs)
         row |= {"status": "wrong" if wrong else "equal", "differences": wrong[:6]}
         plan: Any = model.forward.plan  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Configurations of timm and transformers that nobody tuned for: none wrong, none planned anew in silence, every plan file binds.
+"""Configurations of timm and transformers that nobody tuned for: none wrong, none planned anew in silence, every file binds.
 
 Runs only where REKINDLE_SWEEP is set (`make sweep`); see sweep.py. With REKINDLE_SWEEP="3/8" only every 8th, from the 3rd on.
 """
