@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import logging
 import random
 import signal
@@ -1027,6 +1028,9 @@ def replay(name: str, goal: dict[str, Any], actions: list[Action]) -> Pair:
     Fault : the first difference, with the actions up to it as a script.
     """
     global SCALE
+    if not gc.get_freeze_count():  # collections, of which every check makes two, then leave torch's own objects out
+        gc.collect()
+        gc.freeze()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with torch.random.fork_rng(devices=[]):
@@ -1057,12 +1061,12 @@ def replay(name: str, goal: dict[str, Any], actions: list[Action]) -> Pair:
     return pair
 
 
-def sequence(seed: int, most: int = 20) -> tuple[str, dict[str, Any], list[Action]]:
+def sequence(seed: int, most: int) -> tuple[str, dict[str, Any], list[Action]]:
     """The model, the goal and the actions of a seed."""
     r = random.Random(seed)
     name = list(MODELS)[seed % len(MODELS)]
     names = list(ACTIONS)
-    return name, r.choice(GOALS), [(r.choice(names), r.randrange(60)) for _ in range(r.randint(3, most))]
+    return name, r.choice(GOALS), [(r.choice(names), r.randrange(60)) for _ in range(r.randint(3, 20))][:most]
 
 
 def shrink(
