@@ -1,9 +1,8 @@
-"""Faults that whole libraries' models, or random sequences of actions, brought to light, each with the smallest module that shows it."""
+"""Faults that libraries' models, or random sequences of actions, brought to light, each with the smallest module for it."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest

@@ -1,6 +1,7 @@
 """Random sequences of what people do to a model between steps: planned, it does bit for bit what its eager twin does.
 
-`REKINDLE_TWIN` is how many sequences of up to 20 actions run (300 in the long sweep); where it is not set 20 run, of up to 6 actions.
+`REKINDLE_TWIN` is how many sequences of up to 20 actions run (300 in the long sweep); where it is not set 20 run, of up to
+6 actions.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def test_a_planned_model_does_what_its_eager_twin_does(seed: int) -> None:
 
 
 def test_a_plan_stays_in_use_through_what_leaves_the_step_as_it_is() -> None:
-    same = ["state_dict", "optimizer_step", "zero_grad_style", "parameter_hook", "argument_style", "no_grad", "deepcopy", "mode",
-            "backward_twice", "gradients_of_some", "call_of_submodule"]  # fmt: skip
+    same = ["state_dict", "optimizer_step", "zero_grad_style", "parameter_hook", "argument_style", "no_grad", "deepcopy",
+            "mode", "backward_twice", "gradients_of_some", "call_of_submodule"]  # fmt: skip
     pair = twin.replay("Attention", twin.GOALS[0], [(a, 2) for a in same])
     assert pair.plain_steps == 0
     assert pair.planned_steps >= len(same)

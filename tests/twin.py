@@ -35,6 +35,7 @@ from rekindle import RekindleError
 SCALE = 1.0  # read by forward of `Blocks`
 GOALS: list[dict[str, Any]] = [{"minimize": "memory"}, {"budget": 0.5}, {"max_overhead": 0.5}]
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": 0.1}
+SOLVERS = {"Noisy": "hierarchical"}  # it puts a draw that backward alone uses into backward, where it may
 PATIENCE = 60.0  # seconds that one action, with the step after it, may take
 Action = tuple[str, int]
 
@@ -163,10 +164,11 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.act(self.a(x))
-        noise = torch.rand_like(h)
+        y = self.dropout(self.b(Noise.apply(h)))
+        noise = torch.rand_like(h)  # the last draw, which backward alone uses
         if h.requires_grad:
             h.register_hook(lambda g: g * noise)
-        return self.dropout(self.b(Noise.apply(h)))
+        return y
 
 
 class Overwrites(nn.Module):
@@ -893,7 +895,9 @@ def plan_it(p: Pair) -> bool:
     with torch.autocast("cpu", torch.bfloat16, enabled=p.sizes.autocast):
         for goal in (p.goal, {"minimize": "memory"}):
             try:
-                rekindle.checkpoint(p.both[1], given, **goal, **HOW)
+                rekindle.checkpoint(
+                    p.both[1], given, **goal, **HOW | ({"solver": SOLVERS[p.name]} if p.name in SOLVERS else {})
+                )
                 return True
             except rekindle.InfeasibleBudget:
                 continue

@@ -1,6 +1,6 @@
 """Configurations of timm and transformers that nobody tuned for: none wrong, none planned anew in silence, every file binds.
 
-Runs only where REKINDLE_SWEEP is set (`make sweep`); see sweep.py. With REKINDLE_SWEEP="3/8" only every 8th, from the 3rd on.
+Runs only where REKINDLE_SWEEP is set (`make sweep`); see run_configurations.py. With REKINDLE_SWEEP="3/8" only every 8th, from the 3rd on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 GIVEN = os.environ.get("REKINDLE_SWEEP", "")
 pytestmark = [pytest.mark.sweep, pytest.mark.skipif(not GIVEN, reason="REKINDLE_SWEEP is not set")]
 if GIVEN:
-    import sweep
+    import run_configurations as sweep
     from configurations import CONFIGURATIONS
 
     FIRST, _, EVERY = GIVEN.partition("/") if "/" in GIVEN else ("0", "", "1")

@@ -3,7 +3,7 @@
 One JSON line for each in out/sweep-configurations.jsonl. Names that have a row are left out, so that a run goes on where one
 ended; several runs share the work: --every 4 --first 0, --every 4 --first 1, …
 
-    python tests/sweep/sweep.py [--every K --first I] [--names a,b] [--seconds 600] [--summary]
+    python tests/sweep/run_configurations.py [--every K --first I] [--names a,b] [--seconds 600] [--summary]
 """
 
 from __future__ import annotations
@@ -302,6 +302,7 @@ def main() -> None:
     p.add_argument("--first", type=int, default=0)
     p.add_argument("--names", default="")
     p.add_argument("--seconds", type=float, default=float("inf"))
+    p.add_argument("--together", type=int, default=8, help="configurations between two writes and per other process")
     p.add_argument("--summary", action="store_true")
     p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = p.parse_args()
@@ -310,7 +311,7 @@ def main() -> None:
     if not given.summary:
         torch.set_num_threads(1)
         names = given.names.split(",") if given.names else list(CONFIGURATIONS)[given.first :: given.every]
-        sweep(names, given.seconds)
+        sweep(names, given.seconds, given.together)
     print(summary())
     return None
 
