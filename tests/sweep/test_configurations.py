@@ -1,6 +1,7 @@
 """Configurations of timm and transformers that nobody tuned for: none wrong, none planned anew in silence, every file binds.
 
-Runs only where REKINDLE_SWEEP is set (`make sweep`); see run_configurations.py. With REKINDLE_SWEEP="3/8" only every 8th, from the 3rd on.
+Runs only where REKINDLE_SWEEP is set (`make sweep`); see run_configurations.py. With
+REKINDLE_SWEEP="3/8" only every 8th, from the 3rd on.
 """
 
 from __future__ import annotations
