@@ -13,7 +13,7 @@ GPU_ARGS ?=
 GPU_NEEDS := $(if $(filter $(PY),$(GPU_PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench bench-report solver-table gpu clean
+.PHONY: help setup demo test sweep lint types docs bench bench-report solver-table gpu clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compar
 
 test: $(STAMP) ## all tests
 	$(PY) -m pytest -n 2 --dist loadfile
+
+sweep: $(STAMP) ## the long tests: 300 sequences against an eager twin, and 200 configurations of timm and transformers
+	REKINDLE_TWIN=300 $(PY) -m pytest -n 2 tests/test_twin.py
+	REKINDLE_SWEEP=1 $(PY) -m pytest tests/sweep
 
 lint: $(STAMP) ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .
