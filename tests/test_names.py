@@ -67,6 +67,35 @@ def test_any_name_of_a_module_is_a_name(names: list[str], tmp_path: Path, monkey
     assert len(waits) == len(list(plain.parameters()))
 
 
+@pytest.mark.parametrize("name", [n for n in EVIL if n.isascii() or n.isprintable()])
+def test_any_name_of_a_parameter_a_buffer_or_a_class(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def build(self: Any) -> None:
+        nn.Module.__init__(self)
+        self.register_parameter(f"p{name}", nn.Parameter(torch.rand(8, 8)))
+        self.register_buffer(f"b{name}", torch.rand(8))
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(x @ self._parameters[f"p{name}"])
+        self._buffers[f"b{name}"].add_(h.detach().mean(0))
+        return torch.relu(h @ self._parameters[f"p{name}"] + self._buffers[f"b{name}"].clone()).sum()
+
+    called = f"C{name}".replace("\0", "").encode("utf-8", "replace").decode()  # others are no names for a class
+    kind = type(called, (nn.Module,), {"__init__": build, "forward": forward})
+    torch.manual_seed(0)
+    plain, x = kind(), torch.rand(16, 8)
+    planned = copy.deepcopy(plain)
+    trace = rekindle.trace(planned, x)
+    rekindle.apply(planned, rekindle.plan(trace, minimize="memory", solver="feng"))
+    theirs, ours = left(plain, x), left(planned, x)
+    assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    assert planned.forward.last is not None
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_names_never_become_one() -> None:
     names = [*EVIL, "a\\x7cb", "a|b", "a\\nb", "a\nb", "\\\\"]
     assert len(set(map(printable, names))) == len(names)

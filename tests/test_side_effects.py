@@ -7,6 +7,7 @@ import copy
 import functools
 import logging
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,20 @@ def test_a_forward_put_in_the_place_of_another() -> None:
     (name,) = effects(model)
     assert name.startswith("the forward patched (")
     assert seen == []
+
+
+def test_a_hook_that_takes_itself_off_is_named() -> None:
+    model = Net()
+    handle = model.head.register_forward_hook(lambda m, args, out: handle.remove())
+    assert len(effects(model)) == 1
+    assert len(model.head._forward_hooks) == 1
+
+
+def test_objects_that_cannot_be_read_are_left_alone() -> None:
+    model, owner = Net(), Recorder()
+    model.head.register_forward_hook(functools.partial(lambda o, m, args, out: out * 2, weakref.proxy(owner)))
+    del owner
+    assert effects(model) == []
 
 
 def scaled(module: nn.Module, args: Any, out: Tensor) -> Tensor:

@@ -147,9 +147,10 @@ class _Writer:
         """Each half draws what the model draws there, in the model's order."""
         ops = self.graph.ops
         drawing = [o for o, c in enumerate(self.low.calls) if c.node is not None and rules.draws_random(c.node.target)]
+        draws = set(drawing)
         ran = dict.fromkeys(s.op for steps in (forward, backward) for s in steps if isinstance(s, Run))
         early = {s.op for s in forward if isinstance(s, Run)}
-        if [o for o in ran if o in drawing] != drawing or any((o in early) == ops[o].backward for o in drawing):
+        if [o for o in ran if o in draws] != drawing or any((o in early) == ops[o].backward for o in drawing):
             raise RekindleError("the schedule draws random numbers in another order than the model; it cannot be run")
 
     # -- source ----------------------------------------------------------------------------------------------------

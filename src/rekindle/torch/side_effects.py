@@ -94,8 +94,11 @@ class SideEffects:
         self._watched.clear()
 
     def hooks_that_set(self, attribute: str) -> list[str]:
-        """Names of the hooks whose code names that attribute of a module."""
-        leaf = attribute.rpartition(".")[2]
+        """Names of the hooks whose code names that attribute of a module; where it holds hooks, of those that it holds: one
+        of them takes itself off."""
+        path, _, leaf = attribute.rpartition(".")
+        if leaf in _KINDS:
+            return [name for name, at, _ in self._hooks if at == path]
         return [name for name, _, fn in self._hooks if any(leaf in _names_in(code) for code in _codes(fn))]
 
     def _variables(self, fn: Any) -> Iterator[tuple[str, set[Any]]]:
@@ -114,13 +117,16 @@ class SideEffects:
 
     def _walk(self, x: Any, depth: int) -> Iterator[Any]:
         """Watch what x holds, and what that holds; gives the keys of all."""
-        if len(self._watched) >= MOST or isinstance(x, _OPAQUE) or id(x) in self._own:
+        if len(self._watched) >= MOST or id(x) in self._own or _is_opaque(x):
             return
         if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
             for y in _references(x) if depth < DEEP and not _is_torchs(x) else ():
                 yield from self._walk(y, depth + 1)
             return
-        made = _watch(x)
+        try:
+            made = _watch(x)
+        except Exception:  # an object that does not let itself be read
+            return
         if made is None:
             return
         key = made.key()
@@ -131,6 +137,14 @@ class SideEffects:
         if depth < DEEP:
             for y in made.inside():
                 yield from self._walk(y, depth + 1)
+
+
+def _is_opaque(x: Any) -> bool:
+    """Whether it is nothing to look into: a plain value, a class, or something that cannot even be asked (a dead proxy)."""
+    try:
+        return isinstance(x, _OPAQUE)
+    except Exception:
+        return True
 
 
 def _hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
