@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rekindle import formats
 from rekindle.budget import Goal
-from rekindle.errors import FormatError
+from rekindle.errors import FormatError, RekindleError, UsageError
 from rekindle.graph import Graph, Op, Value
 from rekindle.plan import Plan, load, schedule_document
 from rekindle.planner import plan_graph
@@ -195,7 +195,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(os, "replace", broken)
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(RekindleError, match="the disk is gone"):
         toy_plan().save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "no temporary file stays behind"
