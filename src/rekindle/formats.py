@@ -17,7 +17,7 @@ from .printed import name, value
 from .schedule import Free, Run, Schedule, Step
 
 GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
-MOST_DIGITS = 400  # of a whole number in a file; the fields hold 19
+MOST_DIGITS = 40  # of a whole number in a file; the fields hold 19
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
@@ -102,15 +102,16 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise FormatError(f"cannot read {where}: {e.strerror or e}") from e
 
 
-def parse_json(text: str, where: str) -> Any:
-    """The JSON document in a text.
+def parse_json(text: str, where: str, constants: bool = False) -> Any:
+    """The JSON document in a text. A number of more digits than any field holds is read as an infinite one, which no field
+    accepts. constants : NaN and Infinity, which are no JSON, are read too.
 
     Raises
     ------
-    FormatError : it is not whole JSON, or holds a number that no field can hold.
+    FormatError : it is not whole JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)
+        return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_whole_number)
     except (ValueError, RecursionError) as e:
         raise FormatError(f"{where} is damaged or is no JSON ({e}); nothing of it was used") from e
 
@@ -124,11 +125,9 @@ def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON number")
 
 
-def _whole_number(digits: str) -> int:
-    # Reading a number takes time that grows with the square of its digits.
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
-    return int(digits)
+def _whole_number(digits: str) -> int | float:
+    # Reading a number takes time that grows with the square of its digits, and Python refuses thousands of them.
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits[0] + "inf" if digits[0] == "-" else "inf")
 
 
 _MISSING: Any = object()
