@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rekindle import formats
 from rekindle.budget import Goal
-from rekindle.errors import FormatError, RekindleError, UsageError
+from rekindle.errors import FormatError, RekindleError
 from rekindle.graph import Graph, Op, Value
 from rekindle.plan import Plan, load, schedule_document
 from rekindle.planner import plan_graph
