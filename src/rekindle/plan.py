@@ -138,7 +138,7 @@ class Plan:
         of = f" of {format_bytes(self.goal.budget)}" if self.goal.budget is not None else ""
         best = "proven the best possible" if self.status == "optimal" else f"within {self.gap:.0%} of the best possible"
         if not self.verified:
-            best = f'said by its file to be {best.replace("proven ", "")} (not verified)'
+            best = f"said by its file to be {best.replace('proven ', '')} (not verified)"
         unit = {"seconds": "step time", "flops": "FLOPs", "unit": "op runs"}[self.cost]
         return (
             f"fits: {format_bytes(self.peak_bytes)}{of}, +{self.overhead:.1%} {unit}, {best}, "

@@ -62,7 +62,9 @@ app = typer.Typer(
 
 @app.callback()
 def _common(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say which version this is."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Say which version this is."
+    ),
 ) -> None:
     pass
 
