@@ -7,6 +7,7 @@ import os
 import platform
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Any
 
 from . import bounds, certificates, formats
@@ -163,7 +164,7 @@ class Plan:
         return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
