@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ import pytest
 from rekindle import formats
 from rekindle.cli import main
 from rekindle.cli.models import load_model
-from rekindle.cli.options import read_budget
 from rekindle.errors import UsageError
 from rekindle.graph import BOUNDARY, Graph, Op, Value
 from rekindle.schedule import Schedule
@@ -129,6 +129,20 @@ def test_an_infeasible_budget_exits_3_and_says_what_would_do(graph: Path, capfd:
         ["--budget", "1GiB", "--out", "no/such/folder/x.json"],
         ["--budget", "1GiB", "--unheard-of"],
         ["--budget", "1GiB", "extra"],
+        ["--budget", "9" * 24],
+        ["--budget", "9" * 400 + "GiB"],
+        ["--budget", "9" * 5000],
+        ["--budget", "nan"],
+        ["--budget", "-0.5"],
+        ["--max-overhead", "nan"],
+        ["--max-overhead", "inf"],
+        ["--budget", "1GiB", "--out", ""],
+        ["--budget", "1GiB", "--out", "a\0b"],
+        ["--budget", "1GiB", "--out", "new.json", "--svg", "new.json"],
+        ["--budget", "1GiB", "--out", "/dev/stdout"],
+        ["--budget", "1GiB", "--out", "/dev/fd/1"],
+        ["--budget", "1GiB", "--out", "/proc/self/fd/1"],
+        ["--budget", "1GiB", "--out", "n" * 300],
     ],
 )
 def test_bad_usage_exits_2(graph: Path, capfd: pytest.CaptureFixture[str], more: list[str]) -> None:
@@ -197,6 +211,134 @@ def test_frontier_of_a_graph(graph: Path, tmp_path: Path, capfd: pytest.CaptureF
     assert Ran(capfd, "frontier", graph, "--solver", "none").code == 0
 
 
+@pytest.fixture
+def never() -> Iterator[str]:
+    """A solver that must not be asked."""
+
+    def solve(problem: Problem) -> list[Schedule]:
+        pytest.fail("planned before the files were looked at")
+
+    registry.all_solvers()
+    registry.register("never", graphs="any", objective="", complexity="", citation="")(solve)
+    yield "never"
+    del registry._SOLVERS["never"]
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as s:
+        s.bind(str(path))
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+def make_link_into_nowhere(path: Path) -> None:
+    path.symlink_to(path.parent / "no such folder" / "file")
+
+
+def make_link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+NOT_REGULAR = [
+    make_pipe, make_socket, make_folder, make_link_to_a_device, make_link_into_nowhere, make_link_to_itself,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", NOT_REGULAR)
+@pytest.mark.parametrize("option", ["--out", "--svg"])
+@pytest.mark.parametrize("command", ["solve", "frontier"])
+def test_only_regular_files_are_written_and_that_is_seen_before_planning(
+    graph: Path, capfd: pytest.CaptureFixture[str], never: str, make: Any, option: str, command: str
+) -> None:
+    path = graph.parent / "x"
+    make(path)
+    before = os.lstat(path)
+    goal = ["--budget", "1GiB"] if command == "solve" else []
+    ran = Ran(capfd, command, graph, *goal, "--solver", never, option, path, "--json")
+    assert (ran.code, ran.document["error"]["type"]) == (2, "UsageError")
+    assert str(path) in ran.err
+    assert_one_paragraph(ran.err)
+    assert os.lstat(path).st_ino == before.st_ino
+    assert sorted(p.name for p in graph.parent.iterdir()) == ["graph.json", "x"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_protected_file_or_folder_is_seen_before_planning(
+    graph: Path, capfd: pytest.CaptureFixture[str], never: str
+) -> None:
+    folder = graph.parent / "protected"
+    folder.mkdir()
+    (folder / "file").touch(0o444)
+    for mode in (0o755, 0o555):
+        folder.chmod(mode)
+        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", never, "--out", folder / "file")
+        assert ran.code == 2
+        assert_one_paragraph(ran.err)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(graph: Path, capfd: pytest.CaptureFixture[str], there: bool) -> None:
+    folder = graph.parent / "folder"
+    folder.mkdir()
+    for option in ("--out", "--svg"):
+        target, link = folder / f"target{option}", graph.parent / f"link{option}"
+        if there:
+            target.write_text("old")
+            target.chmod(0o600)
+        link.symlink_to(Path("folder") / target.name)
+        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", option, link)
+        assert ran.code == 0
+        assert link.is_symlink()
+        assert not target.is_symlink()
+        assert target.read_text().startswith("{" if option == "--out" else "<svg")
+        if there:
+            assert target.stat().st_mode & 0o777 == 0o600
+    assert len(list(folder.iterdir())) == 2, "no temporary file stays behind"
+
+
+def test_names_in_a_graph_never_reach_the_terminal_raw(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\r\n\u202e\ud800" + "x" * 10_000
+    doc = formats.graph_to_json(step())
+    doc["name"] = evil
+    for op in doc["ops"]:
+        op["name"] += evil if op["name"] != BOUNDARY else ""
+    graph, svg = tmp_path / "graph.json", tmp_path / "x.svg"
+    formats.write_json(graph, doc)
+    for args in (
+        ("solve", graph, "--budget", "1GiB", "--svg", svg), ("solve", graph, "--minimize", "memory"), ("frontier", graph),
+        ("solve", graph, "--budget", 1), ("solve", graph, "--budget", evil), ("solve", evil, "--budget", 1),
+        ("solve", graph, "--budget", "1GiB", "--out", evil), ("solve", graph, "--solver", evil, "--budget", 1),
+        ("plan", evil, "--budget", 1), (evil,),
+    ):  # fmt: skip
+        for more in ((), ("--json",)):
+            ran = Ran(capfd, *args, *(("--solver", "none") if "--solver" not in args else ()), *more)
+            assert not set("\x1b\x07\r\u202e") & set(ran.out + ran.err)
+            if more:
+                assert ran.document
+    doc["ops"][0]["inputs"] = [99]
+    formats.write_json(graph, doc)
+    ran = Ran(capfd, "solve", graph, "--budget", 1, "--solver", "none")
+    assert ran.code == 1
+    assert "\x1b" not in ran.err
+    assert len(ran.err) < 2000
+
+
+def test_a_frontier_and_a_schedule_need_regular_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for path in ("/dev/zero", tmp_path):
+        ran = Ran(capfd, "solve", path, "--budget", "1GiB", "--solver", "none", "--json")
+        assert (ran.code, ran.document["error"]["type"]) == (1, "FormatError")
+
+
 def test_bench_prints_and_appends_each_row(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.jsonl"
     args = ("bench", "--suite", "smoke", "--models", "cnn, unet", "--methods", "plain")
@@ -222,12 +364,6 @@ def test_a_model_from_a_file(tmp_path: Path) -> None:
     for name, batch in (("no", None), ("no", 2), ("absent", None), ("SIZE", None)):
         with pytest.raises(UsageError):
             load_model(f"{path}:{name}", batch)
-
-
-def test_budgets_as_people_write_them() -> None:
-    assert [read_budget(t) for t in ("0.5", ".25", "1.0", "1", "8GiB", "1.5GiB", None)] == [
-        0.5, 0.25, 1.0, "1", "8GiB", "1.5GiB", None,
-    ]  # fmt: skip
 
 
 def test_no_command_shows_the_help_and_exits_2(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,9 @@
 import contextlib
 import itertools
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from rekindle import files
 from rekindle.errors import UsageError
 from rekindle.torch import calls, clock, cost_cache, costs, devices
 from rekindle.torch.costs import Cost, node_costs
@@ -23,6 +27,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(costs, "_SESSION", {})
     monkeypatch.setattr(costs, "_PASSED_OVER", set())
+    monkeypatch.setattr(cost_cache, "_COMPLAINED", set())
     return tmp_path / "cache"
 
 
@@ -169,13 +174,98 @@ def test_damaged_cache_is_passed_over_and_written_anew(cache, damage):
     assert len(json.loads(file.read_text())["ops"]) == 1
 
 
-@pytest.mark.parametrize("entry", [[-1.0, 0], ["1", 0], [1.0, 0.5], [1.0], [1e999, 0], None])
-def test_cache_refuses_entries_that_are_no_costs(cache, entry):
+@pytest.mark.parametrize(
+    "entry",
+    [
+        [-1.0, 0], ["1", 0], [1.0, 0.5], [1.0], [1e999, 0], None, {}, [True, 0], [1.0, True], [10**400, 0], [1.7e308, 0],
+        [2**70, 0], [1.0, 2**70], [1.0, -1], [float("nan"), 0], [2e5, 0], [1.0, 10**400],
+    ],
+)  # fmt: skip
+def test_cache_passes_over_entries_that_are_no_costs_and_names_the_file_once(cache, entry, caplog):
     store = cost_cache.CostCache("here")
-    store.put("op", 1.0, 2)
+    store.put("good", 1.0, 2)
     store.save()
-    store.path.write_text(json.dumps({"format": "rekindle.costs/1", "environment": "here", "ops": {"op": entry}}))
+    doc = json.loads(store.path.read_text())
+    doc["ops"]["op\x1b[2J"] = entry
+    store.path.write_text(json.dumps(doc))
+    for _ in range(2):
+        again = cost_cache.CostCache("here")
+        assert again.get("op\x1b[2J") is None
+        assert again.get("good") == (1.0, 2)
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert str(store.path) in said
+    assert "1 of 2 entries" in said
+    assert "\x1b" not in said
+    again.put("more", 3.0, 4)
+    again.save()
+    assert json.loads(store.path.read_text())["ops"] == {"good": [1.0, 2], "more": [3.0, 4]}
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"format": 1}', '{"ops": %s}' % ("9" * 5000), "\x00"])
+def test_a_damaged_cache_is_named_once(cache, text, caplog):
+    store = cost_cache.CostCache("here")
+    cache.mkdir()
+    store.path.write_text(text)
     assert cost_cache.CostCache("here").get("op") is None
+    assert cost_cache.CostCache("here").get("op") is None
+    (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert str(store.path) in said
+
+
+def test_a_pipe_or_a_folder_in_the_cache_holds_nothing_up(cache):
+    store = cost_cache.CostCache("here")
+    cache.mkdir()
+    for make in (os.mkfifo, os.mkdir):
+        make(store.path)
+        assert cost_cache.CostCache("here").get("op") is None
+        store.put("op", 1.0, 2)
+        store.save()
+        (os.unlink if make is os.mkfifo else os.rmdir)(store.path)
+
+
+WRITER = """
+import sys
+from rekindle.torch.cost_cache import CostCache
+number, start = int(sys.argv[1]), sys.stdin.readline()
+for i in range(25):
+    cache = CostCache("here")
+    cache.put(f"op {number} {i}", float(number), i)
+    cache.save()
+"""
+
+
+def test_four_processes_that_write_at_once_keep_all_entries(cache):
+    run = [sys.executable, "-c", WRITER]
+    writers = [subprocess.Popen([*run, str(n)], stdin=subprocess.PIPE, text=True) for n in range(4)]
+    for w in writers:
+        w.stdin.write("go\n")
+        w.stdin.close()
+    assert [w.wait(timeout=300) for w in writers] == [0] * 4
+    ops = json.loads(cost_cache.CostCache("here").path.read_text())["ops"]
+    assert ops == {f"op {n} {i}": [float(n), i] for n in range(4) for i in range(25)}
+    assert len(list(cache.iterdir())) == 1, "no lock stays behind"
+
+
+def test_where_folders_cannot_be_locked_a_file_is(cache, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)
+    cache.mkdir()
+    with files.locked(cache):
+        assert (cache / ".lock").exists()
+        with pytest.raises(TimeoutError), files.locked(cache, 0.05):
+            pass
+        store = cost_cache.CostCache("here")
+        monkeypatch.setattr(cost_cache, "WAIT_S", 0.05)
+        store.put("op", 1.0, 2)
+        store.save()  # it gives up, and loses nothing but time
+        assert not store.path.exists()
+    store.save()
+    assert [p.name for p in cache.iterdir()] == [store.path.name]
+    old = cache / ".lock"
+    old.touch()
+    os.utime(old, (0, 0))  # a process that died left it behind
+    with files.locked(cache, 1.0):
+        pass
+    assert not old.exists()
 
 
 def test_cache_keeps_what_another_process_wrote():

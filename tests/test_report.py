@@ -202,3 +202,25 @@ def test_a_plan_at_the_floor_names_the_op_to_split() -> None:
     assert least.splitting_op.startswith("b")
     assert re.search(f"for less, split +{least.splitting_op}:", str(least))
     assert plan_graph(graph, Goal(fraction=1.0), solver="none").splitting_op == ""
+
+
+def test_names_that_a_terminal_or_a_browser_would_obey_are_only_shown() -> None:
+    evil = "\x1b[2J\x00\ud800</text><script>alert(1)</script>"
+    graph = replace(chain(3), name=evil)
+    graph = replace(graph, ops=tuple(replace(o, name=o.name + evil) if o.name != BOUNDARY else o for o in graph.ops))
+    plan = plan_graph(graph, Goal(least_memory=True), solver="none")
+    for picture in (memory_timeline(graph, plan.schedule, title=evil), frontier_svg([plan], title=evil)):
+        parsed(picture)
+    html = plan._repr_html_()
+    assert "<script" not in html
+    assert "\x1b" not in html
+    assert "alert" in html
+
+
+def test_what_was_not_proven_is_said_in_every_table() -> None:
+    plan = replace(plans()[0], verified=False)
+    out = io.StringIO()
+    Console(file=out, width=160).print(text.plan_table(plan), text.frontier_table([plan]))
+    assert out.getvalue().count("not verified") == 3
+    assert "not verified" in str(plan)
+    assert "not verified" in plan.sentence

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import interrupt  # noqa: F401  first: it answers Ctrl-C while the rest is imported
 from .api import apply, checkpoint, frontier, plan, restore
 from .errors import (
     FormatError,

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass
+from fractions import Fraction
+from numbers import Integral, Real
 from typing import Any
 
 from .errors import UsageError
+from .printed import value
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+MOST_BYTES = 2**62  # beyond any memory; what counts bytes counts no further
+MOST_OVERHEAD = 1e6  # a million times the plain step
+FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in "8GiB", "8 GB", "512MiB" or "123456".
+    """Bytes in "8GiB", "8 GB", "512MiB", "1.5GiB" or "123456".
 
     Raises
     ------
-    UsageError : the text is no size.
+    UsageError : the text is no size, is part of a byte, or is beyond any memory.
     """
-    m = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", text)
-    if not m or m[2].upper() not in _UNITS:
-        raise UsageError(f"{text!r} is no size; write it like 8GiB, 8GB, 512MiB or as a number of bytes")
-    return int(float(m[1]) * _UNITS[m[2].upper()]) if m[2] or "." in m[1] else int(m[1])
+    m = re.fullmatch(r"\s*([0-9]+)(\.[0-9]*)?\s*([a-zA-Z]*)\s*", text)
+    if not m or m[3].upper() not in _UNITS or (m[2] and not m[3]):
+        raise UsageError(f"{value(text)} is no size; write it like 8GiB, 8GB, 512MiB or as a number of bytes")
+    unit = _UNITS[m[3].upper()]
+    # Counted before it is read: reading takes time that grows with the square of the digits.
+    if len(m[1].lstrip("0")) > 30 or int(m[1]) * unit > MOST_BYTES:
+        raise UsageError(f"{value(text)} is beyond any memory; give at most {MOST_BYTES >> 60} EiB")
+    return int(m[1]) * unit + int(Fraction("0" + (m[2] or ".")[:30] + "0") * unit)
 
 
 def format_bytes(n: float) -> str:
@@ -53,7 +64,10 @@ class Goal:
     def parse(
         cls, budget: str | int | float | None = None, max_overhead: float | None = None, minimize: str | None = None
     ) -> Goal:
-        """The goal a user states.
+        """The goal a user states, in Python or on the command line.
+
+        budget : a size ("8GiB", "512MB", "123456"), an int of bytes, or a fraction in (0, 1] of the plain run's
+            activation peak: a float, or a string that is a bare number with a point ("0.5"). numpy's numbers will do.
 
         Raises
         ------
@@ -66,29 +80,26 @@ class Goal:
             what = "none" if not given else " and ".join(given)
             raise UsageError(f"give exactly one of budget, max_overhead and minimize; got {what}")
         if minimize is not None:
-            if minimize != "memory":
-                raise UsageError(f'minimize={minimize!r} is unknown; the one choice is "memory"')
+            if not isinstance(minimize, str) or minimize != "memory":
+                raise UsageError(f'minimize={value(minimize)} is unknown; the one choice is "memory"')
             return cls(least_memory=True)
         if max_overhead is not None:
-            if isinstance(max_overhead, bool) or not 0 <= float(max_overhead) < float("inf"):
-                raise UsageError(
-                    f"max_overhead={max_overhead!r} must be a fraction of at least 0 (0.1 means 10 % more)"
-                )
-            return cls(max_overhead=float(max_overhead))
+            return cls(max_overhead=_overhead(max_overhead))
         if isinstance(budget, str):
-            return cls(budget=parse_bytes(budget))
-        if isinstance(budget, float):
-            if not 0 < budget <= 1:
-                raise UsageError(
-                    f"budget={budget!r}: a float is a fraction of the plain run's activation peak, in (0, 1]; "
-                    "give bytes as an int or as a string like '8GiB'"
-                )
-            return cls(fraction=budget)
-        if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
-            raise UsageError(
-                f"budget={budget!r} is no size; write it like '8GiB', an int of bytes, or a float in (0, 1]"
-            )
-        return cls(budget=budget)
+            if not re.fullmatch(r"\s*[+-]?([0-9]+\.[0-9]*|\.[0-9]+)\s*", budget):
+                return cls(budget=parse_bytes(budget))
+            return cls(fraction=_fraction(float(budget), budget))
+        if isinstance(budget, bool):
+            raise UsageError(f"budget={budget} is no size; {FORMS}")
+        if isinstance(budget, Integral):
+            if budget < 0:
+                raise UsageError(f"budget={value(int(budget))} is no size: it is below 0; {FORMS}")
+            if int(budget) > MOST_BYTES:
+                raise UsageError(f"budget={value(int(budget))} is beyond any memory; give at most {MOST_BYTES} bytes")
+            return cls(budget=int(budget))
+        if isinstance(budget, Real):
+            return cls(fraction=_fraction(budget, budget))
+        raise UsageError(f"budget={value(budget)} is no size; {FORMS}")
 
     @classmethod
     def from_json(cls, doc: dict[str, Any]) -> Goal:
@@ -101,10 +112,10 @@ class Goal:
         if doc == {"least_memory": True}:
             return cls(least_memory=True)
         if len(doc) != 1 or not set(doc) <= {"budget", "fraction", "max_overhead"}:
-            raise UsageError(f"{doc!r} is not one goal")
+            raise UsageError(f"{value(doc)} is not one goal")
         ((kind, x),) = doc.items()
         if not isinstance(x, int | float) or (kind == "fraction") != isinstance(x, float) and kind != "max_overhead":
-            raise UsageError(f"{doc!r} is no goal")
+            raise UsageError(f"{value(doc)} is no goal")
         return cls.parse(max_overhead=x) if kind == "max_overhead" else cls.parse(budget=x)
 
     def limit(self, resident: int, baseline_activation: int) -> int | None:
@@ -117,3 +128,31 @@ class Goal:
 
     def to_json(self) -> dict[str, Any]:
         return {k: v for k, v in asdict(self).items() if v is not None and v is not False}
+
+
+def _fraction(x: Any, given: Any) -> float:
+    part = _float(x)
+    if not 0 < part <= 1:
+        raise UsageError(
+            f"budget={value(given)}: a number with a point is a fraction of the plain run's activation peak, in (0, 1]; "
+            "give bytes as an int or as a string like '8GiB'"
+        )
+    return part
+
+
+def _overhead(x: Any) -> float:
+    most = math.nan if isinstance(x, bool) or not isinstance(x, Real) else _float(x)
+    if not 0 <= most <= MOST_OVERHEAD:
+        raise UsageError(
+            f"max_overhead={value(x)} must be a fraction of at least 0 (0.1 means 10 % more) and at most "
+            f'{MOST_OVERHEAD:g}; for the least memory at any cost give minimize="memory"'
+        )
+    return most
+
+
+def _float(x: Any) -> float:
+    """nan for what is beyond all floats."""
+    try:
+        return float(x)
+    except (OverflowError, ValueError):
+        return math.nan

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from .budget import format_bytes
+from .files import write_text
 from .report import text
 from .report.timeline import memory_timeline
 
@@ -67,7 +68,7 @@ def _model(
     picture = folder / f"rekindle-demo-{name}.svg"
     budget = plan.graph.resident_bytes + int(SHARE * plan.baseline_activation_bytes)
     title = f"Memory of one training step: {name}, batch {batch}, within {format_bytes(budget)}"
-    picture.write_text(memory_timeline(plan.graph, plan.schedule, budget=budget, title=title), encoding="utf-8")
+    write_text(picture, memory_timeline(plan.graph, plan.schedule, budget=budget, title=title))
     allowed = budget - plan.graph.resident_bytes
     return {
         "model": name,

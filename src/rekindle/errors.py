@@ -5,9 +5,15 @@ Each message says what was asked, why it cannot be, and what to do.
 
 from __future__ import annotations
 
+from .printed import printable
+
 
 class RekindleError(Exception):
-    """Root of all errors raised by Rekindle."""
+    """Root of all errors raised by Rekindle. Names from files and models may stand in its text: none of them reaches a
+    terminal as a control character."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n")
 
 
 class UsageError(RekindleError, ValueError):

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from .errors import FormatError
+from .files import read_text, write_text
 from .graph import Graph, Op, Value
+from .printed import name, value
 from .schedule import Free, Run, Schedule, Step
 
 GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
+MOST_DIGITS = 40  # of a whole number in a file; the fields hold 19
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def schedule_from_json(doc: Any, where: str = "schedule") -> Schedule:
         elif set(s) in ({"run"}, {"run", "into"}):
             steps.append(Run(p.whole("run"), p.whole("into") if "into" in s else None))
         else:
-            raise FormatError(f'{where}: step {i} is {s!r}; a step is {{"run": op}} or {{"free": value}}')
+            raise FormatError(f'{where}: step {i} is {value(s)}; a step is {{"run": op}} or {{"free": value}}')
     return Schedule(tuple(steps), r.text("graph_hash"), r.text("solver", ""))
 
 
@@ -92,39 +93,41 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
     Raises
     ------
-    FormatError : the file cannot be read or is not whole JSON.
+    FormatError : the file cannot be read, is too large, or is not whole JSON.
+    """
+    where = name(os.fspath(path))
+    try:
+        return parse_json(read_text(path), where)
+    except OSError as e:
+        raise FormatError(f"cannot read {where}: {e.strerror or e}") from e
+
+
+def parse_json(text: str, where: str, constants: bool = False) -> Any:
+    """The JSON document in a text. A number of more digits than any field holds is read as an infinite one, which no field
+    accepts. constants : NaN and Infinity, which are no JSON, are read too.
+
+    Raises
+    ------
+    FormatError : it is not whole JSON.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except OSError as e:
-        raise FormatError(f"cannot read {os.fspath(path)}: {e.strerror or e}") from e
+        return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_whole_number)
     except (ValueError, RecursionError) as e:
-        raise FormatError(f"{os.fspath(path)} is damaged or is no JSON ({e}); nothing of it was used") from e
+        raise FormatError(f"{where} is damaged or is no JSON ({e}); nothing of it was used") from e
 
 
 def write_json(path: str | os.PathLike[str], doc: Any) -> None:
-    """Write a document whole or not at all: a crash in between leaves the old file as it was."""
-    path = Path(path)
-    text = json.dumps(doc, indent=None, separators=(", ", ": "), allow_nan=False)
-    fd, tmp = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            f.write(text + "\n")
-        os.chmod(tmp, 0o666 & ~_umask())
-        os.replace(tmp, path)
-    except BaseException:
-        os.unlink(tmp)
-        raise
+    """Write a document whole or not at all: after any failure the old file is as it was. Errors as `files.write_text`."""
+    write_text(path, json.dumps(doc, indent=None, separators=(", ", ": "), allow_nan=False) + "\n")
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+def _whole_number(digits: str) -> int | float:
+    # Reading a number takes time that grows with the square of its digits, and Python refuses thousands of them.
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits[0] + "inf" if digits[0] == "-" else "inf")
 
 
 _MISSING: Any = object()
@@ -139,14 +142,14 @@ class Reader:
             raise FormatError(f"{where} is not a JSON object")
         self.doc = doc
         if fmt is not None and doc.get("format") != fmt:
-            raise FormatError(f"{where} has format {doc.get('format')!r}; this version reads {fmt!r}")
+            raise FormatError(f"{where} has format {value(doc.get('format'))}; this version reads {fmt!r}")
 
     def _get(self, key: str, default: Any, kind: str, ok: Any) -> Any:
         x = self.doc.get(key, default)
         if x is _MISSING:
             raise FormatError(f"{self.where} lacks {key!r}")
         if not ok(x):
-            raise FormatError(f"{self.where}: {key!r} should be {kind}, not {x!r:.60}")
+            raise FormatError(f"{self.where}: {key!r} should be {kind}, not {value(x)}")
         return x
 
     def whole(self, key: str, default: Any = _MISSING) -> int:

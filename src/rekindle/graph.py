@@ -17,9 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import FormatError, UsageError
+from .printed import name
 
 BOUNDARY = "boundary"
 COSTS = ("seconds", "flops", "unit")
+MOST_SECONDS = 1e18  # of all ops together: sums and products of costs stay far from what a float can hold
+MOST_BYTES = 2**53  # of all values together, 8 PiB: certificates count bytes in floats, which hold no more exactly
+MOST_FLOPS = 2**62  # of all ops together: what a 64-bit count holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +203,14 @@ def _rows(rows: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
 
 def _validate(g: Graph) -> None:
     n = len(g.values)
+    graph = f"graph {name(g.name)!r}"
     for i, value in enumerate(g.values):
         if index(value.bytes) < 0:
-            raise FormatError(f"graph {g.name!r}: value {i} has {value.bytes} bytes; a size cannot be negative")
+            raise FormatError(f"{graph}: value {i} has {value.bytes} bytes; a size cannot be negative")
     produced: dict[int, int] = {}
     all_outputs = {v for o in g.ops for v in o.outputs}
     for i, op in enumerate(g.ops):
-        where = f"graph {g.name!r}: op {i} ({op.name})"
+        where = f"{graph}: op {i} ({name(op.name)})"
         for v in (*op.inputs, *op.outputs, *op.inplace):
             if not 0 <= index(v) < n:
                 raise FormatError(f"{where} names value {v}, but the graph has values 0 to {n - 1}")
@@ -220,13 +225,19 @@ def _validate(g: Graph) -> None:
             raise FormatError(f"{where}: inplace {list(op.inplace)} must be inputs of the op")
         if op.inplace and not op.outputs:
             raise FormatError(f"{where} has inplace but no output")
-        if not 0 <= op.seconds < math.inf or index(op.flops) < 0 or index(op.workspace) < 0:
+        if not op.seconds >= 0 or index(op.flops) < 0 or index(op.workspace) < 0:
             raise FormatError(f"{where}: seconds, flops and workspace must be numbers of at least 0")
+        if not op.seconds <= MOST_SECONDS:
+            raise FormatError(f"{where} takes {op.seconds} seconds; that is no time of an op")
     for v in g.keep:
         if not 0 <= index(v) < n:
-            raise FormatError(f"graph {g.name!r}: keep names value {v}, but the graph has values 0 to {n - 1}")
+            raise FormatError(f"{graph}: keep names value {v}, but the graph has values 0 to {n - 1}")
     most = max((o.workspace for o in g.ops), default=0)
-    if g.resident_bytes + 2 * sum(v.bytes for v in g.values) + most >= 2**62:
-        raise FormatError(f"graph {g.name!r} holds more bytes than can be counted; sizes are in bytes")
+    if g.resident_bytes + 2 * sum(v.bytes for v in g.values) + most >= MOST_BYTES:
+        raise FormatError(f"{graph} holds more bytes than can be counted; sizes are in bytes")
+    if sum(o.flops for o in g.ops) >= MOST_FLOPS:
+        raise FormatError(f"{graph} takes more FLOPs than can be counted")
+    if not sum(o.seconds for o in g.ops) <= MOST_SECONDS:
+        raise FormatError(f"{graph} takes more than {MOST_SECONDS:g} seconds; that is no time of a step")
     if g.resident_bytes < 0:
-        raise FormatError(f"graph {g.name!r}: resident_bytes is {g.resident_bytes}; it cannot be negative")
+        raise FormatError(f"{graph}: resident_bytes is {g.resident_bytes}; it cannot be negative")

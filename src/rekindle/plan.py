@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import Any
 
-from . import accept, bounds, formats
+from . import accept, bounds, certificates, formats
 from .arena import Arena, plan_offsets
 from .ask import PlanOptions
 from .budget import Goal, format_bytes
 from .errors import FormatError, UsageError
-from .graph import Graph
+from .graph import COSTS, Graph
+from .printed import name, value
 from .schedule import Schedule
 from .simulate import simulate
 from .version import __version__
+
+MOST_WORK = 10**9  # values that the judge looks at for a plan from a file: seconds of its time
+EPS = 2e-9  # of an overhead; the planner allows half of it
+LONGEST = 1e9  # seconds that a solver may have taken
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,9 @@ class Plan:
     bound_bytes : certified lower bound on peak_bytes at that overhead; bound_op : the op that sets it.
     gap : (peak_bytes - bound_bytes) / peak_bytes.
     solve_seconds : how long the solver took.
+    verified : False: status, bound_bytes and gap were read from a file and could not be proven again in short time.
+    options_json : what the plan was made with: "time_limit" (seconds or None), "seed" and "optimizer" (a name or None),
+        as far as known; a plan for another shape is made with the same.
 
     `arena_bytes` is what one block takes that holds everything made during the step, each storage at a fixed offset: to
     be compared with activation_peak_bytes. `sum_bytes` is the same where no storage shares an address with another.
@@ -60,6 +69,8 @@ class Plan:
     created_with: dict[str, str] = field(default_factory=lambda: _created_with())
     trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
+    verified: bool = field(default=True, compare=False)
+    options_json: dict[str, Any] = field(default_factory=dict)
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
@@ -70,7 +81,19 @@ class Plan:
     @property
     def options(self) -> PlanOptions:
         """How it was asked for; a plan for another shape is asked for in the same way."""
-        return self.asked or PlanOptions(self.goal, self.solver, self.cost)
+        o = self.options_json
+        return self.asked or PlanOptions(self.goal, self.solver, self.cost, o.get("time_limit"), o.get("seed", 0))
+
+    @property
+    def optimizer(self) -> Any:
+        """What the state of an optimizer was counted by: an optimizer, a class or a name; None: it is not counted."""
+        return self.options_json.get("optimizer") if self.trace is None else self.trace.options.optimizer
+
+    def _options(self) -> dict[str, Any]:
+        """The object "options" of a plan file."""
+        o = self.optimizer
+        known = o if o is None or isinstance(o, str) else (o if isinstance(o, type) else type(o)).__name__.lower()
+        return {"time_limit": self.options.time_limit, "seed": self.options.seed, "optimizer": known}
 
     @property
     def baseline_activation_bytes(self) -> int:
@@ -109,28 +132,38 @@ class Plan:
         return {
             "format": formats.PLAN,
             **self.figures(),
+            "options": self._options(),
             "graph": formats.graph_to_json(self.graph),
             "schedule": schedule_document(self),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file, whole or not at all.
+        """Write the plan to a JSON file, whole or not at all; a link stays a link.
 
         Raises
         ------
-        UsageError : `path` is no path.
+        UsageError : `path` is no path, or is a folder, a device or a pipe, or its folder cannot be written to.
+        RekindleError : the disk is full or fails; a file that was there is as it was.
         """
         formats.write_json(accept.file_name(path), self.to_json())
+
+    @property
+    def doubt(self) -> str:
+        """What is to be said behind a certificate that was read from a file and not proven again; else ""."""
+        return "" if self.verified else ", as its file says: not verified"
 
     @property
     def sentence(self) -> str:
         """One plain sentence: does it fit, at what price, how far from the best possible."""
         of = f" of {format_bytes(self.goal.budget)}" if self.goal.budget is not None else ""
         best = "proven the best possible" if self.status == "optimal" else f"within {self.gap:.0%} of the best possible"
+        if not self.verified:
+            best = f"said by its file to be {best.replace('proven ', '')} (not verified)"
+        left_out = getattr(self.trace, "not_counted", "") if self.goal.budget is not None else ""
         unit = {"seconds": "step time", "flops": "FLOPs", "unit": "op runs"}[self.cost]
         return (
             f"fits: {format_bytes(self.peak_bytes)}{of}, +{self.overhead:.1%} {unit}, {best}, "
-            f"solved in {self.solve_seconds:.1f} s"
+            f"solved in {self.solve_seconds:.1f} s" + (f"; not counted: {left_out}" if left_out else "")
         )
 
     def __str__(self) -> str:
@@ -140,17 +173,18 @@ class Plan:
             ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
             ("  in one block", f"{format_bytes(self.arena_bytes)} (no sharing {format_bytes(self.sum_bytes)})"),
-            ("no schedule below", format_bytes(self.bound_bytes) + (f", by {self.bound_op}" if self.bound_op else "")),
-            *([("for less, split", f"{self.splitting_op}: it needs that much by itself")] if self.splitting_op else []),
+            ("no schedule below", format_bytes(self.bound_bytes)
+                                  + (f", by {name(self.bound_op)}" if self.bound_op else "") + self.doubt),
+            *([("for less, split", f"{name(self.splitting_op)}: it needs that much by itself")] if self.splitting_op else []),
             ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
-            ("solver", f"{self.solver} ({self.status})"),
+            ("solver", f"{name(self.solver)} ({self.status}{self.doubt})"),
         ]  # fmt: skip
         width = max(len(k) for k, _ in rows)
         return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
@@ -165,30 +199,77 @@ def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan. Its schedule is judged again: what the file claims must be what the judge finds.
+    """Read a plan. Nothing in the file is believed: its schedule is judged again, what follows from other figures must
+    agree with them, and the certificate is computed again. Where that does not prove it in short time (about 0.2 s),
+    `Plan.verified` is False, and the plan says so wherever it is printed.
 
     Raises
     ------
     FormatError : the file is damaged, foreign, or claims other figures than its schedule has.
     UsageError : `path` is no path.
     """
-    where = accept.file_name(path)
-    r = formats.Reader(formats.read_json(where), where, formats.PLAN)
+    given = accept.file_name(path)
+    where = name(given)
+    r = formats.Reader(formats.read_json(given), where, formats.PLAN)
     graph = formats.graph_from_json(r.table("graph"), f"{where}: graph")
     schedule = formats.schedule_from_json(r.table("schedule"), f"{where}: schedule")
-    cost = r.text("cost")
     try:
         goal = Goal.from_json(r.table("goal"))
-        judged = simulate(graph, schedule, cost)
-        baseline = simulate(graph, Schedule.baseline(graph), cost)
     except UsageError as e:
         raise FormatError(f"{where}: {e}") from e
     plan = Plan(
         graph, schedule, r.whole("peak_bytes"), r.whole("activation_peak_bytes"), r.whole("baseline_peak_bytes"),
         r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.text("solver"), r.text("status"),
-        r.whole("bound_bytes"), r.text("bound_op"), r.number("gap"), r.text("graph_hash"), goal, cost,
-        r.number("solve_seconds"), {str(k): str(v) for k, v in r.table("created_with").items()},
+        r.whole("bound_bytes"), r.text("bound_op"), r.number("gap"), r.text("graph_hash"), goal, r.text("cost"),
+        r.number("solve_seconds"), {k: str(v) for k, v in r.table("created_with").items()},
+        options_json=_options(r),
     )  # fmt: skip
+    wrong = _wrong_in_itself(plan) or _not_as_judged(plan)
+    if wrong:
+        raise FormatError(f"{where} is inconsistent: {wrong}; make the plan again")
+    return replace(plan, verified=certificates.holds(plan))
+
+
+def _wrong_in_itself(plan: Plan) -> str:
+    """What in the figures of a plan cannot be, whatever its schedule; "" where there is nothing."""
+    peak, bound, goal = plan.peak_bytes, plan.bound_bytes, plan.goal
+    if plan.cost not in COSTS:
+        return f"its cost {value(plan.cost)} is none of {', '.join(COSTS)}"
+    if plan.status not in ("optimal", "feasible"):
+        return f"its status {value(plan.status)} is neither optimal nor feasible"
+    if not 0 < len(plan.solver) <= 64 or not plan.solver.isprintable():
+        return f"{value(plan.solver)} is no solver's name"
+    if not 0 <= plan.solve_seconds <= LONGEST:
+        return f"no solver takes {plan.solve_seconds:g} seconds"
+    if not 0 <= bound <= peak:
+        return f"its bound {bound} does not lie between 0 and its peak {peak}"
+    if not math.isclose(plan.gap, (peak - bound) / peak if peak else 0.0, rel_tol=1e-9, abs_tol=1e-12):
+        return f"its gap {plan.gap:g} is not that between its bound and its peak"
+    if plan.bound_op and all(o.name != plan.bound_op for o in plan.graph.ops):
+        return f"its bound is set by an op {value(plan.bound_op)} that its graph does not have"
+    if goal.max_overhead is not None and plan.overhead > goal.max_overhead + EPS:
+        return f"its overhead {plan.overhead:g} is above its goal {goal.max_overhead:g}"
+    limit = goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
+    if limit is not None and peak > limit:
+        return f"its peak {peak} is above its goal {limit}"
+    return ""
+
+
+def _not_as_judged(plan: Plan) -> str:
+    """What in the figures of a plan is not what the judge finds; "" where there is nothing.
+
+    Raises
+    ------
+    FormatError : the schedule is none for the graph.
+    """
+    graph, schedule = plan.graph, plan.schedule
+    edges = [len(o.inputs) + len(o.outputs) + len(o.inplace) + 1 for o in graph.ops]
+    made = [sum(graph.values[v].bytes for v in o.outputs) + o.workspace + 1024 for o in graph.ops]
+    ran = [i for i in schedule.runs if 0 <= i < len(graph.ops)]
+    if sum(edges[i] for i in ran) > MOST_WORK or sum(made[i] for i in ran) >= 2**62:
+        return "its schedule runs more than any step does"
+    judged = simulate(graph, schedule, plan.cost)
+    baseline = simulate(graph, Schedule.baseline(graph), plan.cost)
     same = (plan.graph_hash, plan.peak_bytes, plan.activation_peak_bytes, plan.baseline_peak_bytes) == (
         graph.hash, judged.peak_bytes, judged.peak_bytes - graph.resident_bytes, baseline.peak_bytes,
     )  # fmt: skip
@@ -198,8 +279,27 @@ def load(path: str | os.PathLike[str]) -> Plan:
         (plan.flops_overhead, judged.flops_overhead),
     )
     if not same or not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in figures):
-        raise FormatError(f"{where} is inconsistent: its figures are not those of its schedule; make the plan again")
-    return plan
+        return "its figures are not those of its schedule"
+    return ""
+
+
+def _options(r: formats.Reader) -> dict[str, Any]:
+    """What is known of the object "options" of a plan file; none is needed."""
+    o = formats.Reader(r.table("options", {}), f"{r.where}: options")
+    found: dict[str, Any] = {}
+    if "time_limit" in o.doc:
+        found["time_limit"] = None if o.doc["time_limit"] is None else o.number("time_limit")
+        if found["time_limit"] is not None and not found["time_limit"] > 0:
+            raise FormatError(f"{o.where}: 'time_limit' should be above 0, not {value(found['time_limit'])}")
+    if "seed" in o.doc:
+        found["seed"] = o.whole("seed")
+    if "optimizer" in o.doc:
+        found["optimizer"] = None if o.doc["optimizer"] is None else o.text("optimizer")
+        if found["optimizer"] is not None and not (
+            0 < len(found["optimizer"]) <= 64 and found["optimizer"].isprintable()
+        ):
+            raise FormatError(f"{o.where}: {value(found['optimizer'])} is no optimizer's name")
+    return found
 
 
 def _created_with() -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError
+from ..files import write_text
 from .row import Row, key
 
 NAMES = ("suite", "model", "method")
@@ -52,9 +53,7 @@ class RowFile:
 
     def tidy(self) -> None:
         """Write the file anew with the newest row of each key alone; whole or not at all."""
-        new = self.path.with_name(self.path.name + ".new")
-        new.write_text("".join(json.dumps(r) + "\n" for r in self.rows), encoding="utf-8")
-        os.replace(new, self.path)
+        write_text(self.path, "".join(json.dumps(r) + "\n" for r in self.rows))
 
 
 def read_rows(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[Row]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import RekindleError, UsageError
 from ..formats import graph_from_json, read_json
 from ..graph import Graph
+from ..printed import value
 
 
 def load_graph(path: str | Path) -> Graph:
@@ -32,10 +35,23 @@ def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:
         from .. import zoo
 
         return zoo.load(name, batch=batch)
-    made = _call(_function(Path(where), name), batch, spec)
+    with _no_exit(spec):
+        made = _call(_function(Path(where), name), batch, spec)
     if not isinstance(made, tuple) or len(made) != 2:
         raise UsageError(f"{spec} returned {type(made).__name__}; it must return the pair (model, sample)")
     return made
+
+
+@contextmanager
+def _no_exit(spec: str) -> Iterator[None]:
+    """A user's file that ends the program is an error as any other."""
+    try:
+        yield
+    except SystemExit as e:
+        raise RekindleError(
+            f"{spec} ended the program (sys.exit({value(e.code)})) instead of returning (model, sample); put what is to run "
+            'as a program alone under `if __name__ == "__main__":`'
+        ) from e
 
 
 def _function(path: Path, name: str) -> Any:

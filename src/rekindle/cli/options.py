@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .. import files
 from ..budget import Goal
 from ..errors import UsageError
 
@@ -30,11 +30,6 @@ Svg = Annotated[Path | None, typer.Option(help="Picture to write.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 
 
-def read_budget(text: str | None) -> str | float | None:
-    """A bare number with a point is a fraction; everything else is a size."""
-    return float(text) if text is not None and re.fullmatch(r"\s*(\d+\.\d*|\.\d+)\s*", text) else text
-
-
 def read_goal(budget: str | None, max_overhead: float | None, minimize: str | None) -> Goal:
     """The one goal that was given.
 
@@ -43,7 +38,7 @@ def read_goal(budget: str | None, max_overhead: float | None, minimize: str | No
     UsageError : none or several were given, or one makes no sense.
     """
     try:
-        return Goal.parse(read_budget(budget), max_overhead, minimize)
+        return Goal.parse(budget, max_overhead, minimize)
     except UsageError as e:
         named = str(e).replace("exactly one of budget, max_overhead and minimize",
                                "exactly one of --budget, --max-overhead and --minimize")  # fmt: skip
@@ -51,12 +46,12 @@ def read_goal(budget: str | None, max_overhead: float | None, minimize: str | No
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Before long work: every file that is to be written has a folder.
+    """Before long work: every file that is to be written can be, and no two are the same.
 
     Raises
     ------
-    UsageError : one has none.
+    UsageError : one is a folder, a device, a pipe or protected, its folder is missing, or two are the same file.
     """
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise UsageError(f"cannot write {path}: it is a folder, or its folder does not exist")
+    real = [files.check_writable(path) for path in paths if path is not None]
+    if len(set(real)) < len(real):
+        raise UsageError(f"cannot write two things into {real[0]}; name two files")

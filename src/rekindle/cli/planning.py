@@ -10,9 +10,11 @@ import typer
 from .. import api
 from ..budget import format_bytes
 from ..errors import UsageError
+from ..files import write_text
 from ..formats import write_json
 from ..graph import COSTS
 from ..plan import Plan, schedule_document
+from ..printed import name
 from ..report import text
 from ..report.frontier_svg import frontier_svg
 from ..report.timeline import memory_timeline
@@ -35,7 +37,6 @@ from .options import (
     Target,
     TimeLimit,
     check_writable,
-    read_budget,
     read_goal,
 )  # fmt: skip
 
@@ -71,7 +72,7 @@ def plan(
     with progress() as tell:
         traced = _trace(model, batch, target, tell)
         made = api.plan(
-            traced, read_budget(budget), max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
+            traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
             time_limit=time_limit, seed=seed, progress=tell,
         )  # fmt: skip
     if out is not None:
@@ -102,7 +103,7 @@ def frontier(
     if out is not None:
         write_json(out, document)
     if svg is not None:
-        svg.write_text(frontier_svg(plans), encoding="utf-8")
+        write_text(svg, frontier_svg(plans))
     return Answer(document, lambda: [text.frontier_table(plans), *_wrote(out, svg)])
 
 
@@ -125,7 +126,7 @@ def solve(
     read = load_graph(graph)
     with progress() as tell:
         made = api.plan(
-            read, read_budget(budget), max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
+            read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
             time_limit=time_limit, seed=seed, progress=tell,
         )  # fmt: skip
     if out is not None:
@@ -157,9 +158,9 @@ def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | N
         title = f"Memory of one training step: {made.graph.name}"
         if limit is not None:
             title += f", within {format_bytes(limit)}"
-        svg.write_text(memory_timeline(made.graph, made.schedule, budget=limit, title=title), encoding="utf-8")
+        write_text(svg, memory_timeline(made.graph, made.schedule, budget=limit, title=title))
     return svg
 
 
 def _wrote(*paths: Path | None) -> list[str]:
-    return [f"wrote {p}" for p in paths if p is not None]
+    return [f"wrote {name(str(p))}" for p in paths if p is not None]

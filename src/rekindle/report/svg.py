@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, field
-from html import escape
+from html import escape as html_escape
+
+from ..printed import printable
 
 # Selectors start at .rk, so that several pictures and a page around them can share one document.
 STYLE = """
@@ -57,6 +59,11 @@ STYLE = """
 """.strip()
 
 
+def escape(text: str) -> str:
+    """Text for a picture: XML has no control characters, so they are spelled out."""
+    return html_escape(printable(text))
+
+
 @dataclass
 class Canvas:
     """Shapes in the order in which they are drawn; coordinates in pixels, y down."""
@@ -94,7 +101,7 @@ class Canvas:
     def render(self, title: str, description: str) -> str:
         """The whole document; title and description are what a screen reader says."""
         body = "\n".join(self.parts)
-        key = f"rk{zlib.crc32((title + body).encode()):08x}"
+        key = f"rk{zlib.crc32((title + body).encode('utf-8', 'backslashreplace')):08x}"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="rk" role="img" aria-labelledby="{key}t {key}d" '
             f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}">\n'

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ..budget import format_bytes
 from ..plan import Plan
+from ..printed import name, printable
 from ..solvers.base import Solver
 
 UNITS = {"seconds": "time", "flops": "FLOPs", "unit": "op runs"}
@@ -17,7 +18,7 @@ UNITS = {"seconds": "time", "flops": "FLOPs", "unit": "op runs"}
 
 def plan_table(plan: Plan) -> Table:
     """What a plan holds and costs, beside the plain step."""
-    table = _table(f"{plan.graph.name}: {len(plan.graph.ops):,} ops", "", "plain", "planned")
+    table = _table(f"{name(plan.graph.name)}: {len(plan.graph.ops):,} ops", "", "plain", "planned")
     table.add_row("peak", format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes))
     table.add_row(
         "  of which activations",
@@ -31,24 +32,24 @@ def plan_table(plan: Plan) -> Table:
     table.add_row(f"extra {UNITS[plan.cost]}", "", percent(plan.overhead))
     if plan.cost != "flops":
         table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
-    setter = f" (set by {plan.bound_op})" if plan.bound_op else ""
-    table.add_row("no schedule below", "", format_bytes(plan.bound_bytes) + setter)
+    setter = f" (set by {name(plan.bound_op)})" if plan.bound_op else ""
+    table.add_row("no schedule below", "", format_bytes(plan.bound_bytes) + setter + plan.doubt)
     if plan.splitting_op:
-        table.add_row("for less, split", "", f"{plan.splitting_op}: it needs that much by itself")
-    table.add_row("solver", "", f"{plan.solver}, {plan.status}")
+        table.add_row("for less, split", "", f"{name(plan.splitting_op)}: it needs that much by itself")
+    table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
     return table
 
 
 def frontier_table(plans: Sequence[Plan]) -> Table:
     """One row per plan of the memory/time curve."""
     unit = UNITS[plans[0].cost] if plans else "time"
-    title = f"{plans[0].graph.name}: memory against {unit}" if plans else "no plan"
+    title = f"{name(plans[0].graph.name)}: memory against {unit}" if plans else "no plan"
     table = _table(title, "peak", "activations", "of plain", f"extra {unit}", "extra FLOPs", "gap at most", "status")
     for p in plans:
         share = p.activation_peak_bytes / p.baseline_activation_bytes if p.baseline_activation_bytes else 1.0
         table.add_row(
             format_bytes(p.peak_bytes), format_bytes(p.activation_peak_bytes), f"{share:.0%}", percent(p.overhead),
-            percent(p.flops_overhead), f"{p.gap:.0%}", p.status,
+            percent(p.flops_overhead), f"{p.gap:.0%}", p.status + ("" if p.verified else ", not verified"),
         )  # fmt: skip
     return table
 
@@ -134,7 +135,7 @@ def figure(name: str, x: Any) -> str:
     if isinstance(x, bool):
         return "yes" if x else "no"
     if not isinstance(x, int | float):
-        return str(x)
+        return printable(str(x))
     if name.endswith("_bytes"):
         return format_bytes(x)
     if name.endswith("overhead"):

@@ -56,7 +56,7 @@ class PlannedForward:
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
         self.plan, self.on_new_shape, self._replan, self.check = plan, on_new_shape, replan, check
         self.options = plan.options
-        self.trace_options = TraceOptions() if plan.trace is None else plan.trace.options
+        self.trace_options = TraceOptions(optimizer=plan.optimizer) if plan.trace is None else plan.trace.options
         self._bound: dict[Key, list[Bound]] = {}  # by call, and each for another state of the module or values of inputs
         self._plain: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
         self._unlike_file: list[tuple[Key, Expected, list[Question]]] = []  # calls that a plan from a file is not for

@@ -25,7 +25,7 @@ from .guards import Expected
 from .in_place import write_in_place
 from .normalise import Lowered, is_marked, lower, storage_bytes
 from .numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
-from .optimizers import state_bytes
+from .optimizers import not_counted, state_bytes
 from .reads import Reads
 
 
@@ -40,6 +40,7 @@ class Trace:
     fake : whether it was made from fake tensors, so that nothing could be measured.
     options : how it was made.
     spec : the structure of the call's arguments, by name of forward's parameters.
+    not_counted : what a budget in bytes leaves out, in words.
     """
 
     graph: Graph
@@ -51,6 +52,7 @@ class Trace:
     options: TraceOptions = field(default_factory=TraceOptions)
     module_kinds: tuple[tuple[str, str], ...] = ()
     spec: Any = None
+    not_counted: str = ""
 
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"
@@ -153,7 +155,8 @@ def trace_call(
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
     expected = Expected.of(model, reads.by_path(model), ignored)
     key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
-    made = Trace(lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec)
+    left_out = not_counted(model) if options.optimizer is None else ""
+    made = Trace(lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out)
     return made if inputs else made.costed(options.target, progress)
 
 

@@ -1,0 +1,65 @@
+"""Ctrl-C on the command line while the program is still being imported, which takes a second or more.
+
+Imported first of all, so it imports little itself. From `cli.main` on, that function answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+MESSAGE = "interrupted; nothing was written"
+FAILED = 1
+
+
+def document(message: str = MESSAGE) -> str:
+    """What --json prints after an interruption."""
+    return json.dumps({"error": {"type": "Interrupted", "message": message}})
+
+
+def is_command_line(argv: Sequence[str]) -> bool:
+    """Whether an interpreter that was started with these arguments runs `rekindle`, and not a program that imports it."""
+    rest = list(argv[1:])
+    while rest:
+        arg = rest.pop(0)
+        if arg == "-m":
+            return rest[:1] == ["rekindle"]
+        if arg == "-c":
+            return False
+        if arg in ("-X", "-W"):
+            del rest[:1]
+        elif not arg.startswith("-"):
+            return os.path.basename(arg) in ("rekindle", "rekindle.exe", "rekindle-script.py")
+    return False
+
+
+def watch() -> None:
+    """Where this process is the command line: from now on Ctrl-C ends it with one line, one document and exit code 1."""
+    if not is_command_line(getattr(sys, "orig_argv", ())):
+        return
+    # A shell starts what runs in the background with the signal ignored; outside of the main thread nothing can be set.
+    with contextlib.suppress(ValueError):
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _end)
+
+
+def _end(signum: int, frame: Any) -> None:
+    """End at once: an import that is cut off leaves nothing that could go on."""
+    end_now(1 if "--json" in sys.argv[1:] else None)
+
+
+def end_now(out: int | None) -> None:
+    """One line on stderr, one document on the descriptor `out` if there is one, and the end of the process."""
+    for fd, text in ((2, f"error: {MESSAGE}"), (out, document())):
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.write(fd, text.encode() + b"\n")
+    os._exit(FAILED)
+
+
+watch()
