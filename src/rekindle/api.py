@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import accept
 from .ask import PlanOptions
 from .budget import Goal
-from .errors import UsageError
+from .errors import RekindleError, UsageError
 from .graph import Graph
 from .plan import Plan
 from .planner import frontier_graph, plan_graph
@@ -68,10 +70,11 @@ def plan(
 
 def plan_with(what: Trace | Graph, options: PlanOptions, target: str | None = None) -> Plan:
     """`plan`, with what was asked as one object."""
-    trace, graph, finish = _problem(what, target, options.progress or None)
+    progress = options.progress if callable(options.progress) else None
+    trace, graph, finish = _problem(what, target, progress)
     found = plan_graph(
         graph, options.goal, solver=options.solver, cost=options.cost, time_limit=options.time_limit, seed=options.seed,
-        progress=options.progress or None, finish=finish, bookkeeping=_bookkeeping(trace),
+        progress=progress, finish=finish, bookkeeping=_bookkeeping(trace),
     )  # fmt: skip
     object.__setattr__(found, "trace", trace)
     object.__setattr__(found, "asked", options)
@@ -143,7 +146,8 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
     return _apply(model, plan, on_new_shape, check=True)
 
 
-def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool) -> nn.Module:
+def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: Plan | None = None) -> nn.Module:
+    """first : the plan of the very first call, where that is another one."""
     from .torch.accept import module
     from .torch.planned import NEW_SHAPE, PlannedForward
 
@@ -152,6 +156,8 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool) -> nn.M
     accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
     forward = PlannedForward(model, plan, on_new_shape, plan_with, check)
+    if first is not None:
+        forward.serve_too(model, first)
     restore(model)
     forward.take_over(model)
     return model
@@ -208,7 +214,8 @@ def checkpoint(
     from .torch import accept as torch_accept
     from .torch.kept import confirm
     from .torch.planned import NEW_SHAPE
-    from .torch.trace import call_arguments, plain_forward, trace
+    from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
+    from .torch.trial import after_first_call
 
     torch_accept.process("checkpoint")
     Goal.parse(budget, max_overhead, minimize)
@@ -221,10 +228,26 @@ def checkpoint(
         torch_accept.measurable(model, *arguments)
         with torch_accept.gradients_on():
             torch_accept.probe(model, *arguments, plain_forward(model))
-    traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress)
-    how: dict[str, Any] = {"solver": solver, "cost": cost, "time_limit": time_limit, "seed": seed, "progress": progress}
-    found = plan(traced, budget, max_overhead=max_overhead, minimize=minimize, **how)
-    if check and not traced.fake:
-        found, checked = confirm(model, sample, found, lambda budget: plan(traced, budget, **how))
-        log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
+    options = PlanOptions(Goal.parse(budget, max_overhead, minimize), solver, cost, time_limit, seed, progress)
+
+    def planned() -> Plan:
+        traced = trace(
+            model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress if callable(progress) else None
+        )  # fmt: skip
+        found = plan_with(traced, options)
+        if check and not traced.fake:
+            found, checked = confirm(
+                model, sample, found, lambda b: plan_with(traced, replace(options, goal=Goal(budget=b)))
+            )
+            log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
+        return found
+
+    found = planned()
+    if found.trace.lowered.captured.settles and not found.trace.fake:
+        # The first call makes attributes that every later call finds: those calls are the ones to plan for.
+        later = None
+        with contextlib.suppress(RekindleError), after_first_call(model, *arguments_of_call(model, sample)):
+            later = planned()
+        if later is not None:
+            return _apply(model, later, on_new_shape, check, found)
     return _apply(model, found, on_new_shape, check)

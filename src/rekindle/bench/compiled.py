@@ -26,11 +26,11 @@ from torch._functorch import config
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from ..plan import Plan
-from ..torch import tree
+from ..torch.bound import Bound
+from ..torch.call import bind
 from ..torch.capture import disable_autocast
 from ..torch.captured import Captured
-from ..torch.planned import Bound
-from ..torch.trace import Trace
+from ..torch.trace import Trace, plain_forward
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -46,10 +46,10 @@ def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Ite
     bound = Bound(model, traced, plain)
     parts = _Partitioned(model, traced.lowered.captured, budget)
     bound.runner = parts  # type: ignore[assignment]
-    own = model.__dict__.get("forward")
+    own, plain_one = model.__dict__.get("forward"), plain_forward(model)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return bound(tree.flatten((args, kwargs))[0])
+        return bound(model, bind(plain_one, args, kwargs))
 
     model.__dict__["forward"] = forward
     try:
@@ -79,7 +79,7 @@ class _Partitioned:
         order = [self.given.index(p) for p in c.gradients]
         self.returned = _hand_over(self.backward_graph, [takers.get(i) for i in order], order)
 
-    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
         return list(_Function.apply(self, *inputs))
 
 

@@ -52,6 +52,9 @@ class _Flat(nn.Module):
         self._sample = sample  # values of the inputs; None: unknown
         self._forward, self._spec, self._loss = forward, spec, loss
         self._casts_cached = torch.is_autocast_cache_enabled()
+        self._names: dict[int, list[str]] = {}  # of each parameter; while tracing each name stands for a tensor of its own
+        for name, p in model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(id(p), []).append(name)
         self.output_spec: Any = None
         self.aliased: dict[int, int | str] = {}
         self.ignored: dict[int, str] = {}
@@ -68,7 +71,7 @@ class _Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         state, layout, known = Attributes(self.model), EagerLayout(), KnownValues(tensors, self._sample)
-        casts = casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else [])
+        casts = casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else [], self._same_parameter())
         try:
             with casts, layout, known:
                 found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
@@ -101,6 +104,12 @@ class _Flat(nn.Module):
                 returned[i] = t.detach()
         # As copies, so that results that are views of each other are no concern of AOTAutograd's; `_read` drops them.
         return tuple([t.clone() for t in returned])
+
+
+    def _same_parameter(self) -> dict[int, int]:
+        """id of the tensor that stands for a parameter's further name -> id of the one that stands for its first."""
+        now = dict(self.model.named_parameters(remove_duplicate=False))
+        return {id(now[k]): id(now[names[0]]) for names in self._names.values() for k in names[1:]}
 
 
 def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:

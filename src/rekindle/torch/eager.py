@@ -6,7 +6,7 @@ It touches PyTorch's private surface, as `capture` does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,9 +105,12 @@ def _as_before(t: Any) -> Any:
 
 
 @contextlib.contextmanager
-def casts_shared(leaves: list[torch.Tensor]) -> Iterator[None]:
+def casts_shared(leaves: list[torch.Tensor], one_of: Mapping[int, int]) -> Iterator[None]:
     """Autocast casts a parameter once, however often it is used, so that its gradients are added in the lower precision.
-    Its own cache is off while tracing, and knows no parameters there: they are no leaves."""
+    Its own cache is off while tracing, and knows no parameters there: they are no leaves.
+
+    one_of : id of a leaf -> id of another that is the same parameter under its first name.
+    """
     to_copy: Any = torch.ops.aten._to_copy.default
     keys = torch._C.DispatchKey
     known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
@@ -123,7 +126,7 @@ def casts_shared(leaves: list[torch.Tensor]) -> Iterator[None]:
     def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
         autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
         shared = id(x) in known and torch._C._dispatch_tls_is_dispatch_key_excluded(autocast)  # not the user's own cast
-        key = (id(x), how.get("dtype"), torch.is_grad_enabled())
+        key = (one_of.get(id(x), id(x)), how.get("dtype"), torch.is_grad_enabled())
         if shared and key in made:
             return made[key]
         listen(False)

@@ -8,6 +8,7 @@ and its hooks before the next stage runs. Real values pass between stages inside
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +17,14 @@ import torch
 from torch import fx
 
 from ..errors import RekindleError
+from . import rules
 from .anomaly import NamesNaN
 from .capture import disable_autocast
 from .normalise import Lowered
 from .program import Program
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """One forward call and what its backward needs."""
 
@@ -46,6 +48,7 @@ class Step:
 
     def start(self, saved: list[Any], tangents: list[Any]) -> None:
         """Begin a backward; one left unfinished before (autograd.grad on a subset) is dropped."""
+        self.runner.waiting.discard(self)
         self.out.clear()
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
@@ -124,6 +127,14 @@ class _Stage(torch.autograd.Function):
         return (None, None, _token(), *ctx.step.stage(ctx.j))
 
 
+def _is_sum(gradient: fx.Node) -> bool:
+    """Whether a gradient is added up from several uses of its parameter."""
+    while gradient.op == "call_function" and gradient.target in rules.PASS_THROUGH:
+        gradient = gradient.args[0]  # type: ignore[assignment]
+    both = [a for a in gradient.args if isinstance(a, fx.Node)]
+    return gradient.target is torch.ops.aten.add.Tensor and len(both) == 2
+
+
 def _token() -> torch.Tensor:
     # no memory on any device, and always on the same one: gradients that join must agree
     return torch.empty(0, device="cpu")
@@ -140,11 +151,15 @@ class Runner:
         self.stage_inputs = [[place[p] for p in stage] for stage in program.stages]
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
         self._tangents = list(c.tangents)
+        self.waiting: weakref.WeakSet[Step] = weakref.WeakSet()  # calls whose backward has not begun
+        sums = [c.params[p] for p, g in c.gradients.items() if p in c.params and _is_sum(g)]
+        self.summed = ", ".join(sums[:2]) + (f" and {len(sums) - 2} more" if len(sums) > 2 else "")
         self._depends = self._tangent_dependence()
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
         """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
         step = Step(self, inputs)
+        self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers
         token = _token().requires_grad_()
@@ -157,6 +172,11 @@ class Runner:
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             return NamesNaN(self.lowered, self.program)
         return contextlib.nullcontext()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call lives whose backward has not begun."""
+        return len(self.waiting) > 0
 
     def zero_tangent(self, i: int) -> torch.Tensor:
         """The gradient of a result that the loss does not depend on."""

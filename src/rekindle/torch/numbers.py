@@ -113,8 +113,8 @@ class _StandIn:
     def __init__(self, numbers: Numbers, value: Any, expression: Expression):
         self._numbers, self._value, self._expression = numbers, value, expression
 
-    @property
-    def __class__(self) -> Any:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # type: ignore[misc]
         return type(self._value)
 
     @classmethod
@@ -227,10 +227,7 @@ def read(places: Sequence[Place], spec: Any, model: nn.Module) -> dict[Place, An
     given = numbers_in(spec)
     found: dict[Place, Any] = {}
     for p in places:
-        if isinstance(p, Argument):
-            x = given.get(p)
-        else:
-            x = model.get_submodule(p.module).__dict__.get(p.name)
+        x = given.get(p) if isinstance(p, Argument) else model.get_submodule(p.module).__dict__.get(p.name)
         if type(x) not in (int, float):
             return None
         found[p] = x
@@ -240,7 +237,9 @@ def read(places: Sequence[Place], spec: Any, model: nn.Module) -> dict[Place, An
 @contextlib.contextmanager
 def attributes_set(model: nn.Module, values: Mapping[Place, Any]) -> Iterator[None]:
     """Meanwhile attributes of submodules have these values."""
-    tables = [(model.get_submodule(p.module).__dict__, p.name, x) for p, x in values.items() if isinstance(p, Attribute)]
+    tables = [
+        (model.get_submodule(p.module).__dict__, p.name, x) for p, x in values.items() if isinstance(p, Attribute)
+    ]
     before = [table[name] for table, name, _ in tables]
     for table, name, x in tables:
         table[name] = x
@@ -273,7 +272,9 @@ def matches(found: Any, earlier: Any, numbers: Numbers, before: Mapping[Place, A
     place_before = {n: i for i, n in enumerate([*earlier.placeholders, *earlier.tangents, *two])}
 
     def leaves(n: Any, at: Mapping[Any, int]) -> list[Any]:
-        return [("node", at.get(x)) if hasattr(x, "all_input_nodes") else x for x in pytree.tree_leaves((n.args, n.kwargs))]
+        return [
+            ("node", at.get(x)) if hasattr(x, "all_input_nodes") else x for x in pytree.tree_leaves((n.args, n.kwargs))
+        ]
 
     def same(x: Any, y: Any) -> bool:
         expression = numbers.markers.get(x) if type(x) in (int, float) else None
@@ -285,7 +286,9 @@ def matches(found: Any, earlier: Any, numbers: Numbers, before: Mapping[Place, A
 
     if not all(map(same_call, one, two)):
         return False
-    written: Sequence[tuple[Any, Any]] = [(found.writing.get(a), earlier.writing.get(b)) for a, b in zip(one, two, strict=True)]
+    written: Sequence[tuple[Any, Any]] = [
+        (found.writing.get(a), earlier.writing.get(b)) for a, b in zip(one, two, strict=True)
+    ]
     for a, b in written:
         if (a is None) != (b is None) or a is not None and a.target != b.target:
             return False

@@ -99,7 +99,9 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
 def not_counted(model: nn.Module) -> str:
     """A text that tells what a budget in bytes leaves out where no optimizer was named: "optimizer state (AdamW would add
     9.2 GiB)". "" where nothing trains."""
-    size = state_bytes("adamw", model)
+    trained = {id(p): p for p in model.parameters() if p.requires_grad}.values()
+    # two moments for each element, and a step; asking `state_bytes` would load torch's optimizers, which takes seconds
+    size = sum(2 * p.numel() * p.element_size() + torch.float32.itemsize for p in trained)
     return f"optimizer state (AdamW would add {format_bytes(size)})" if size else ""
 
 

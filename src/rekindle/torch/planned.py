@@ -23,6 +23,8 @@ from ..budget import Goal, format_bytes
 from ..errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError, UsageError
 from ..graph import Graph
 from ..plan import Plan
+from ..printed import name as printed
+from ..simulate import simulate
 from . import call as calls
 from . import tree, trial, unused
 from .bound import Bound, answered
@@ -57,7 +59,9 @@ class PlannedForward:
         self.plan, self.on_new_shape, self._replan, self.check = plan, on_new_shape, replan, check
         self.options = plan.options
         self.trace_options = TraceOptions(optimizer=plan.optimizer) if plan.trace is None else plan.trace.options
-        self._bound: dict[Key, list[Bound]] = {}  # by call, and each for another state of the module or values of inputs
+        self._bound: dict[
+            Key, list[Bound]
+        ] = {}  # by call, and each for another state of the module or values of inputs
         self._plain: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
         self._unlike_file: list[tuple[Key, Expected, list[Question]]] = []  # calls that a plan from a file is not for
         # places of numbers that are inputs of plans, and of those that cannot be
@@ -71,6 +75,10 @@ class PlannedForward:
         if plan.trace is not None:
             _check_same_module(model, plan.trace)
             self._bind(model, plan.trace, plan)
+
+    def serve_too(self, model: nn.Module, plan: Plan) -> None:
+        """Run this plan as well, for the calls that it was made for."""
+        self._bind(model, plan.trace, plan)
 
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
@@ -123,6 +131,12 @@ class PlannedForward:
             bound = self._new_call(model, key, call, args, kwargs)
         if bound is None:
             return self.plain(*args, **kwargs)
+        if bound.runner.summed and any(b.runner.waits for b in self.bounds):
+            self._tell(
+                f"{type(model).__name__} was called again before the backward of an earlier call. Where one backward goes "
+                f"through both, eager adds up the gradients of {bound.runner.summed} in another order: they are equal up to "
+                "rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)", kind="two calls",
+            )  # fmt: skip
         self.last = bound
         self._turn += 1
         bound.turn = self._turn
@@ -166,13 +180,16 @@ class PlannedForward:
         family = list(self._bound.get(key, ()))
         what = f"{type(model).__name__} was called with inputs {call.shapes or 'without tensors'}"
         if self.on_new_shape != "plan" and not family:
-            return self._refused(model, key, what, "(or modes, dtypes, constants)")
+            self._refused(model, key, what, "(or modes, dtypes, constants)")
+            return None
         if not _trains(model, call.tensors):
-            return self._leave_plain(model, key, "")
+            self._leave_plain(model, key, "")
+            return None
         if known := self._with_changing_numbers(model, key, call, args, kwargs, what, begin):
             return known
         if varying := self._varying(key, call):
-            return self._leave_plain(model, None, f"{what}; {varying}")
+            self._leave_plain(model, None, f"{what}; {varying}")
+            return None
         try:
             found = found or self._trace(model, args, kwargs)
             if effects := found.lowered.captured.effects:
@@ -181,13 +198,17 @@ class PlannedForward:
         except RekindleError as e:
             if self.on_new_shape == "error":
                 raise
-            return self._leave_plain(model, key, f"{what}, for which there is no plan, and none can be made: {e}")
+            self._leave_plain(model, key, f"{what}, for which there is no plan, and none can be made: {e}")
+            return None
         if plan is None:
-            return self._refused(model, key, what, "in another state of its attributes, hooks or inputs' values,")
+            self._refused(model, key, what, "in another state of its attributes, hooks or inputs' values,")
+            return None
         bound = self._bind(model, found, plan)
         if wrong := self._tried(model, bound, call):
             self._bound[key].remove(bound)
-            return self._leave_plain(model, key, f"{what}; a plan for it did not give the plain step's numbers ({wrong})")
+            return self._leave_plain(
+                model, key, f"{what}; a plan for it did not give the plain step's numbers ({wrong})"
+            )
         self._say_planned(bound, family, what, model, time.perf_counter() - begin)
         return bound
 
@@ -244,12 +265,12 @@ class PlannedForward:
         for name in theirs.expected.differences(model):
             path, _, leaf = name.rpartition(".")
             key_before = theirs.expected.keys.get(name)
+            x = None
             with contextlib.suppress(AttributeError):
-                if type(x := model.get_submodule(path).__dict__.get(leaf)) in (int, float) and key_before is not None:
-                    if isinstance(key_before, tuple) and key_before[0] is type(x):
-                        places.append(Attribute(path, leaf))
-                        continue
-            return None
+                x = model.get_submodule(path).__dict__.get(leaf)
+            if type(x) not in (int, float) or not isinstance(key_before, tuple) or key_before[0] is not type(x):
+                return None
+            places.append(Attribute(path, leaf))
         return (bound, tuple(places)) if places else None
 
     @staticmethod
@@ -307,7 +328,9 @@ class PlannedForward:
         model = self._model()
         assert model is not None
         if not names:
-            names = list(dict.fromkeys(d for b in self._bound.get(key, ()) for d in b.trace.expected.differences(model)))
+            names = list(
+                dict.fromkeys(d for b in self._bound.get(key, ()) for d in b.trace.expected.differences(model))
+            )
         return f"{', '.join(names) or 'the values of its inputs'} differ from call to call: {count} plans were made for them"
 
     def _say_planned(self, bound: Bound, family: list[Bound], what: str, model: nn.Module, seconds: float) -> None:
@@ -352,16 +375,20 @@ class PlannedForward:
         with capturing():  # who has wrapped this forward may lead back here
             return trace_call(
                 model, args, kwargs, self.trace_options, forward=self.plain, by_values=by_values, inputs=inputs,
-                progress=self.options.progress or None,
+                progress=self.options.progress if callable(self.options.progress) else None,
             )  # fmt: skip
 
     def _check_goal(self, found: Trace) -> None:
-        """A file cannot know what the module at hand holds: say where the budget is not kept with that."""
-        if not _keeps_goal(self.plan, found.graph):
-            peak = self.plan.peak_bytes - self.plan.graph.resident_bytes + found.graph.resident_bytes
+        """A file cannot know what the module at hand holds and what its operators need: say where the budget is not kept."""
+        limit = self.plan.goal.budget
+        if limit is None:
+            return
+        peak = simulate(found.graph, self.plan.schedule, self.plan.cost).peak_bytes
+        if peak > limit:
             self._tell(
-                f"the plan's file counts {format_bytes(self.plan.graph.resident_bytes)} of parameters, gradients and inputs, but "
-                f"there are {format_bytes(found.graph.resident_bytes)}: its step takes {format_bytes(peak)}, above its budget"
+                f"the plan's file says that its step takes {format_bytes(self.plan.peak_bytes)}, but with what "
+                f"{found.module_name} holds here it takes {format_bytes(peak)}, above its budget of {format_bytes(limit)}; "
+                "make the plan again"
             )
 
     def _bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
@@ -452,7 +479,7 @@ def _communicates(graph: Graph) -> bool:
 def _keeps_goal(plan: Plan, graph: Graph) -> bool:
     """Whether the plan's budget is kept with what the module of that graph holds during the step."""
     budget = plan.goal.budget
-    return budget is None or plan.peak_bytes - plan.graph.resident_bytes + graph.resident_bytes <= budget
+    return budget is None or simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget
 
 
 def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
@@ -460,6 +487,8 @@ def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     tables = [dict(zip(names or (), values, strict=False)) for _, names, values in constants]
     for name in dict.fromkeys(k for t in tables for k in t):
         yield name, [t.get(name) for t in tables]
+
+
 def _check_same_module(model: nn.Module, traced: Trace) -> None:
     c = traced.lowered.captured
     state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
@@ -485,10 +514,10 @@ def mismatch(planned: Graph, found: Graph) -> str:
     """Both fingerprints and the first difference."""
     for i, (a, b) in enumerate(zip(planned.ops, found.ops, strict=False)):
         if a.name != b.name:
-            where = f"op {i} is {b.name!r}, the plan has {a.name!r}"
+            where = f"op {i} is '{printed(b.name)}', the plan has '{printed(a.name)}'"
             break
         if (a.inputs, a.outputs) != (b.inputs, b.outputs):
-            where = f"op {i} ({a.name}) reads or makes other values"
+            where = f"op {i} ({printed(a.name)}) reads or makes other values"
             break
     else:
         sizes = [i for i, (a, b) in enumerate(zip(planned.values, found.values, strict=False)) if a != b]

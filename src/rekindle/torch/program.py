@@ -48,8 +48,8 @@ class Program:
     """
 
     source: str
-    forward: Callable[[list[Any], dict[int, Any]], tuple[list[Any], list[Any]]]
-    backward: Callable[[list[Any], list[Any], dict[int, Any], list[Any], bool], Iterator[None]]
+    forward: Callable[[list[Any], dict[int | str, Any]], tuple[list[Any], list[Any]]]
+    backward: Callable[[list[Any], list[Any], dict[int | str, Any], list[Any], bool], Iterator[None]]
     stages: list[list[fx.Node]]
     file: str = ""
     ops: dict[int, int] = field(default_factory=dict)

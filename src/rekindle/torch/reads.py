@@ -41,12 +41,10 @@ class Reads:
 
         def read(module: Any, name: str) -> Any:
             if name not in INTERNAL:
-                if name == "__dict__":
-                    name_read = "" if sys._getframe(1).f_code.co_filename in _HERE else "*"
-                else:
-                    name_read = name
-                if name_read:
-                    names.setdefault(id(module), set()).add(name_read)
+                if name != "__dict__":
+                    names.setdefault(id(module), set()).add(name)
+                elif sys._getframe(1).f_code.co_filename not in _HERE:
+                    names.setdefault(id(module), set()).add("*")
             return look_up(module, name)
 
         nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]

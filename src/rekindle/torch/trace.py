@@ -17,9 +17,9 @@ from . import accept, devices, opaque, tree
 from . import call as calls
 from . import capture as cap
 from .attributes import plain_tensors
+from .call import Key, as_arguments
 from .captured import Captured
 from .costs import node_costs
-from .call import Key, as_arguments
 from .duplicates import merge_duplicates
 from .guards import Expected
 from .in_place import write_in_place
@@ -134,7 +134,9 @@ def trace_call(
     taken = numbers.stand_ins(inputs or {})
     spec = as_arguments(replaced(call.spec, taken))
     with attributes_set(model, taken):
-        captured = cap.capture(model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values)
+        captured = cap.capture(
+            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values
+        )
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers
@@ -186,6 +188,12 @@ def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     UsageError : the sample is nothing that a module can be called with and planned for.
     """
     return accept.sample(sample)
+
+
+def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.Call, Callable[..., Any]]:
+    """(the call that a sample stands for, the module's own forward)."""
+    forward = plain_forward(model)
+    return calls.bind(forward, *call_arguments(sample)), forward
 
 
 def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:

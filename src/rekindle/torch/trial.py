@@ -36,7 +36,7 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
     outcomes = []
     with contextlib.suppress(torch.OutOfMemoryError):
         for forward in (planned, eager):
-            with _as_before(model):
+            with as_before(model):
                 outcomes.append(_step(model, forward, call.tensors))
     if len(outcomes) < 2:
         return []
@@ -53,7 +53,7 @@ def _step(
     from .verify import default_loss
 
     copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in given]
-    leaves = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     leaves |= {f"input {i}": t for i, t in enumerate(copies) if t.requires_grad}
     loss = default_loss(forward(copies))
     with disable_autocast():
@@ -62,7 +62,18 @@ def _step(
 
 
 @contextlib.contextmanager
-def _as_before(model: nn.Module) -> Iterator[None]:
+def after_first_call(model: nn.Module, call: Call, forward: Callable[..., Any]) -> Iterator[None]:
+    """The module as its first plain call leaves it (position indices and states that forward makes then); afterwards it is as
+    it was."""
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in call.tensors]
+    args, kwargs = call.form.arguments(tree.unflatten(copies, call.spec))
+    with as_before(model):
+        forward(*args, **kwargs)
+        yield
+
+
+@contextlib.contextmanager
+def as_before(model: nn.Module) -> Iterator[None]:
     """Buffers, attributes and random state as before, afterwards."""
     attributes = Attributes(model)
     carried = [*model.buffers(), *(t for *_, t in plain_tensors(model))]

@@ -45,8 +45,8 @@ def _called(module: nn.Module, args: Any) -> None:
         _forget(model)
         if model is not None:
             notices.warn(
-                f"the plan of {name} is not in use: its submodules are called ({type(module).__name__}), but {name} itself never "
-                f"is. Plan the module that the training loop calls, or call {name}"
+                f"the plan of {name} is not in use: its submodules are called ({type(module).__name__}), but {name} itself "
+                f"never is. Plan the module that the training loop calls, or call {name}"
             )
 
 

@@ -131,7 +131,11 @@ class _Walk:
     def _inside(self, x: Any, kind: type, deep: int) -> Key:
         if isinstance(x, dict):
             self._table(x)
-            return (kind, tuple([(self.key(k, deep), self.key(v, deep)) for k, v in [*x.items()]]), self._fields(x, deep))
+            return (
+                kind,
+                tuple([(self.key(k, deep), self.key(v, deep)) for k, v in [*x.items()]]),
+                self._fields(x, deep),
+            )
         if isinstance(x, tuple | list | deque):
             if not isinstance(x, tuple):
                 self._row(x)

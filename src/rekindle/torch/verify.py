@@ -261,7 +261,8 @@ def _backward(value: torch.Tensor) -> None:
 def _run(s: _Subject, forward: Callable[..., Any], which: str, *, hold: bool = False, twice: bool = False) -> _Outcome:
     """One step with this forward, from the model's present state, which is put back.
 
-    hold : the results live until the step is over. twice : two calls before the first backward, and random numbers drawn after each call and backward.
+    hold : the results live until the step is over. twice : two calls before the first backward, and random numbers drawn
+        after each call and backward.
     """
     left: list[torch.Tensor] = []
     args, kwargs, tensors = s.sample.fresh()
