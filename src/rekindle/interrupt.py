@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-MESSAGE = "interrupted; nothing was written"
+MESSAGE = "interrupted before it was done"
 FAILED = 1
 
 

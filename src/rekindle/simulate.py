@@ -13,6 +13,7 @@ import numpy as np
 from .errors import FormatError, UsageError
 from .graph import Graph
 from .kernels import judge as _judge
+from .printed import name
 from .schedule import Free, Run, Schedule
 
 
@@ -57,7 +58,7 @@ def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulat
         )
     if schedule.graph_hash != graph.hash:
         raise FormatError(
-            f"the schedule is for graph {schedule.graph_hash[:12]}, but this is graph {graph.hash[:12]}; "
+            f"the schedule is for graph {name(schedule.graph_hash[:12])}, but this is graph {graph.hash[:12]}; "
             "solve the graph again"
         )
     steps = schedule.array
@@ -103,7 +104,7 @@ def _explain(graph: Graph, status: int, step: int, detail: int) -> str:
         _judge.BAD_INTO: f"writes into value {detail}, which the op may not overwrite there",
         _judge.LOST_KEEP: f"ends without value {detail}, which must be kept",
     }[status]
-    return f"invalid schedule for graph {graph.name!r}: step {step} {what}"
+    return f"invalid schedule for graph {name(graph.name)!r}: step {step} {what}"
 
 
 def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:

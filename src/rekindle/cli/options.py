@@ -12,7 +12,7 @@ from ..budget import Goal
 from ..errors import UsageError
 
 Model = Annotated[str, typer.Argument(help="zoo:NAME, or path/to/file.py:function which returns (model, sample).")]
-Batch = Annotated[int | None, typer.Option(help="Batch size; the model's own unless given.")]
+Batch = Annotated[int | None, typer.Option(max=2**31, help="Batch size; the model's own unless given.")]
 Budget = Annotated[
     str | None,
     typer.Option(help="Peak memory of the whole step: bytes, 8GiB, 512MiB, or a fraction such as 0.5 "
@@ -23,8 +23,8 @@ Minimize = Annotated[str | None, typer.Option(help='"memory": the least memory a
 SolverName = Annotated[str, typer.Option("--solver", help="One of `rekindle solvers`.")]
 Cost = Annotated[str, typer.Option(help="What time means: seconds, flops or unit.")]
 Target = Annotated[str | None, typer.Option(help="Device whose roofline gives the seconds, e.g. h200.")]
-TimeLimit = Annotated[float | None, typer.Option(help="Seconds the solver may take.")]
-Seed = Annotated[int, typer.Option(help="Makes randomised solvers repeatable.")]
+TimeLimit = Annotated[float | None, typer.Option(max=1e9, help="Seconds the solver may take.")]
+Seed = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Makes randomised solvers repeatable.")]
 Out = Annotated[Path | None, typer.Option(help="File to write.")]
 Svg = Annotated[Path | None, typer.Option(help="Picture to write.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
