@@ -62,6 +62,7 @@ class SideEffects:
         self._watched: dict[Any, _Watched] = {}
         self._by_hook: list[set[Any]] = []  # keys of what is watched, that each reaches
         self._by_name: dict[str, set[Any]] = {}
+        self._steps = 0
 
     def __enter__(self) -> SideEffects:
         self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
@@ -117,21 +118,22 @@ class SideEffects:
 
     def _walk(self, x: Any, depth: int) -> Iterator[Any]:
         """Watch what x holds, and what that holds; gives the keys of all."""
-        if len(self._watched) >= MOST or id(x) in self._own or _is_opaque(x):
+        self._steps += 1
+        if len(self._watched) >= MOST or self._steps > 20 * MOST or id(x) in self._own or _is_opaque(x):
             return
         if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
             for y in _references(x) if depth < DEEP and not _is_torchs(x) else ():
                 yield from self._walk(y, depth + 1)
             return
-        try:
-            made = _watch(x)
-        except Exception:  # an object that does not let itself be read
-            return
+        key = (id(x.where), x.name) if isinstance(x, _Global) else id(x)
+        made = self._watched.get(key)
         if made is None:
-            return
-        key = made.key()
-        new = key not in self._watched
-        if new:
+            try:
+                made = _watch(x)
+            except Exception:  # an object that does not let itself be read
+                return
+            if made is None:
+                return
             self._watched[key] = made
         yield key
         if depth < DEEP:
@@ -177,7 +179,8 @@ def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:
     path, _, leaf = attribute.rpartition(".")
     if leaf in _OF_EVERY_MODULE:
         return True
-    where = getattr(sys.modules.get(type(model.get_submodule(path)).__module__), "__file__", None) or ""
+    owner = dict(model.named_modules()).get(path)  # None: an attribute whose own name has dots
+    where = getattr(sys.modules.get(type(owner).__module__), "__file__", None) or ""
     return "-packages" in where and (leaf.startswith("_") or leaf == "config")
 
 
@@ -272,9 +275,6 @@ class _Watched:
     def __init__(self, x: Any, read: Callable[[], Any], write: Callable[[Any], None]):
         self.x, self._read, self._write = x, read, write
         self.before = read()
-
-    def key(self) -> Any:
-        return (id(self.x.where), self.x.name) if isinstance(self.x, _Global) else id(self.x)
 
     def same(self) -> bool:
         return _same(self._read(), self.before)
