@@ -52,7 +52,9 @@ class _Flat(nn.Module):
         self._sample = sample  # values of the inputs; None: unknown
         self._forward, self._spec, self._loss = forward, spec, loss
         self._casts_cached = torch.is_autocast_cache_enabled()
-        self._names: dict[int, list[str]] = {}  # of each parameter; while tracing each name stands for a tensor of its own
+        self._names: dict[
+            int, list[str]
+        ] = {}  # of each parameter; while tracing each name stands for a tensor of its own
         for name, p in model.named_parameters(remove_duplicate=False):
             self._names.setdefault(id(p), []).append(name)
         self.output_spec: Any = None
@@ -104,7 +106,6 @@ class _Flat(nn.Module):
                 returned[i] = t.detach()
         # As copies, so that results that are views of each other are no concern of AOTAutograd's; `_read` drops them.
         return tuple([t.clone() for t in returned])
-
 
     def _same_parameter(self) -> dict[int, int]:
         """id of the tensor that stands for a parameter's further name -> id of the one that stands for its first."""

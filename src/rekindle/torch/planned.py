@@ -206,9 +206,8 @@ class PlannedForward:
         bound = self._bind(model, found, plan)
         if wrong := self._tried(model, bound, call):
             self._bound[key].remove(bound)
-            return self._leave_plain(
-                model, key, f"{what}; a plan for it did not give the plain step's numbers ({wrong})"
-            )
+            self._leave_plain(model, key, f"{what}; a plan for it did not give the plain step's numbers ({wrong})")
+            return None
         self._say_planned(bound, family, what, model, time.perf_counter() - begin)
         return bound
 
