@@ -231,9 +231,8 @@ def checkpoint(
     options = PlanOptions(Goal.parse(budget, max_overhead, minimize), solver, cost, time_limit, seed, progress)
 
     def planned() -> Plan:
-        traced = trace(
-            model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=progress if callable(progress) else None
-        )  # fmt: skip
+        told = progress if callable(progress) else None
+        traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=told)
         found = plan_with(traced, options)
         if check and not traced.fake:
             found, checked = confirm(
