@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -624,3 +625,22 @@ def test_two_calls_before_one_backward_say_where_bits_may_differ() -> None:
     with silent():
         rekindle.checkpoint(once, y, minimize="memory", solver="storages")
         (once(y) + once(2 * y)).sum().backward()
+
+
+def test_a_planned_forward_shows_the_signature_of_its_own() -> None:
+    """By it Hugging Face's Trainer tells which columns of a batch the model takes."""
+    plain, planned, _ = pair()
+    assert inspect.signature(planned.forward) == inspect.signature(plain.forward)
+
+
+def test_a_check_tells_nothing_of_its_own_calls() -> None:
+    class Drawn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(nn.functional.dropout(self.linear(x)))
+
+    with silent():
+        rekindle.checkpoint(Drawn(), torch.randn(5, 4), minimize="memory", solver="storages")

@@ -4,6 +4,7 @@ applies."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import logging
 import pickle
@@ -106,6 +107,11 @@ class PlannedForward:
     def bounds(self) -> Iterator[Bound]:
         """Every plan on the module, as it is bound."""
         return itertools.chain(*self._bound.values())
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Of the module's own forward: training loops ask for it to know which columns of a batch to pass."""
+        return inspect.signature(self.plain)
 
     @property
     def plain(self) -> Callable[..., Any]:
@@ -410,6 +416,15 @@ class PlannedForward:
             self._told.add(kind or line)
             notices.warn(line)
 
+    @contextlib.contextmanager
+    def untold(self) -> Iterator[None]:
+        """Meanwhile nothing is told: a check calls the module in ways of its own."""
+        before, self._told = self._told, _Everything()
+        try:
+            yield
+        finally:
+            self._told = before
+
     # -- copies ------------------------------------------------------------------------------------------------------
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
         """The copied module gets its own planned forward."""
@@ -429,6 +444,13 @@ class PlannedForward:
         raise pickle.PicklingError(
             "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
         )
+
+
+class _Everything(set[str]):
+    """A set that has every string in it."""
+
+    def __contains__(self, x: object) -> bool:
+        return True
 
 
 class _Copied(PlannedForward):

@@ -188,7 +188,7 @@ def check_step(
     plain = planned.plain
     fake = s.fake is not None
 
-    with accept.gradients_on(), _put_back(model, s.sample.tensors), s.fake or _deterministic():
+    with accept.gradients_on(), planned.untold(), _put_back(model, s.sample.tensors), s.fake or _deterministic():
         ours = _run(s, planned, "planned")
         theirs = None
         with contextlib.suppress(torch.OutOfMemoryError):  # that it does not fit plain may be why there is a plan
