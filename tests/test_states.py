@@ -644,3 +644,26 @@ def test_a_check_tells_nothing_of_its_own_calls() -> None:
 
     with silent():
         rekindle.checkpoint(Drawn(), torch.randn(5, 4), minimize="memory", solver="storages")
+
+
+def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rekindle.torch import planned as module
+
+    plain, planned, x = pair()
+    monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(module, "MOST_KEPT", 4)
+    with silent():
+        for epoch in range(8):
+            for m in (plain, planned):
+                m.rates[1] = 0.9 - epoch / 10
+            for _ in range(3):
+                assert equal(plain, planned, x)
+    assert planned.forward.last is not None
+    assert plans(planned) == 4
+    for k in range(4):  # and one that changes with each call does not
+        for m in (plain, planned):
+            m.rates[1] = 3.0 + k
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert equal(plain, planned, x)
+    assert ["rates" in str(w.message) for w in told] == [True]

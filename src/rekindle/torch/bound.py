@@ -24,13 +24,14 @@ Place = int | tuple[nn.Module | None, str]
 class Bound:
     """Runs a plan for the calls that it is for.
 
-    plan, trace : what it runs. guards : whether the module is still as it was captured. turn : when it ran last.
+    plan, trace : what it runs. guards : whether the module is still as it was captured. turn : when it ran last. uses : how
+    often it ran.
     """
 
     def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
         self.plan, self.trace = plan, traced
-        self.turn = 0
+        self.turn = self.uses = 0
         self.guards = Guards(model, traced.expected)
         self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions

@@ -38,7 +38,8 @@ from .values import constants, key_of
 
 log = logging.getLogger("rekindle")
 NEW_SHAPE = ("plan", "plain", "error")
-MOST = 8  # plans for calls that differ in constants, values of inputs or the module's state alone; what comes then runs plain
+MOST = 8  # plans for calls of the same shapes that ran at most TWICE each; then something varies from call to call
+TWICE = 2  # a plan that ran more often is no waste: a rate that changes with each epoch may go on changing
 MOST_KEPT = 16  # plans in all; the one that was used longest ago goes
 MOST_TRIES = 3  # states of the module in which one call could not be planned, after which it is not tried again
 Replan = Callable[[Trace, PlanOptions], Plan]
@@ -146,6 +147,7 @@ class PlannedForward:
         self.last = bound
         self._turn += 1
         bound.turn = self._turn
+        bound.uses += 1
         return bound(model, call)
 
     def _planned_for(self, model: nn.Module, key: Key, call: Call) -> Bound | None:
@@ -326,7 +328,7 @@ class PlannedForward:
         """Why so many plans were made for calls of the same shapes that another one is not worth it; "" where they were not."""
         shapes, constants, _ = key
         alike = [k for k in self._bound if k[0] == shapes]
-        count = sum(len(self._bound[k]) for k in alike)
+        count = sum(b.uses <= TWICE for k in alike for b in self._bound[k])
         if count < MOST:
             return ""
         names = [str(name) for name, values in _by_name([k[1] for k in alike] + [constants]) if len(set(values)) > 1]
@@ -404,9 +406,10 @@ class PlannedForward:
                 ", ".join(sorted(set(dropped))),
             )
         bound = Bound(model, traced, plan)
-        if sum(map(len, self._bound.values())) >= MOST_KEPT:
-            oldest = min(self._bound, key=lambda k: (k == traced.key, max(b.turn for b in self._bound[k])))
-            del self._bound[oldest]
+        if len(every := list(self.bounds)) >= MOST_KEPT:
+            oldest = min(every, key=lambda b: b.turn)
+            self._bound[oldest.trace.key].remove(oldest)
+            self._bound = {k: family for k, family in self._bound.items() if family}
         self._bound.setdefault(traced.key, []).insert(0, bound)
         return bound
 
