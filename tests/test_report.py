@@ -200,7 +200,7 @@ def test_a_plan_at_the_floor_names_the_op_to_split() -> None:
     graph = chain(12)
     least = plan_graph(graph, Goal(least_memory=True), solver="rotor")
     assert least.splitting_op.startswith("b")
-    assert re.search(f"for less, split +{least.splitting_op}:", str(least))
+    assert re.search(f"to go lower, split +{least.splitting_op}:", str(least))
     assert plan_graph(graph, Goal(fraction=1.0), solver="none").splitting_op == ""
 
 

@@ -1,4 +1,4 @@
-"""What the public functions accept, looked at before any long work. Needs no torch; `torch.accept` looks at models."""
+"""Checks arguments of the public functions before any long work. Needs no torch; `torch.accept` checks models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = 2**32
 
 
 def search(solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = None) -> None:
-    """How a plan is searched for.
+    """The options of a search for a plan.
 
     Raises
     ------
@@ -37,7 +37,12 @@ def search(solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = N
 
 
 def callback(name: str, given: Any) -> None:
-    """A function, or None, True or False for what happens without one."""
+    """Check that it is a function, or None, True or False in its place.
+
+    Raises
+    ------
+    UsageError : it is something else.
+    """
     if given is not None and not isinstance(given, bool) and not callable(given):
         raise UsageError(
             f"{name}={given!r} cannot be called; give a function that takes one line of text, or leave it out"
@@ -45,14 +50,14 @@ def callback(name: str, given: Any) -> None:
 
 
 def choice(name: str, given: Any, known: Iterable[str]) -> None:
-    """One of the known names."""
+    """Check that it is one of the known names; UsageError lists them where it is not."""
     known = list(known)
     if not isinstance(given, str) or given not in known:
         raise UsageError(f"{name}={given!r} is unknown; {close(given, known)}choose one of {', '.join(known)}")
 
 
 def flag(name: str, given: Any) -> None:
-    """True or False."""
+    """Check that it is True or False; UsageError where it is not."""
     if type(given).__name__ not in ("bool", "bool_"):  # NumPy's is as good
         raise UsageError(f"{name}={given!r} must be True or False")
 
@@ -64,7 +69,7 @@ def close(given: Any, known: Iterable[str], most: int = 3) -> str:
 
 
 def file_name(path: Any) -> str:
-    """The path as text.
+    """The path of a file as text.
 
     Raises
     ------
@@ -77,7 +82,7 @@ def file_name(path: Any) -> str:
 
 
 def plan(given: Any) -> None:
-    """A Plan.
+    """Check that it is a Plan.
 
     Raises
     ------

@@ -46,7 +46,7 @@ def plan(
     what : a Trace, or a bare Graph (no torch needed).
     budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. The plan of a Trace keeps
         it also in a loop that holds the results until the step is over (`out = model(x); loss(out).backward()`), while its
-        `peak_bytes` is the peak where nobody holds them; a bare Graph knows no such loop. A float in (0, 1]:
+        `peak_bytes` is the peak where the loop drops them; a bare Graph knows no such loop. A float in (0, 1]:
         the activation peak, as a fraction of that of the captured step without a plan (eager holds as much or more).
     max_overhead : least memory within this extra cost (0.1: 10 %).
     minimize : "memory": least memory at any cost.
@@ -69,7 +69,7 @@ def plan(
 
 
 def plan_with(what: Trace | Graph, options: PlanOptions, target: str | None = None) -> Plan:
-    """`plan`, with what was asked as one object."""
+    """`plan` with its options as one object."""
     progress = options.progress if callable(options.progress) else None
     trace, graph, finish = _problem(what, target, progress)
     found = plan_graph(
@@ -147,7 +147,7 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
 
 
 def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: Plan | None = None) -> nn.Module:
-    """first : the plan of the very first call, where that is another one."""
+    """`apply`. first : the plan of the very first call, where that call has another graph."""
     from .torch.accept import module
     from .torch.planned import NEW_SHAPE, PlannedForward
 

@@ -1,4 +1,4 @@
-"""What a user asks for, as frozen objects: they travel whole from the first call to every later plan.
+"""A user's options as frozen objects: they travel whole from the first call to every later plan.
 
 `Goal` (see `budget`) says what a plan is for, `PlanOptions` how to search for it, `TraceOptions` how to capture the step.
 """
@@ -21,7 +21,7 @@ class PlanOptions:
     cost : "seconds", "flops" or "unit".
     time_limit : seconds that the search may take; None: what it needs.
     seed : of randomised solvers.
-    progress : called with one line of text now and then; False: nothing is told.
+    progress : called with one line of text now and then; False: no lines of news on stderr.
     """
 
     goal: Goal
@@ -38,7 +38,7 @@ class TraceOptions:
 
     loss : "auto" or "all".
     target : name of the device whose roofline gives the seconds; None: they are measured.
-    optimizer : what its state is counted by; None: it is not counted.
+    optimizer : the optimizer, class or name whose state is counted; None: no state is counted.
     must_save : names or patterns of submodules whose ops run only once.
     """
 

@@ -1,4 +1,4 @@
-"""Whether what a plan claims to be proven can be proven here and now."""
+"""Proves the certificate of a plan again, here and now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import bounds
 if TYPE_CHECKING:
     from .plan import Plan
 
-LOOKS = (0.02, 0.06)  # seconds that bounds are told they may take; on graphs of about 100 ops they take ten times that
+LOOKS = (0.02, 0.06)  # time limits of bounds, in seconds; on graphs of about 100 ops they take ten times as long
 ALLOWANCE = 0.15  # seconds of this thread's work after which no longer look is begun
 EPS = 1e-9
 
@@ -21,7 +21,7 @@ EPS = 1e-9
 def holds(plan: Plan) -> bool:
     """Whether the plan's `bound_bytes` and `status` are proven anew from its graph: about 0.2 s each, a second at most.
 
-    False means that they were not proven here: they may be false, or need a longer look.
+    False means that they were not proven here: they may be false, or may need a longer search.
     """
     weights = plan.graph.weights(plan.cost)
     return _proven(lambda s: _bounded(plan, weights, plan.overhead, plan.bound_bytes, s)) and (
@@ -30,7 +30,7 @@ def holds(plan: Plan) -> bool:
 
 
 def _proven(claim: Callable[[float], bool]) -> bool:
-    """The claim, at a short look and then at longer ones while there is time."""
+    """Whether the claim is proven in a short search, or in longer ones while there is time."""
     start = time.thread_time()
     for seconds in LOOKS:
         if claim(seconds):

@@ -9,8 +9,8 @@ from .printed import printable
 
 
 class RekindleError(Exception):
-    """Root of all errors raised by Rekindle. Names from files and models may stand in its text: none of them reaches a
-    terminal as a control character."""
+    """Root of all errors raised by Rekindle. Its text may hold names from files and models; control characters
+    in them are spelled out."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n")

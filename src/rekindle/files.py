@@ -71,7 +71,7 @@ def check_writable(path: PathLike) -> Path:
 def write_text(path: PathLike, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all: after any failure the old file is as it was.
 
-    The file keeps its permissions where there was one. What UTF-8 cannot hold (lone surrogates) is spelled out.
+    A file that was there keeps its permissions. Characters that UTF-8 cannot hold (lone surrogates) are spelled out.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a step takes in a loop that holds its results until the step is over: `out = model(x); loss(out).backward()`.
+"""The peak of a step in a loop that holds its results until the step is over: `out = model(x); loss(out).backward()`.
 
 The judge lets a schedule free a result once the loss has read it. A caller who still holds it keeps its storage alive all
 the same: the schedule's free gives nothing back, and where the schedule makes the result again there are two of it.
@@ -17,7 +17,7 @@ from .simulate import simulate
 
 
 def result_values(graph: Graph) -> np.ndarray:
-    """int64; the values that the boundary reads and that take bytes made in the step: what the caller may hold."""
+    """int64; values that the caller may hold: the boundary reads them, and ops of the step make them."""
     if graph.boundary is None:
         return np.zeros(0, np.int64)
     read = np.unique(np.array(graph.ops[graph.boundary].inputs, np.int64))
@@ -71,7 +71,7 @@ def keeping_results(graph: Graph) -> Graph:
 
 @remembered
 def relaxed(graph: Graph) -> Graph:
-    """`keeping_results`, where results may be made again: what is impossible there is impossible for whoever holds them."""
+    """`keeping_results` where results may be made again: its bounds hold for every loop that holds its results."""
     return replace(graph, keep=_with(graph, result_values(graph)))
 
 

@@ -18,7 +18,7 @@ FAILED = 1
 
 
 def document(message: str = MESSAGE) -> str:
-    """What --json prints after an interruption."""
+    """The document that --json prints after an interruption."""
     return json.dumps({"error": {"type": "Interrupted", "message": message}})
 
 

@@ -1,6 +1,6 @@
-"""What users are told while they work: a line on stderr, or a warning.
+"""Messages to users while they work: a line on stderr, or a warning.
 
-Under torchrun only the first process tells news; each tells its own warnings.
+Under torchrun only the first process prints news; each process gives its own warnings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def say(line: str, aloud: bool = True) -> None:
 
 
 def warn(line: str) -> None:
-    """Something is not done as asked: a RekindleWarning that names the user's own line."""
+    """Give a RekindleWarning, located at the user's own line: something is not done as asked."""
     warnings.warn(line, RekindleWarning, stacklevel=_outside())
 
 

@@ -80,13 +80,13 @@ class Plan:
 
     @property
     def options(self) -> PlanOptions:
-        """How it was asked for; a plan for another shape is asked for in the same way."""
+        """The options that it was made with; a plan for another shape is made with the same ones."""
         o = self.options_json
         return self.asked or PlanOptions(self.goal, self.solver, self.cost, o.get("time_limit"), o.get("seed", 0))
 
     @property
     def optimizer(self) -> Any:
-        """What the state of an optimizer was counted by: an optimizer, a class or a name; None: it is not counted."""
+        """The optimizer whose state was counted: an optimizer, a class or a name; None: no state was counted."""
         return self.options_json.get("optimizer") if self.trace is None else self.trace.options.optimizer
 
     def _options(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Plan:
 
     @property
     def doubt(self) -> str:
-        """What is to be said behind a certificate that was read from a file and not proven again; else ""."""
+        """Text that follows a certificate which was read from a file and not proven again; else ""."""
         return "" if self.verified else ", as its file says: not verified"
 
     @property
@@ -175,7 +175,7 @@ class Plan:
             ("  in one block", f"{format_bytes(self.arena_bytes)} (no sharing {format_bytes(self.sum_bytes)})"),
             ("no schedule below", format_bytes(self.bound_bytes)
                                   + (f", by {name(self.bound_op)}" if self.bound_op else "") + self.doubt),
-            *([("for less, split", f"{name(self.splitting_op)}: it needs that much by itself")] if self.splitting_op else []),
+            *([("to go lower, split", f"{name(self.splitting_op)}: it alone needs that much")] if self.splitting_op else []),
             ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{name(self.solver)} ({self.status}{self.doubt})"),
@@ -199,8 +199,8 @@ def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan. Nothing in the file is believed: its schedule is judged again, what follows from other figures must
-    agree with them, and the certificate is computed again. Where that does not prove it in short time (about 0.2 s),
+    """Read a plan. Nothing in the file is believed: its schedule is judged again, figures that follow from others must
+    agree with them, and the certificate is proven again. Where no proof is found in short time (about 0.2 s),
     `Plan.verified` is False, and the plan says so wherever it is printed.
 
     Raises
@@ -231,7 +231,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
 
 def _wrong_in_itself(plan: Plan) -> str:
-    """What in the figures of a plan cannot be, whatever its schedule; "" where there is nothing."""
+    """The first contradiction among the figures of a plan, whatever its schedule; "" where there is none."""
     peak, bound, goal = plan.peak_bytes, plan.bound_bytes, plan.goal
     if plan.cost not in COSTS:
         return f"its cost {value(plan.cost)} is none of {', '.join(COSTS)}"
@@ -256,7 +256,7 @@ def _wrong_in_itself(plan: Plan) -> str:
 
 
 def _not_as_judged(plan: Plan) -> str:
-    """What in the figures of a plan is not what the judge finds; "" where there is nothing.
+    """How the figures of a plan differ from the judge's; "" where they do not.
 
     Raises
     ------
@@ -284,7 +284,7 @@ def _not_as_judged(plan: Plan) -> str:
 
 
 def _options(r: formats.Reader) -> dict[str, Any]:
-    """What is known of the object "options" of a plan file; none is needed."""
+    """The known fields of the object "options" of a plan file; none is required."""
     o = formats.Reader(r.table("options", {}), f"{r.where}: options")
     found: dict[str, Any] = {}
     if "time_limit" in o.doc:

@@ -32,14 +32,14 @@ CLOSER = 400  # ops of graphs at whose frontier's low end a closer look is worth
 RESULTS_MATTER = 1 / 64  # of the least memory: where the results take less, one search for it is enough
 MOST_NAMED = 64
 Finish = Callable[[Graph, Schedule], Schedule]
-# What an error called reachable is reached when it is asked for, also by a search that a clock ends: (hash of the graph,
+# A peak that an error called reachable is reached when it is asked for, even if a clock ends the search: (hash of the graph,
 # solver) -> the schedule that the error spoke of.
 _named: OrderedDict[tuple[str, str], Schedule] = OrderedDict()
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A candidate and what the judge says of it. needs : bytes of the smallest budget that it keeps."""
+    """A candidate and the judge's figures for it. needs : bytes of the smallest budget that it keeps."""
 
     schedule: Schedule
     judged: Simulation
@@ -93,8 +93,8 @@ def plan_graph(
         found += scored(_by_other_costs(chosen, replace(smallest, whole=True), "seconds"))
         best = _pick(found, None, goal.max_overhead)
     if best is None and limit is not None:
-        # Aimed at the budget it may stop short of what it reaches when asked for least memory: what an error calls
-        # reachable must be reached when it is asked for.
+        # A solver that aims at the budget may stop above its least memory; and a peak that an error calls reachable must be
+        # reached when it is asked for.
         least = scored(chosen.solve(smallest)) if problem.limit is not None else found
         if spare is not None and _results_matter(graph, least):  # some may be made twice before forward ends
             least = least + scored(chosen.solve(replace(smallest, graph=graph)))
@@ -124,7 +124,7 @@ def plan_graph(
 
 
 def _results_matter(graph: Graph, found: list[Scored]) -> bool:
-    """Whether the results take a part of the least memory found that is worth a second search."""
+    """Whether the results take so much of the least memory found that a second search is worth its time."""
     results = int(graph.arrays.bytes[result_values(graph)].sum())
     return results > RESULTS_MATTER * (min(s.needs for s in found) - graph.resident_bytes)
 

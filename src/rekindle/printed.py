@@ -1,4 +1,4 @@
-"""Strings and numbers that came from a file or a model, made safe to print: a terminal obeys none of them."""
+"""Makes strings and numbers from files and models safe to print: no terminal obeys them."""
 
 from __future__ import annotations
 

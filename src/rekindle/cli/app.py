@@ -32,7 +32,7 @@ SIGNALLED = 128  # exit codes above it say which signal ended a program
 
 
 class _Raised(Exception):
-    """Carries what a command raised past typer, which would make exit codes of its own of it."""
+    """Carries an exception of a command past typer, which would turn it into exit codes of its own."""
 
 
 class _Group(TyperGroup):
@@ -142,7 +142,7 @@ def _printed(show: Any, code: int) -> int:
         problem = f"cannot write to standard output: {getattr(e, 'strerror', None) or e}"
     except SystemExit:  # rich's answer to a closed pipe
         pass
-    # What is left in the buffer would be tried again, and complained of, when the interpreter ends.
+    # The interpreter would try to write the rest of the buffer again when it ends, and complain.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -234,7 +234,7 @@ _stdout = 1  # descriptor of what the document goes to
 
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, and it is remembered that it did."""
+    """Ctrl-C raises KeyboardInterrupt, and `_pressed` remembers when."""
     _pressed.clear()
 
     def press(signum: int, frame: Any) -> None:

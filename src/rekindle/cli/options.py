@@ -46,7 +46,7 @@ def read_goal(budget: str | None, max_overhead: float | None, minimize: str | No
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Before long work: every file that is to be written can be, and no two are the same.
+    """Check, before long work, that every file can be written, and that no two are the same.
 
     Raises
     ------

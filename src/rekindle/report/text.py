@@ -35,7 +35,7 @@ def plan_table(plan: Plan) -> Table:
     setter = f" (set by {name(plan.bound_op)})" if plan.bound_op else ""
     table.add_row("no schedule below", "", format_bytes(plan.bound_bytes) + setter + plan.doubt)
     if plan.splitting_op:
-        table.add_row("for less, split", "", f"{name(plan.splitting_op)}: it needs that much by itself")
+        table.add_row("to go lower, split", "", f"{name(plan.splitting_op)}: it alone needs that much")
     table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
     return table
 

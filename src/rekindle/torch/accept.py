@@ -1,4 +1,4 @@
-"""What can be planned: the module, its parameters, the sample and the state of the process, looked at before any long work."""
+"""Checks the module, its parameters, the sample and the state of the process before any long work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 # -- the process -------------------------------------------------------------------------------------------------------
 def process(what: str) -> None:
-    """That planning can work here.
+    """Check that planning can work here.
 
     what : what was called, for the message.
 
@@ -66,7 +66,7 @@ def gradients_on() -> Iterator[None]:
 
 
 def measurable(model: nn.Module, args: Any, kwargs: Any) -> None:
-    """That the memory of a step can be measured, as the check at the end of `checkpoint` does.
+    """Check that the memory of a step can be measured, as `checkpoint` does at its end.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def measurable(model: nn.Module, args: Any, kwargs: Any) -> None:
 
 # -- the module --------------------------------------------------------------------------------------------------------
 def module(model: Any) -> None:
-    """A plain module, neither a wrapper nor compiled.
+    """Check that it is a plain module, neither wrapped nor compiled.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def module(model: Any) -> None:
 
 
 def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
-    """Parameters that hold numbers where the sample's are, and something to train.
+    """Check that parameters hold numbers, on the sample's kind of device, and that there is something to train.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def _is_sharded(t: torch.Tensor) -> bool:
 
 
 def optimizer(given: Any) -> None:
-    """An optimizer, its class, its name, or None.
+    """Check that it is an optimizer, its class, its name, or None.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def optimizer(given: Any) -> None:
 
 
 def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
-    """The names or patterns given, as a tuple; a bare string is one.
+    """The names or patterns of `must_save` as a tuple; a bare string is one name.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def _fit(t: torch.Tensor, at: str) -> None:
 
 
 def _plain(t: torch.Tensor, at: str) -> None:
-    """Numbers in one piece of memory."""
+    """Check that a tensor is neither nested, quantised nor sparse; UsageError where it is."""
     if t.is_nested:
         raise UsageError(
             f"{at} is a nested tensor, whose shape a plan cannot be made for; pad it to one shape and pass a mask"
@@ -325,7 +325,7 @@ def _plain(t: torch.Tensor, at: str) -> None:
 
 # -- the call ----------------------------------------------------------------------------------------------------------
 def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forward: Callable[..., Any]) -> None:
-    """One plain call of `forward` on real tensors, of which nothing remains: that the module works on this sample.
+    """Check that the module works on this sample: one plain call of `forward` on real tensors, which leaves no trace.
 
     Under no_grad, so that nothing is kept for backward; only where that fails, once more with gradients, for a forward that
     needs them itself. Fake and meta tensors hold nothing to try, and a call that does not fit into memory or takes longer
@@ -378,7 +378,7 @@ def _as_before(model: nn.Module, tensors: list[torch.Tensor], spec: Any) -> Iter
     # Compiled parts of a model run as they are written: compiling them for one call would take long.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     kept = _Kept([*model.parameters(), *tensors], buffers)
-    # What is put back is what it was: a backward that is still to come may have saved it.
+    # Tensors are put back with the values they had, so their versions stay: a later backward may have saved them.
     versions = tuple(t for t in [*model.parameters(), *tensors, *buffers] if not t.is_inference())
     unseen = torch.autograd._unsafe_preserve_version_counter(versions)
     with torch.random.fork_rng(devices=devices), eager, unseen:
@@ -395,11 +395,11 @@ def _as_before(model: nn.Module, tensors: list[torch.Tensor], spec: Any) -> Iter
 
 
 class _Enough(BaseException):
-    """The call takes too long to be worth it. No Exception: forward may catch those."""
+    """Ends a call that takes too long. Not an Exception, since forward may catch those."""
 
 
 class _Kept(Instrument):
-    """Copies tensors right before an operator writes to them, so that what nobody writes to costs no memory; and ends a
+    """Copies tensors right before an operator writes to them, so that tensors without writes cost no memory; and ends a
     call that takes too long.
 
     first : copied beforehand: fused kernels write running statistics although their schemas do not say so.

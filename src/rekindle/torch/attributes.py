@@ -26,7 +26,7 @@ Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 def kind_of(t: torch.Tensor) -> Kind:
-    """What of a tensor in an attribute shapes the graph of a call."""
+    """The properties of a tensor in an attribute that shape the graph of a call."""
     return t.shape, t.dtype, t.device
 
 

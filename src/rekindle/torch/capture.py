@@ -286,12 +286,12 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
     try:
         # Backward runs outside of autocast, as it should and mostly does: inside, bias gradients are summed in float32.
         outside = functorch_config.patch(backward_pass_autocast="off")
-        # Random ops stay in the graph though nobody reads what they draw: eager's generator moves on.
+        # Random ops stay in the graph even where no op reads their numbers: eager's generator moves on.
         all_random = inductor_config.patch(fallback_random=True)
         with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random, only_draws():
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
-        # What torch puts in the place of parameters and buffers stays in modules that have two names. All else that is
+        # Stand-ins that torch puts in the place of parameters and buffers stay in modules that have two names. All else that is
         # changed now was changed in backward.
         late = state.restore()
         assigned = [k for k, t in late.assigned.items() if flat.inside.get(k) is not t]

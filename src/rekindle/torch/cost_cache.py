@@ -97,7 +97,7 @@ class CostCache:
         bad = [key for key in doc["ops"] if key not in good]
         if bad:
             self._complain(
-                "%d of %d entries in %s are no measured costs and are passed over; the first is that of %s: %s",
+                "%d of %d entries in %s are no measured costs and are passed over; the first belongs to %s: %s",
                 len(bad), len(doc["ops"]), where, name(bad[0]), value(doc["ops"][bad[0]]),
             )  # fmt: skip
         return good

@@ -168,7 +168,7 @@ class Runner:
         return list(_Boundary.apply(step, token))
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
-        """What a stage runs under: in autograd's anomaly mode, something that names the op that makes a NaN."""
+        """The context of a stage: in autograd's anomaly mode, one that names the op that makes a NaN."""
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             return NamesNaN(self.lowered, self.program)
         return contextlib.nullcontext()

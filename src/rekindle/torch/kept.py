@@ -1,4 +1,4 @@
-"""A budget in bytes is kept: what a step takes that its graph does not count, and a measured step that says so."""
+"""Keeps a budget in bytes: bytes of a step that its graph does not count, and a measured step that confirms the plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
     """A plan whose measured step gives the plain step's numbers and, where its goal is a budget in bytes, stays within it
     in a loop that holds the results; and the check that says so. Where the plan's step takes more, others are made.
 
-    again : budget in bytes -> another plan of the same trace.
+    again : function from a budget in bytes to another plan of the same trace.
 
     Raises
     ------

@@ -31,7 +31,7 @@ _PLACES = {"fused": None, "foreach": None, "capturable": False}  # options that 
 
 
 class _Lion(Optimizer):
-    """What Lion keeps (arXiv:2302.06675): one moving average. torch has no such class."""
+    """Keeps the state of Lion (arXiv:2302.06675), one moving average. torch has no such class."""
 
     def __init__(self, params: Any, lr: float = 1e-4) -> None:
         super().__init__(params, {"lr": lr})
@@ -68,7 +68,7 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
 
     Raises
     ------
-    UsageError : it is none of these, the name is unknown, or the class cannot be tried out on small parameters.
+    UsageError : it is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
     """
     if isinstance(optimizer, Optimizer):
         inner: Any = optimizer
@@ -97,7 +97,7 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
 
 
 def not_counted(model: nn.Module) -> str:
-    """A text that tells what a budget in bytes leaves out where no optimizer was named: "optimizer state (AdamW would add
+    """A text that says what a budget in bytes leaves out where no optimizer was named: "optimizer state (AdamW would add
     9.2 GiB)". "" where nothing trains."""
     trained = {id(p): p for p in model.parameters() if p.requires_grad}.values()
     # two moments for each element, and a step; asking `state_bytes` would load torch's optimizers, which takes seconds
@@ -140,7 +140,8 @@ def _coming(cls: type, options: Options, params: Iterable[nn.Parameter], default
 
 
 def _lbfgs(params: list[nn.Parameter], options: Options) -> int:
-    """With the history full: two vectors and two scalars for each step of it, a direction and a gradient."""
+    """Bytes of the state of L-BFGS with its history full: two vectors and two scalars for each of its steps, a direction and
+    a gradient."""
     history = int(options["history_size"])
     size = max(p.element_size() for p in params)
     return (2 * history + 2) * sum(p.numel() for p in params) * size + (2 * history + 2) * size
@@ -153,7 +154,7 @@ _learned: dict[Any, Learned] = {}
 def _learn(
     cls: type, options: Options, ndim: int, dtype: torch.dtype, defaults: Options
 ) -> Callable[[tuple[int, ...]], int]:
-    """shape of a parameter -> bytes of its state."""
+    """A function from the shape of a parameter to the bytes of its state."""
     key = (cls, ndim, dtype, torch.get_default_dtype(), repr(sorted((options | {"": defaults}).items(), key=str)))
     if key not in _learned:
         if 2 * ndim > len(_PRIMES):
@@ -173,7 +174,8 @@ def _learn(
 def _rule(
     one: torch.Tensor, two: torch.Tensor, small: tuple[int, ...], large: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]] | None:
-    """What a state tensor is made of, of a small parameter and of a larger one; None where that cannot be told."""
+    """(bytes, dimensions of the parameter whose sizes multiply them) of a state tensor, from its sizes for a small and a large
+    parameter; None where its size does not follow from the parameter's."""
     rest = two.numel()
     dims: list[int] = []
     for i, prime in enumerate(large if rest != one.numel() else ()):

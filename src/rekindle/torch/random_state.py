@@ -1,4 +1,4 @@
-"""While tracing: what forward does to random generators, beyond drawing from torch's default ones, is no part of a graph."""
+"""While tracing, forward may only draw from torch's default random generators; anything else is a TraceError."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 @contextlib.contextmanager
 def no_other_random() -> Iterator[None]:
-    """Numbers from Python's or NumPy's generators would become constants of the graph.
+    """Raise TraceError where forward uses Python's or NumPy's random generator, whose numbers would be constants of the graph.
 
     Both start from a state that no model seeds them with: one that forward seeds itself is seen each time, not only the first.
     """

@@ -15,14 +15,14 @@ _ALIGNED = 512  # bytes: kernels may choose by the alignment of what they read, 
 
 
 class Sample:
-    """What a model is called with. tensors : the user's. names : of each of them, a readable place."""
+    """The arguments of a model's call. tensors : the user's. names : of each tensor, a readable place."""
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], fake: bool):
         self.tensors, self._spec = tree.flatten((args, dict(kwargs)))
         places = tree.paths(self._spec, "")
         self.names = ["sample" + places[i].removeprefix("[0]").removeprefix("[1]") for i in range(len(self.tensors))]
         self._fake = fake
-        # What belongs to the model is passed as it is: a copy would be another tensor than the one that forward knows.
+        # The model's own tensors are passed as they are: a copy would not be the tensor that forward knows.
         self._owned = {_storage(t) for t in [*model.parameters(), *model.buffers()]}
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:

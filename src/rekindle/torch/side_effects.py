@@ -160,7 +160,7 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
                     yield f"the {kind} {_called(fn)} of {printable(path)}", path, fn
         own = m.__dict__.get("forward")
         if own is not None and not _is_torchs(own):
-            yield f"the forward {_called(own)} put in the place of that of {printable(path)}", path, own
+            yield f"the forward {_called(own)} that replaces the one of {printable(path)}", path, own
     for attribute, kind in _KINDS.items():
         for fn in list(getattr(torch_module, f"_global{attribute}", {}).values()):
             if not _is_torchs(fn):
@@ -205,7 +205,7 @@ def _functions(fn: Any) -> Iterator[types.FunctionType]:
 
 
 def _codes(fn: Any) -> Iterator[types.CodeType]:
-    """The code that runs when it is called, with that of functions inside."""
+    """The code that runs when it is called, functions inside included."""
     stack = [f.__code__ for f in _functions(fn)]
     while stack:
         code = stack.pop()
@@ -223,7 +223,7 @@ def _global_names(fn: types.FunctionType) -> set[str]:
 
 
 def _references(fn: Any) -> list[Any]:
-    """What a callable holds: cells, defaults, the object that it is a method of, globals that it names, …"""
+    """Objects that a callable holds: cells, defaults, the object that it is a method of, globals that it names, …"""
     if isinstance(fn, functools.partial):
         return [*_references(fn.func), *fn.args, *fn.keywords.values()]
     if isinstance(fn, types.MethodType):
@@ -283,7 +283,7 @@ class _Watched:
         self._write(self.before)
 
     def inside(self) -> list[Any]:
-        """What it holds."""
+        """The objects that it holds."""
         x = self.before
         if isinstance(self.x, _Global | types.CellType):
             return [x]

@@ -40,7 +40,7 @@ class Trace:
     fake : whether it was made from fake tensors, so that nothing could be measured.
     options : how it was made.
     spec : the structure of the call's arguments, by name of forward's parameters.
-    not_counted : what a budget in bytes leaves out, in words.
+    not_counted : text that says what a budget in bytes leaves out.
     """
 
     graph: Graph
@@ -185,7 +185,7 @@ def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
     Raises
     ------
-    UsageError : the sample is nothing that a module can be called with and planned for.
+    UsageError : no plan can be made for a call with this sample.
     """
     return accept.sample(sample)
 

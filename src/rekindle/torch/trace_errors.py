@@ -1,4 +1,4 @@
-"""What stops a capture, in words: the user's line, why it stops there, and what to do."""
+"""Why a capture stopped, in words: the user's line, the reason, and what to do."""
 
 from __future__ import annotations
 

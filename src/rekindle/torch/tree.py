@@ -140,7 +140,7 @@ def unflatten(tensors: list[Any], spec: Any) -> Any:
 
 
 def leaves(spec: Any) -> Iterator[Any]:
-    """What stands at the ends of a structure: places of tensors, constants, what was left out."""
+    """The ends of a structure: places of tensors, constants, markers of objects that were left out."""
     if isinstance(spec, Branch):
         for c in spec.children:
             yield from leaves(c)

@@ -84,7 +84,7 @@ class Check:
 
 @dataclass
 class _Outcome:
-    """What a step left. gradients, written : by name. drew : whether it drew random numbers."""
+    """The results of a step. gradients, written : by name. drew : whether it drew random numbers."""
 
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
@@ -97,7 +97,7 @@ class _Outcome:
 
 @dataclass
 class _Subject:
-    """What is compared. device : the one whose allocator is measured. written : parameters that forward writes to."""
+    """A model and its sample. device : its allocator is measured. written : parameters that forward writes to."""
 
     model: nn.Module
     sample: Sample
@@ -128,7 +128,7 @@ def default_loss(result: Any) -> torch.Tensor:
 
 
 def _sum(t: torch.Tensor) -> torch.Tensor:
-    """Real, so that backward can start from it."""
+    """The sum of a tensor as a real number, from which backward can start."""
     return torch.view_as_real(t.resolve_conj()).sum() if t.is_complex() else t.sum()
 
 
@@ -313,7 +313,7 @@ def _figures(outcome: _Outcome) -> _Outcome:
 
 @contextlib.contextmanager
 def _telling(model: nn.Module, which: str) -> Iterator[None]:
-    """What the module raises comes out as the cause of an error that says where."""
+    """An exception of the module becomes the cause of an error that names the step."""
     try:
         yield
     except (RekindleError, torch.OutOfMemoryError):
@@ -326,13 +326,13 @@ def _telling(model: nn.Module, which: str) -> Iterator[None]:
 
 
 def _draw(s: _Subject) -> None:
-    """As a loss, a hook or the loop may do between two calls."""
+    """Draw random numbers, as a loss, a hook or the loop may do between two calls."""
     for d in {"cpu", str(s.device)}:
         torch.rand(3, device=d)
 
 
 def _compare_twice(s: _Subject, planned: Any, plain: Any, equal: dict[str, bool | None]) -> list[str]:
-    """What differs where the model is called twice and random numbers are drawn in between, added to `equal`."""
+    """Differences, in words, where the model is called twice and random numbers are drawn in between; `equal` is updated."""
     try:
         theirs = _run(s, plain, "plain", twice=True)
     except (RekindleError, torch.OutOfMemoryError):
