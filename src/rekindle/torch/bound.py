@@ -35,6 +35,7 @@ class Bound:
         self.guards = Guards(model, traced.expected)
         self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions
+        self._modules: tuple[int, ...] | None = None
         self._find_places(model)
 
     def serves(self, model: nn.Module, call: Call) -> bool:
@@ -48,16 +49,25 @@ class Bound:
             self._find_places(model)
         return True
 
+    def let_go(self) -> None:
+        """Keep no submodule and no attribute alive until the next look whether it serves."""
+        self.guards.let_go()
+        self._modules = None
+        for places in ("_sources", "_assigned", "_aliased"):
+            self.__dict__.pop(places, None)
+
     def __call__(self, model: nn.Module, call: Call) -> Any:
         """The module's result for a call that it serves."""
         tensors = call.tensors
 
         def find(place: Place) -> Any:
-            return tensors[place] if isinstance(place, int) else getattr(place[0] or model, place[1])
+            return (
+                tensors[place] if isinstance(place, int) else getattr(model if place[0] is None else place[0], place[1])
+            )
 
         made = self.runner([find(s) for s in self._sources], self._numbers_now(model, call))
         for (owner, leaf), output, source in self._assigned:
-            setattr(owner or model, leaf, find(source) if output is None else made[output])
+            setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
         in_order = iter(made)
         count = len(made) - sum(output is not None for _, output, _ in self._assigned) + len(self._aliased)
         results = [find(self._aliased[k]) if k in self._aliased else next(in_order) for k in range(count)]

@@ -10,9 +10,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from . import tree
-from .values import constants
+from .side_effects import HOOKS, is_torchs
+from .values import Same, constants
 
 Key = tuple[Any, ...]
 
@@ -57,8 +61,9 @@ class Call:
     @property
     def key(self) -> Key:
         """Everything about the arguments and the surroundings that shapes the graph: shapes, dtypes, devices, what requires
-        grad, constants, autocast, the attention kernels allowed, the default dtype."""
-        return tuple([_described(t) for t in self.tensors]), constants(self.spec), surroundings()
+        grad, which tensors share memory, constants, and `surroundings`."""
+        shapes = tuple([_described(t) for t in self.tensors])
+        return (*shapes, _shared(self.tensors)), constants(self.spec), surroundings()
 
     def taken_apart(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A function of arguments by parameter name that calls forward as the caller did."""
@@ -81,7 +86,18 @@ def as_arguments(spec: Any) -> Any:
 
 
 def _described(t: torch.Tensor) -> Key:
-    return tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad
+    return tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad, type(t)
+
+
+def _shared(tensors: list[torch.Tensor]) -> Key:
+    """Which tensors share memory, and where in it they lie: forward may write to one of them."""
+    if len(tensors) < 2:
+        return ()
+    first: dict[int, int] = {}
+    at = [first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)]
+    return (
+        () if len(first) == len(tensors) else tuple([(i, t.storage_offset()) for i, t in zip(at, tensors, strict=True)])
+    )
 
 
 def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -120,7 +136,7 @@ def _by_name(
         if kind is inspect.Parameter.VAR_POSITIONAL:
             rest, given[name], by_position = name, value, len(positional)
         elif kind is inspect.Parameter.VAR_KEYWORD:
-            more, given[name] = name, {k: value[k] for k in sorted(value)}
+            more, given[name] = name, value
         elif left > 0:
             left -= 1
             positional.append(name)
@@ -170,12 +186,24 @@ _SIGNATURES: WeakKeyDictionary[Any, dict[bool, inspect.Signature | None]] = Weak
 
 
 def surroundings() -> Key:
-    """What outside of the arguments says which operators forward calls."""
-    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    """What outside of the arguments says which operators forward calls: autocast, the default dtype, flags of torch's
+    backends, function modes, hooks on all modules."""
+    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
     cuda = torch.backends.cuda
+    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)])
     return (
-        tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)]),
+        (*cast, torch.is_autocast_cache_enabled()) if cast else (),
         torch.get_default_dtype(),
-        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
-        torch.backends.mkldnn.enabled,
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
+        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),
+        tuple([_mode(m) for m in _get_current_function_mode_stack()]) if torch._C._len_torch_function_stack() else (),
+        tuple([Same(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
     )
+
+
+_HAS_CUDA = torch.cuda.is_available()
+_HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
+
+
+def _mode(m: Any) -> Any:
+    return (type(m), m.device) if isinstance(m, DeviceContext) else Same(m)

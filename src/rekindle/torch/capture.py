@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import operator
+import threading
 import traceback
 import warnings
 import weakref
@@ -315,12 +316,16 @@ def _as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
     flag = torch.compiler._is_compiling_flag
     before: list[bool] = []
 
+    here = threading.get_ident()  # modules may be called in other threads meanwhile
+
     def enter(module: nn.Module, args: Any) -> None:
-        before.append(torch.compiler._is_compiling_flag)
-        torch.compiler._is_compiling_flag |= isinstance(module, tuple(kinds or ()))
+        if threading.get_ident() == here:
+            before.append(torch.compiler._is_compiling_flag)
+            torch.compiler._is_compiling_flag |= isinstance(module, tuple(kinds or ()))
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
-        torch.compiler._is_compiling_flag = before.pop()
+        if threading.get_ident() == here:
+            torch.compiler._is_compiling_flag = before.pop()
 
     with contextlib.ExitStack() as hooks:
         if kinds:

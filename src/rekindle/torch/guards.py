@@ -7,23 +7,30 @@ parameters and buffers, plain globals that forward names. A call while one of th
 
 from __future__ import annotations
 
+import dataclasses
+import dis
+import functools
+import os
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from .reads import INTERNAL
-from .values import Key, Watch, key_of
+from .side_effects import HOOKS, is_torchs
+from .values import Key, Same, Watch, key_of
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 MOST_FUNCTIONS = 2_000  # whose globals are looked at
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 _MISSING: Any = object()
+_KIND = attrgetter("requires_grad", "dtype", "shape", "device")
+_ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,10 @@ class Guards:
         self.modules: tuple[int, ...] = ()
         self.hold(model)
 
+    def let_go(self) -> None:
+        """Keep nothing alive until the next look."""
+        self._now, self.modules = None, ()
+
     def hold(self, model: nn.Module) -> bool:
         """Whether nothing differs. The second look at an unchanged module is a quick one."""
         if self._now is not None and self._now.unchanged(model):
@@ -81,7 +92,12 @@ class _State:
     def __init__(self, model: nn.Module, reads: Mapping[str, frozenset[str]] | None, ignored: frozenset[str]):
         self.keys: dict[str, Key] = {}
         self._reads, self._ignored = reads, ignored
-        self._watch = Watch()
+        modules = dict(model.named_modules())
+        self._watch = Watch({id(m) for m in modules.values()})
+        self._modules = [m for m in modules.values() if m is not model]
+        self._links: list[
+            tuple[Mapping[str, Any], str, Any]
+        ] = []  # attributes of globals: where each is found, and was
         self._own: list[dict[str, Any]] = []  # of submodules; that of the module itself holds the planned forward
         self._getters: list[Any] = []  # of these, then of the module itself
         self._tables: list[dict[str, Any]] = []  # parameters
@@ -92,14 +108,15 @@ class _State:
         self._class_keys: dict[tuple[type, str], Key] = {}
         self._globals: list[tuple[dict[str, Any], Any, tuple[Any, ...]]] = []
         self._functions: dict[int, types.FunctionType] = {}
-        modules = dict(model.named_modules())
-        self.keys["the submodules"] = tuple(modules)
+        self.keys["the submodules"] = tuple([(path, type(m)) for path, m in modules.items()])
         for path, m in modules.items():
             if m is not model:
                 self._module(path, m, False)
         self._module("", model, True)
         self._parameters(model)
-        self._read_globals()
+        held = [(model.__dict__ if d is None else d)[k] for d, k in self._held_by]
+        self.keys["buffers that share memory"] = _sharing(held)
+        self._read_globals(model)
         self._watch.close()
         self._seen = self._look(model)
 
@@ -119,19 +136,25 @@ class _State:
             and self._watch.unchanged()
             and all(getattr(c, name, _MISSING) is x for (c, name), x in self._classes.items())
             and all(all(map(is_, get(table), held)) for table, get, held in self._globals)
+            and all(table.get(name, _MISSING) is x for table, name, x in self._links)
         )
 
     def _look(self, model: nn.Module) -> tuple[list[int], list[Any], Any]:
         root = model.__dict__
         own = [*self._own, root]
         lens = [*map(len, own), *map(len, self._buffers)]
-        values = [*chain.from_iterable([get(d) for get, d in zip(self._getters, own, strict=True)])]
+        values = [
+            *map(type, self._modules),
+            type(model),
+            *chain.from_iterable([get(d) for get, d in zip(self._getters, own, strict=True)]),
+        ]
         params = [p for p in chain.from_iterable([t.values() for t in self._tables]) if p is not None]
         held = [(root if d is None else d)[k] for d, k in self._held_by]
         tensors = (
             [*map(id, params)],
-            [(p.requires_grad, p.dtype, p.shape, p.device) for p in params],
-            [None if t is None else (t.requires_grad, t.dtype, t.shape, t.device) for t in held],
+            [*map(_KIND, params)],
+            [None if t is None else _KIND(t) for t in held],
+            _sharing(held),
         )
         return lens, values, tensors
 
@@ -206,10 +229,12 @@ class _State:
             which = order.setdefault(id(p), len(order))  # parameters that are tied stay tied
             self.keys[f"the parameter {name}"] = (which, p.requires_grad, p.dtype, tuple(p.shape), p.device)
 
-    def _read_globals(self) -> None:
-        """Plain globals that forwards name, and the functions of the same file that they call."""
+    def _read_globals(self, model: nn.Module) -> None:
+        """Plain globals and functions that forwards name, what they read of modules, classes and other objects among the
+        globals, plain attributes of the modules' classes; and all that of the functions they call, but for other libraries'."""
         done: set[int] = set()
-        pending = [f for f in self._functions.values() if not _is_torchs(f)]
+        used: set[str] = set()
+        pending = [f for f in self._functions.values() if not is_torchs(f)]
         while pending and len(done) < MOST_FUNCTIONS:
             f = pending.pop()
             if id(f.__code__) in done:
@@ -217,22 +242,109 @@ class _State:
             done.add(id(f.__code__))
             table = f.__globals__
             names = [k for k in dict.fromkeys(_names(f.__code__)) if k in table]
-            pending += [g for k in names if isinstance(g := table[k], types.FunctionType) and g.__globals__ is table]
-            plain = [k for k in names if _is_plain(table[k])]
+            used.update(_names(f.__code__))
+            pending += [g for k in names if _is_followed(g := table[k], table)]
+            plain = [k for k in names if _is_plain(table[k]) or isinstance(table[k], _FUNCTIONS)]
             if plain:
                 get = itemgetter(*plain, plain[0])
                 self._globals.append((table, get, get(table)))
                 for k in plain:
-                    self.keys[f"the global {table.get('__name__', '?')}.{k}"] = key_of(table[k], self._watch)
+                    x = table[k]
+                    named = f"the global {table.get('__name__', '?')}.{k}"
+                    self.keys[named] = Same(x) if isinstance(x, _FUNCTIONS) else key_of(x, self._watch)
+            for way in _ways(f.__code__):
+                if (x := table.get(way[0])) is not None and not _is_plain(x) and not isinstance(x, _FUNCTIONS):
+                    pending += [
+                        g for g in self._follow(x, way, str(table.get("__name__", "?"))) if _is_followed(g, table)
+                    ]
+        for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not _is_elsewhere(k)):
+            for name, x in vars(kind).items():
+                if name in used and not name.startswith("__") and _is_plain(x):
+                    self._of_class(kind, name)
+                    self.keys[f"{kind.__qualname__}.{name}"] = self._class_keys[kind, name]
 
-
-def _is_torchs(f: types.FunctionType) -> bool:
-    return (f.__module__ or "").partition(".")[0] == "torch"
+    def _follow(self, x: Any, way: tuple[str, ...], where: str) -> Iterator[types.FunctionType]:
+        """Guard what code reads from a global object, attribute by attribute; gives the functions met."""
+        for i, name in enumerate(way[1:], 2):
+            if _is_elsewhere(x):
+                return
+            table = _holder(x, name)
+            if table is None:
+                return
+            x = table[name]
+            self._links.append((table, name, x))
+            if isinstance(x, staticmethod | classmethod):
+                x = x.__func__
+            if isinstance(x, _FUNCTIONS) or _is_plain(x):
+                is_function = isinstance(x, _FUNCTIONS)
+                self.keys[f"the global {where}.{'.'.join(way[:i])}"] = (
+                    Same(x) if is_function else key_of(x, self._watch)
+                )
+                if isinstance(x, types.FunctionType):
+                    yield x
+                return
+        if isinstance(x, types.SimpleNamespace) or dataclasses.is_dataclass(x) and not isinstance(x, type):
+            self.keys[f"the global {where}.{'.'.join(way)}"] = key_of(x, self._watch)
 
 
 def _is_plain(x: Any) -> bool:
     """Whether forward may compute with it: no function, class, module or other object."""
     return isinstance(x, bool | int | float | complex | str | type(None) | torch.dtype | tuple | list | dict | set)
+
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_LIBRARY = os.path.dirname(os.__file__)
+
+
+def _sharing(tensors: list[torch.Tensor | None]) -> Key:
+    """Which of them share memory: forward may write to one of them."""
+    at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided]
+    first: dict[int, int] = {}
+    return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
+
+
+def _is_followed(g: Any, table: Mapping[str, Any]) -> bool:
+    """Whether it is a function of the same file, or of the user's."""
+    if not isinstance(g, types.FunctionType):
+        return False
+    return (
+        g.__globals__ is table
+        or not g.__code__.co_filename.startswith((_LIBRARY, "<"))
+        and ("-packages" not in g.__code__.co_filename)
+    )
+
+
+def _is_elsewhere(x: Any) -> bool:
+    """Whether a module, class or object is Python's own, torch's or NumPy's, which nobody sets a number in."""
+    name = x.__name__ if isinstance(x, types.ModuleType) else (x if isinstance(x, type) else type(x)).__module__
+    return str(name).partition(".")[0] in _ELSEWHERE
+
+
+def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
+    """The table in which Python finds the attribute; None: code gives it."""
+    own = getattr(x, "__dict__", None)
+    if not isinstance(x, type) and isinstance(own, dict) and name in own:
+        return own
+    kinds = x.__mro__ if isinstance(x, type) else type(x).__mro__
+    return next((k.__dict__ for k in kinds if name in k.__dict__), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ways(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Names that code looks up outside of its variables, each with the attributes it goes on to: ("config", "gain")."""
+    found: dict[tuple[str, ...], None] = {}
+    way: tuple[str, ...] = ()
+    for i in dis.get_instructions(code):
+        if way and i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            way = (*way, i.argval)
+            continue
+        if way:
+            found[way] = None
+        way = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            found |= dict.fromkeys(_ways(c))
+    return tuple(found)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

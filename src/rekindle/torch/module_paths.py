@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,17 +19,20 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
     """Every node made meanwhile carries the name of the innermost submodule that made it, as its module stack."""
     names = {id(m): name for name, m in model.named_modules()}
     entered: list[str] = [""]
+    here = threading.get_ident()  # modules may be called in other threads meanwhile
 
     def note() -> None:
         fx_traceback.current_meta["nn_module_stack"] = {_PATH: (entered[-1], _PATH)}
 
     def enter(module: nn.Module, args: Any) -> None:
-        entered.append(names.get(id(module), entered[-1]))
-        note()
+        if threading.get_ident() == here:
+            entered.append(names.get(id(module), entered[-1]))
+            note()
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
-        entered.pop()
-        note()
+        if threading.get_ident() == here:
+            entered.pop()
+            note()
 
     with fx_traceback.preserve_node_meta():
         before = register_module_forward_pre_hook(enter)

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import logging
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from .. import notices
 from ..ask import PlanOptions, TraceOptions
@@ -33,7 +35,7 @@ from .call import Call, Key
 from .guards import Expected, Guards
 from .known import Question
 from .numbers import Attribute, Place, matches, name_of, numbers_in, read, replaced
-from .trace import Trace, module_kinds, trace_call
+from .trace import LOCK, Trace, module_kinds, trace_call
 from .values import constants, key_of
 
 log = logging.getLogger("rekindle")
@@ -44,6 +46,7 @@ MOST_KEPT = 16  # plans in all; the one that was used longest ago goes
 MOST_TRIES = 3  # states of the module in which one call could not be planned, after which it is not tried again
 Replan = Callable[[Trace, PlanOptions], Plan]
 _busy = threading.local()
+_FREE = contextlib.nullcontext()
 
 
 class PlannedForward:
@@ -124,7 +127,12 @@ class PlannedForward:
         if not torch.is_grad_enabled() or self._off or getattr(_busy, "capturing", False):
             return self.plain(*args, **kwargs)
         model = self._model()
-        assert model is not None
+        caller = sys._getframe(1)
+        called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
+        if called is not None and called is not model:  # a shallow copy of the module, which has this forward too
+            return type(called).forward.__get__(called)(*args, **kwargs)
+        if model is None:
+            raise RekindleError("the planned module is gone; this forward is no more than what ran its plan")
         if not self._used:
             self._used = True
             unused.used(model)
@@ -133,9 +141,11 @@ class PlannedForward:
             return self.plain(*args, **kwargs)
         call = calls.bind(self.plain, args, kwargs)
         key = call.key
-        bound = self._planned_for(model, key, call)
+        with LOCK if LOCK.taken else _FREE:  # a module that another thread is looking at is in no state to be called
+            bound = self._planned_for(model, key, call)
         if bound is None and model.training:
-            bound = self._new_call(model, key, call, args, kwargs)
+            with LOCK:
+                bound = self._planned_for(model, key, call) or self._new_call(model, key, call, args, kwargs)
         if bound is None:
             return self.plain(*args, **kwargs)
         if bound.runner.summed and any(b.runner.waits for b in self.bounds):
@@ -191,7 +201,6 @@ class PlannedForward:
             self._refused(model, key, what, "(or modes, dtypes, constants)")
             return None
         if not _trains(model, call.tensors):
-            self._leave_plain(model, key, "")
             return None
         if known := self._with_changing_numbers(model, key, call, args, kwargs, what, begin):
             return known
@@ -210,6 +219,7 @@ class PlannedForward:
             return None
         if plan is None:
             self._refused(model, key, what, "in another state of its attributes, hooks or inputs' values,")
+            self._leave_plain(model, key, "")
             return None
         bound = self._bind(model, found, plan)
         if wrong := self._tried(model, bound, call):
@@ -322,23 +332,29 @@ class PlannedForward:
         if why:
             self._tell(f"{why}; such calls run plain, with nothing recomputed")
         if key is not None:
+            self._let_go()
             self._plain.setdefault(key, []).append(Guards(model, Expected.of(model)))
 
     def _varying(self, key: Key, call: Call) -> str:
         """Why so many plans were made for calls of the same shapes that another one is not worth it; "" where they were not."""
         shapes, constants, _ = key
         alike = [k for k in self._bound if k[0] == shapes]
-        count = sum(b.uses <= TWICE for k in alike for b in self._bound[k])
+        failed = [k for k in self._plain if k[0] == shapes]
+        count = sum(b.uses <= TWICE for k in alike for b in self._bound[k]) + len(failed)
         if count < MOST:
             return ""
-        names = [str(name) for name, values in _by_name([k[1] for k in alike] + [constants]) if len(set(values)) > 1]
+        names = [
+            str(name)
+            for name, values in _by_name([k[1] for k in [*alike, *failed]] + [constants])
+            if len(set(values)) > 1
+        ]
         model = self._model()
         assert model is not None
         if not names:
             names = list(
                 dict.fromkeys(d for b in self._bound.get(key, ()) for d in b.trace.expected.differences(model))
             )
-        return f"{', '.join(names) or 'the values of its inputs'} differ from call to call: {count} plans were made for them"
+        return f"{', '.join(names) or 'the values of its inputs'} differ from call to call: {count} plans were tried"
 
     def _say_planned(self, bound: Bound, family: list[Bound], what: str, model: nn.Module, seconds: float) -> None:
         why = family[0].trace.expected.differences(model) if family else []
@@ -409,9 +425,17 @@ class PlannedForward:
         if len(every := list(self.bounds)) >= MOST_KEPT:
             oldest = min(every, key=lambda b: b.turn)
             self._bound[oldest.trace.key].remove(oldest)
-            self._bound = {k: family for k, family in self._bound.items() if family}
+        self._let_go()
+        self._bound = {k: family for k, family in self._bound.items() if family}
         self._bound.setdefault(traced.key, []).insert(0, bound)
         return bound
+
+    def _let_go(self) -> None:
+        """The module is in a new state: submodules and attributes of earlier ones shall not live on for their plans."""
+        for b in self.bounds:
+            b.let_go()
+        for g in itertools.chain(*self._plain.values()):
+            g.let_go()
 
     def _tell(self, line: str, kind: str = "") -> None:
         """A warning that is given once."""
@@ -508,7 +532,7 @@ def _keeps_goal(plan: Plan, graph: Graph) -> bool:
 
 def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     """(parameter of forward, what calls gave for it)."""
-    tables = [dict(zip(names or (), values, strict=False)) for _, names, values in constants]
+    tables = [dict(zip(names or (), values, strict=False)) for _, names, values, *_ in constants]
     for name in dict.fromkeys(k for t in tables for k in t):
         yield name, [t.get(name) for t in tables]
 

@@ -30,7 +30,7 @@ MOST = 20_000  # objects that are looked at
 LARGEST = 100_000  # entries of a container, or elements of a tensor, that are kept to be put back
 VARIABLES = ("the variable ", "the global ")  # how names in `dropped` begin that are no attributes
 DEEP = 3  # references from the function or attribute that are followed
-_KINDS = {
+HOOKS = {
     "_forward_hooks": "forward hook",
     "_forward_pre_hooks": "forward pre-hook",
     "_backward_hooks": "backward hook",
@@ -66,7 +66,7 @@ class SideEffects:
 
     def __enter__(self) -> SideEffects:
         self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
-        for kind in dict.fromkeys(type(m) for m in self._model.modules() if not _is_torchs(type(m))):
+        for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
             for name, holders in self._variables(kind.forward):
                 self._by_name.setdefault(name, set()).update(holders)
         for path, m in self._model.named_modules():
@@ -98,7 +98,7 @@ class SideEffects:
         """Names of the hooks whose code names that attribute of a module; where it holds hooks, of those that it holds: one
         of them takes itself off."""
         path, _, leaf = attribute.rpartition(".")
-        if leaf in _KINDS:
+        if leaf in HOOKS:
             return [name for name, at, _ in self._hooks if at == path]
         return [name for name, _, fn in self._hooks if any(leaf in _names_in(code) for code in _codes(fn))]
 
@@ -122,7 +122,7 @@ class SideEffects:
         if len(self._watched) >= MOST or self._steps > 20 * MOST or id(x) in self._own or _is_opaque(x):
             return
         if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
-            for y in _references(x) if depth < DEEP and not _is_torchs(x) else ():
+            for y in _references(x) if depth < DEEP and not is_torchs(x) else ():
                 yield from self._walk(y, depth + 1)
             return
         key = (id(x.where), x.name) if isinstance(x, _Global) else id(x)
@@ -154,20 +154,20 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
     for path, m in model.named_modules():
         if m is model:
             continue
-        for attribute, kind in _KINDS.items():
+        for attribute, kind in HOOKS.items():
             for fn in list((getattr(m, attribute, None) or {}).values()):
-                if not _is_torchs(fn):
+                if not is_torchs(fn):
                     yield f"the {kind} {_called(fn)} of {printable(path)}", path, fn
         own = m.__dict__.get("forward")
-        if own is not None and not _is_torchs(own):
+        if own is not None and not is_torchs(own):
             yield f"the forward {_called(own)} that replaces the one of {printable(path)}", path, own
-    for attribute, kind in _KINDS.items():
+    for attribute, kind in HOOKS.items():
         for fn in list(getattr(torch_module, f"_global{attribute}", {}).values()):
-            if not _is_torchs(fn):
+            if not is_torchs(fn):
                 yield f"the {kind} {_called(fn)} of all modules", "", fn
 
 
-def _is_torchs(fn: Any) -> bool:
+def is_torchs(fn: Any) -> bool:
     """Whether torch brought it (spectral norm, pruning, …), or this library."""
     fn = getattr(fn, "__func__", fn)
     where = getattr(fn, "__module__", None) or type(fn).__module__
@@ -326,7 +326,7 @@ def _watch(x: Any) -> _Watched | None:
         return _Watched(x, lambda: dict(x) if isinstance(x, dict) else set(x), renew)
     if isinstance(x, tuple):
         return _Watched(x, lambda: list(x), lambda old: None)
-    if isinstance(vars_ := getattr(x, "__dict__", None), dict) and not _is_torchs(type(x)):
+    if isinstance(vars_ := getattr(x, "__dict__", None), dict) and not is_torchs(type(x)):
 
         def reset(old: dict[str, Any]) -> None:
             vars_.clear()

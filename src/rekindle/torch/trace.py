@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,28 @@ from .normalise import Lowered, is_marked, lower, storage_bytes
 from .numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
 from .optimizers import not_counted, state_bytes
 from .reads import Reads
+
+
+class _Lock:
+    """One thread at a time captures a call: that changes the module, and much of torch for the whole process, and puts it back.
+
+    taken : whether some thread does.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.taken = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.taken += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.taken -= 1
+        self._lock.release()
+
+
+LOCK = _Lock()
 
 
 @dataclass(frozen=True)
@@ -127,6 +150,20 @@ def trace_call(
 
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
     """
+    with LOCK:
+        return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs)
+
+
+def _trace_call(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: TraceOptions,
+    forward: Callable[..., Any] | None,
+    progress: Callable[[str], None] | None,
+    by_values: bool,
+    inputs: Mapping[Place, Any] | None,
+) -> Trace:
     own = plain_forward(model) if forward is None else forward
     call = calls.bind(own, args, kwargs)
     reads = Reads()
@@ -147,6 +184,10 @@ def trace_call(
         t = call.tensors[captured.inputs[p]] if p in captured.inputs else None
         if t is not None and t.requires_grad:
             raise TraceError("the model writes over an input that requires grad; clone the input before it is changed")
+        if t is not None and any(
+            t is not s and _share(t, s) for s in [*call.tensors, *model.parameters(), *model.buffers()]
+        ):
+            raise TraceError("the model writes over an input that shares memory with another; clone one of them")
     state = 0 if options.optimizer is None else state_bytes(options.optimizer, model)
     merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), options.must_save))
     write_in_place(captured)
@@ -160,6 +201,10 @@ def trace_call(
     left_out = not_counted(model) if options.optimizer is None else ""
     made = Trace(lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out)
     return made if inputs else made.costed(options.target, progress)
+
+
+def _share(s: torch.Tensor, t: torch.Tensor) -> bool:
+    return s.untyped_storage()._cdata == t.untyped_storage()._cdata
 
 
 def _newly_held(model: nn.Module, captured: Captured) -> int:

@@ -52,13 +52,20 @@ def _step(
     """The loss, and gradients by name."""
     from .verify import default_loss
 
-    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in given]
+    copies = [_copy(t) for t in given]
     leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     leaves |= {f"input {i}": t for i, t in enumerate(copies) if t.requires_grad}
     loss = default_loss(forward(copies))
     with disable_autocast():
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return loss.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+def _copy(t: torch.Tensor) -> torch.Tensor:
+    copied = t.detach().clone()
+    return (
+        nn.Parameter(copied, t.requires_grad) if isinstance(t, nn.Parameter) else copied.requires_grad_(t.requires_grad)
+    )
 
 
 @contextlib.contextmanager
