@@ -136,7 +136,7 @@ def test_a_change_that_only_python_sees(change: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "where, name, value", [(Net, "gain", 2.0), (Net, "bias", 0.5), (CONFIG, "gain", 3.0), (None, "ACT", torch.sigmoid)]
+    ("where", "name", "value"), [(Net, "gain", 2.0), (Net, "bias", 0.5), (CONFIG, "gain", 3.0), (None, "ACT", torch.sigmoid)]
 )
 def test_a_change_outside_of_the_module(where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, planned, x = twins()
