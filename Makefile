@@ -38,7 +38,7 @@ demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compar
 test: $(STAMP) ## all tests
 	$(PY) -m pytest -n 2 --dist loadfile
 
-sweep: $(STAMP) ## the long tests: 300 sequences against an eager twin, and 200 configurations of timm and transformers
+sweep: $(STAMP) ## the long tests: 300 sequences against an eager twin, and 243 configurations of timm and transformers
 	REKINDLE_TWIN=300 $(PY) -m pytest -n 2 tests/test_twin.py
 	REKINDLE_SWEEP=1 $(PY) -m pytest tests/sweep
 

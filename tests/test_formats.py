@@ -307,12 +307,12 @@ def test_options_go_with_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan = toy_plan()
     assert plan.options_json == {}
-    assert "options" not in plan.to_json()
+    assert plan.to_json()["options"] == {"time_limit": None, "seed": 0, "optimizer": None}
     for options in (
         {"time_limit": 3.5, "seed": 7, "optimizer": "adamw"}, {"time_limit": None, "seed": 0, "optimizer": None}, {"seed": 1},
     ):  # fmt: skip
-        replace(plan, options_json=options).save(path)
-        assert load(path).options_json == options
+        replace(plan, asked=None, options_json=options).save(path)
+        assert load(path).options_json == {"time_limit": None, "seed": 0, "optimizer": None} | options
     assert load(tampered(tmp_path, options={"seed": 2, "later": [1]}, more={"later": 10**60})).options_json == {
         "seed": 2
     }

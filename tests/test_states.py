@@ -667,3 +667,28 @@ def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: 
             warnings.simplefilter("always")
             assert equal(plain, planned, x)
     assert ["rates" in str(w.message) for w in told] == [True]
+
+
+@pytest.mark.parametrize("p", [0.04, 0.09, 0.1, 0.15, 0.3, 0.5])
+def test_dropout_at_any_rate(p: float) -> None:
+    """1 / (1 - p) in single precision is not always what double precision rounds to."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Dropout(p), nn.Linear(64, 32))
+    x = torch.randn(64, 32)
+    assert rekindle.verify(model, x, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")).ok
+
+
+def test_a_hook_that_is_there_before_planning_is_named() -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), []
+    model[0].register_forward_hook(lambda m, args, out: seen.append(1))
+    with pytest.warns(RekindleWarning, match="forward hook"):
+        rekindle.checkpoint(model, torch.randn(5, 4), minimize="memory", solver="storages")
+
+
+def test_a_forward_that_was_given_back_may_take_over_again() -> None:
+    _, planned, x = pair()
+    forward = planned.forward
+    rekindle.restore(planned)
+    forward.take_over(planned)
+    forward.last = None
+    step(planned, x)
+    assert forward.last is not None

@@ -75,10 +75,10 @@ def file_name(path: Any) -> str:
     ------
     UsageError : it is no path.
     """
-    try:
-        return os.fsdecode(path)
-    except TypeError:
-        raise UsageError(f"{path!r:.80} is not the path of a file; give a str or a Path") from None
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise UsageError(f"{path!r:.80} is not the path of a file; give a str or a Path")
+    return text
 
 
 def plan(given: Any) -> None:

@@ -70,7 +70,7 @@ class Plan:
     trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     verified: bool = field(default=True, compare=False)
-    options_json: dict[str, Any] = field(default_factory=dict)
+    options_json: dict[str, Any] = field(default_factory=dict, compare=False)
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",

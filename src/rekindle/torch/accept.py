@@ -24,6 +24,7 @@ from . import hidden, tree
 from .attributes import Attributes, plain_tensors
 from .instrument import Instrument
 from .measure import storage_of, tensors_in
+from .normalise import is_marked
 
 # Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
 _WRAPPERS = {
@@ -207,7 +208,7 @@ def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
         raise UsageError(f"must_save={given!r:.80} must be names of submodules, or patterns such as 'blocks.*.router'")
     names = [name for name, _ in model.named_modules() if name]
     for pattern in given:
-        if any(fnmatchcase(name, pattern) for name in names):
+        if any(is_marked(name, (pattern,)) for name in names):
             continue
         first = {id(m): name for name, m in reversed(list(model.named_modules()))}
         also = [first[id(m)] for name, m in model.named_modules(remove_duplicate=False) if fnmatchcase(name, pattern)]

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,11 +38,9 @@ def eager_composites(cudnn: bool) -> Iterator[None]:
     fused = dropout.py_kernels.get(_COMPOSITE[0])
 
     def as_eager(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        # Eager has no fused dropout on the CPU. The fused one keeps bytes for its mask and gives the same bits, save
-        # where eager rounds 1 / (1 - p) to the half precision of its mask. With p = 0 or 1 it is used nowhere: eager
-        # gives the input itself, or zeros.
-        half = x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16)
-        if fused is None or half or not train or p in (0, 1):
+        # Eager has no fused dropout on the CPU. The fused one keeps bytes for its mask and gives the same bits where it
+        # scales by the same number. With p = 0 or 1 it is used nowhere: eager gives the input itself, or zeros.
+        if fused is None or not train or p in (0, 1) or x.device.type == "cpu" and not _same_scale(x.dtype, p):
             return dropout._op_dk(_COMPOSITE[1], x, p, train)
         return fused(x, p, train)
 
@@ -59,6 +58,13 @@ def eager_composites(cudnn: bool) -> Iterator[None]:
             op.py_kernels[k] = kernel
         for op in ops:
             op._dispatch_cache.clear()
+
+
+def _same_scale(dtype: torch.dtype, p: float) -> bool:
+    """Whether 1 / (1 - p) is the same number where eager's dropout divides by 1 - p in the precision of its mask, and where the
+    fused one multiplies by what was divided in double precision. In single precision it is not for one rate in ten or so."""
+    kept = 1 - p
+    return dtype == torch.float64 or dtype == torch.float32 and np.float32(1) / np.float32(kept) == np.float32(1 / kept)
 
 
 # Ops that round every element by itself and exactly: their bits do not depend on where the elements lie in memory.

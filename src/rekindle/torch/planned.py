@@ -87,6 +87,7 @@ class PlannedForward:
 
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
+        self._off = False
         model.__dict__["forward"] = self
         _PLANNED[model] = self
         unused.watch(model)
@@ -212,10 +213,11 @@ class PlannedForward:
             if effects := found.lowered.captured.effects:
                 raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
             plan = self._plan_for(found, family, what)
-        except RekindleError as e:
+        except Exception as e:  # also one that nobody foresaw: a run that has gone well so far goes on
             if self.on_new_shape == "error":
                 raise
-            self._leave_plain(model, key, f"{what}, for which there is no plan, and none can be made: {e}")
+            why = str(e) if isinstance(e, RekindleError) else f"{type(e).__name__}: {e}"
+            self._leave_plain(model, key, f"{what}, for which there is no plan, and none can be made: {why}")
             return None
         if plan is None:
             self._refused(model, key, what, "in another state of its attributes, hooks or inputs' values,")

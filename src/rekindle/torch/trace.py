@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import notices
 from ..accept import callback, choice
 from ..ask import TraceOptions
 from ..errors import TraceError
@@ -131,7 +132,11 @@ def trace(
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     options = TraceOptions(loss, target, optimizer, tuple(marks))
     with accept.gradients_on():
-        return trace_call(model, args, kwargs, options, progress=progress)
+        made = trace_call(model, args, kwargs, options, progress=progress)
+    if effects := made.lowered.captured.effects:
+        notices.warn(f"planned steps do not run {', '.join(effects)}, which do more than compute; take them off, or put them "
+                     f"on the {type(model).__name__} itself, where they are called at every step")  # fmt: skip
+    return made
 
 
 def trace_call(

@@ -30,6 +30,7 @@ DEEPEST = 8  # levels of containers, objects and closures
 
 _PLAIN_TYPES = frozenset({bool, int, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
                           torch.memory_format})  # fmt: skip
+_STAND_INS = frozenset({weakref.ProxyType, weakref.CallableProxyType})
 _BY_IDENTITY = (nn.Module, torch.optim.Optimizer, torch.Generator, types.ModuleType, type, types.GeneratorType,
                 types.BuiltinFunctionType)  # fmt: skip
 
@@ -130,6 +131,8 @@ class _Walk:
 
     def key(self, x: Any, deep: int) -> Key:
         kind = type(x)
+        if kind in _STAND_INS:  # they answer for what they stand for, which may be gone
+            return Same(x)
         if kind is float:
             return (float, x.hex())
         if kind in _PLAIN_TYPES:
@@ -147,7 +150,10 @@ class _Walk:
             return ("again", self.seen[id(x)])
         self.seen[id(x)] = len(self.seen)
         self.alive.append(x)
-        return self._inside(x, kind, deep - 1)
+        try:
+            return self._inside(x, kind, deep - 1)
+        except Exception:  # it cannot be looked into: a stand-in for what is gone, a property that fails
+            return Same(x)
 
     def _inside(self, x: Any, kind: type, deep: int) -> Key:
         if isinstance(x, dict):
