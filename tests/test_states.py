@@ -692,3 +692,18 @@ def test_a_forward_that_was_given_back_may_take_over_again() -> None:
     forward.last = None
     step(planned, x)
     assert forward.last is not None
+
+
+def test_a_hook_that_was_named_at_planning_does_not_keep_a_new_shape_from_its_plan() -> None:
+    model, seen = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), []
+    model[0].register_forward_hook(lambda m, args, out: seen.append(1))
+    with pytest.warns(RekindleWarning, match="forward hook"):
+        rekindle.checkpoint(model, torch.randn(5, 4), minimize="memory", solver="storages")
+    seen.clear()
+    with silent():
+        model(torch.randn(7, 4)).sum().backward()
+    assert plans(model) == 2
+    model[1].register_forward_hook(lambda m, args, out: seen.append(2))
+    with pytest.warns(RekindleWarning, match="run plain"):
+        model(torch.randn(7, 4)).sum().backward()
+    assert seen == [1, 2]

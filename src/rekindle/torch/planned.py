@@ -26,17 +26,17 @@ from ..budget import Goal, format_bytes
 from ..errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError, UsageError
 from ..graph import Graph
 from ..plan import Plan
-from ..printed import name as printed
 from ..simulate import simulate
 from . import call as calls
 from . import tree, trial, unused
 from .bound import Bound, answered
 from .call import Call, Key
+from .changing import changed_numbers, numbers_of
 from .guards import Expected, Guards
 from .known import Question
-from .numbers import Attribute, Place, matches, name_of, numbers_in, read, replaced
-from .trace import LOCK, Trace, module_kinds, trace_call
-from .values import constants, key_of
+from .mismatch import check_same_module, mismatch
+from .numbers import Place, matches, name_of, numbers_in, read, replaced
+from .trace import LOCK, Trace, trace_call
 
 log = logging.getLogger("rekindle")
 NEW_SHAPE = ("plan", "plain", "error")
@@ -63,6 +63,8 @@ class PlannedForward:
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
         self.plan, self.on_new_shape, self._replan, self.check = plan, on_new_shape, replan, check
         self.options = plan.options
+        # hooks that do more than compute, of which the user was warned when the plan was made
+        self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self.trace_options = TraceOptions(optimizer=plan.optimizer) if plan.trace is None else plan.trace.options
         self._bound: dict[
             Key, list[Bound]
@@ -78,7 +80,7 @@ class PlannedForward:
         self._pending = plan.trace is None
         self.last: Bound | None = None
         if plan.trace is not None:
-            _check_same_module(model, plan.trace)
+            check_same_module(model, plan.trace)
             self._bind(model, plan.trace, plan)
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
@@ -210,20 +212,20 @@ class PlannedForward:
             return None
         try:
             found = found or self._trace(model, args, kwargs)
-            if effects := found.lowered.captured.effects:
+            if effects := [x for x in found.lowered.captured.effects if x not in self._accepted]:
                 raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
             plan = self._plan_for(found, family, what)
+            bound = None if plan is None else self._bind(model, found, plan)
         except Exception as e:  # also one that nobody foresaw: a run that has gone well so far goes on
             if self.on_new_shape == "error":
                 raise
             why = str(e) if isinstance(e, RekindleError) else f"{type(e).__name__}: {e}"
             self._leave_plain(model, key, f"{what}, for which there is no plan, and none can be made: {why}")
             return None
-        if plan is None:
+        if bound is None:
             self._refused(model, key, what, "in another state of its attributes, hooks or inputs' values,")
             self._leave_plain(model, key, "")
             return None
-        bound = self._bind(model, found, plan)
         if wrong := self._tried(model, bound, call):
             self._bound[key].remove(bound)
             self._leave_plain(model, key, f"{what}; a plan for it did not give the plain step's numbers ({wrong})")
@@ -236,12 +238,12 @@ class PlannedForward:
     ) -> Bound | None:
         """A plan of the same graph with Python numbers among its inputs, where they are all in which this call differs from
         one that was planned; None where that cannot be."""
-        found = next(filter(None, (self._changed_numbers(model, key, call, b) for b in self.bounds)), None)
+        found = next(filter(None, (changed_numbers(model, key, call, b) for b in self.bounds)), None)
         if found is None or found[1] in self._fixed:
             return None
         like, places = found
         numbers = read(places, call.spec, model)
-        before = self._numbers_of(like, places)
+        before = numbers_of(like, places)
         traced = None
         if numbers is not None and before is not None:
             with contextlib.suppress(TraceError):
@@ -250,7 +252,7 @@ class PlannedForward:
             self._fixed.add(places)
             return None
         held = traced.lowered.captured
-        if held.effects or not matches(held, like.trace.lowered.captured, held.numbers, before or {}):
+        if set(held.effects) - self._accepted or not matches(held, like.trace.lowered.captured, held.numbers, before or {}):
             self._fixed.add(places)
             return None
         bound = self._bind(model, traced, like.plan)
@@ -265,45 +267,6 @@ class PlannedForward:
             f"made in {time.perf_counter() - begin:.1f} s", aloud=self.options.progress is not False,
         )  # fmt: skip
         return bound
-
-    def _changed_numbers(
-        self, model: nn.Module, key: Key, call: Call, bound: Bound
-    ) -> tuple[Bound, tuple[Place, ...]] | None:
-        """(the plan, places of the numbers) where nothing but numbers differs from what the plan was made for."""
-        theirs = bound.trace
-        if (theirs.key[0], theirs.key[2]) != (key[0], key[2]) or bound.numbers.places or theirs.fake:
-            return None
-        ours, was = numbers_in(call.spec), numbers_in(theirs.spec)
-        places: list[Place] = [
-            p for p in ours if p in was and type(ours[p]) is type(was[p]) and key_of(ours[p]) != key_of(was[p])
-        ]
-        if constants(replaced(call.spec, {p: None for p in places})) != constants(
-            replaced(theirs.spec, {p: None for p in places})
-        ):
-            return None
-        for name in theirs.expected.differences(model):
-            path, _, leaf = name.rpartition(".")
-            key_before = theirs.expected.keys.get(name)
-            x = None
-            with contextlib.suppress(AttributeError):
-                x = model.get_submodule(path).__dict__.get(leaf)
-            if type(x) not in (int, float) or not isinstance(key_before, tuple) or key_before[0] is not type(x):
-                return None
-            places.append(Attribute(path, leaf))
-        return (bound, tuple(places)) if places else None
-
-    @staticmethod
-    def _numbers_of(bound: Bound, places: tuple[Place, ...]) -> dict[Place, Any] | None:
-        """The numbers there when the plan was made."""
-        was = numbers_in(bound.trace.spec)
-        found: dict[Place, Any] = {}
-        for p in places:
-            if isinstance(p, Attribute):
-                kind, text = bound.trace.expected.keys[name_of(p, None)]
-                found[p] = float.fromhex(text) if kind is float else text
-            else:
-                found[p] = was[p]
-        return found
 
     def _plan_for(self, found: Trace, family: list[Bound], what: str) -> Plan | None:
         """The plan of a graph that is the same as one that was planned, else a new one; None: that was not asked for."""
@@ -537,46 +500,3 @@ def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
     tables = [dict(zip(names or (), values, strict=False)) for _, names, values, *_ in constants]
     for name in dict.fromkeys(k for t in tables for k in t):
         yield name, [t.get(name) for t in tables]
-
-
-def _check_same_module(model: nn.Module, traced: Trace) -> None:
-    c = traced.lowered.captured
-    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    for p, name in c.params.items():
-        t = state.get(name)
-        if t is None or t.shape != p.meta["val"].shape:
-            has = "lacks it" if t is None else f"has {list(t.shape)}"
-            raise PlanMismatch(
-                f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), whose parameter {name} is "
-                f"{list(p.meta['val'].shape)}; this {type(model).__name__} {has}. Plan this module itself"
-            )
-    kinds = module_kinds(model)
-    if kinds != traced.module_kinds:
-        pairs = itertools.zip_longest(traced.module_kinds, kinds, fillvalue=("", "nothing"))
-        (_, planned), (name, found) = next((a, b) for a, b in pairs if a != b)
-        raise PlanMismatch(
-            f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), which has a {planned} where this "
-            f"{type(model).__name__} has {found}{f' ({name})' if name else ''}. Plan this module itself"
-        )
-
-
-def mismatch(planned: Graph, found: Graph) -> str:
-    """Both fingerprints and the first difference."""
-    for i, (a, b) in enumerate(zip(planned.ops, found.ops, strict=False)):
-        if a.name != b.name:
-            where = f"op {i} is '{printed(b.name)}', the plan has '{printed(a.name)}'"
-            break
-        if (a.inputs, a.outputs) != (b.inputs, b.outputs):
-            where = f"op {i} ({printed(a.name)}) reads or makes other values"
-            break
-    else:
-        sizes = [i for i, (a, b) in enumerate(zip(planned.values, found.values, strict=False)) if a != b]
-        where = (
-            f"the model has {len(found.ops)} ops, the plan {len(planned.ops)}" if len(found.ops) != len(planned.ops)
-            else f"value {sizes[0]} has {found.values[sizes[0]].bytes} bytes, in the plan {planned.values[sizes[0]].bytes}"
-            if sizes else "the ops may be run again or kept under other rules"
-        )  # fmt: skip
-    return (
-        f"the plan is for graph {planned.hash[:12]}, but this call gives graph {found.hash[:12]}; first difference: {where}. "
-        "Call the model with what it was planned for (batch size, shapes, dtypes, modes, masks), or make a new plan"
-    )
