@@ -252,7 +252,9 @@ class PlannedForward:
             self._fixed.add(places)
             return None
         held = traced.lowered.captured
-        if set(held.effects) - self._accepted or not matches(held, like.trace.lowered.captured, held.numbers, before or {}):
+        if set(held.effects) - self._accepted or not matches(
+            held, like.trace.lowered.captured, held.numbers, before or {}
+        ):
             self._fixed.add(places)
             return None
         bound = self._bind(model, traced, like.plan)

@@ -15,6 +15,7 @@ from .attributes import Attributes, plain_tensors
 from .bound import Bound
 from .call import Call
 from .capture import disable_autocast
+from .side_effects import SideEffects
 
 
 def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: Call) -> list[str]:
@@ -36,7 +37,7 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
     outcomes = []
     with contextlib.suppress(torch.OutOfMemoryError):
         for forward in (planned, eager):
-            with as_before(model):
+            with SideEffects(model), as_before(model):  # hooks that count are called once more than the loop calls them
                 outcomes.append(_step(model, forward, call.tensors))
     if len(outcomes) < 2:
         return []
