@@ -116,7 +116,7 @@ def test_a_hook_that_does_more_than_compute_is_named(hook: Any, capsys: pytest.C
     model = Net()
     model.encoder[0].register_forward_hook(hook)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it is no attribute of forward's
+        warnings.filterwarnings("error", message="forward of")  # it is no attribute of forward's
         found = effects(model)
     assert len(found) == 1
     assert found[0].startswith("the forward hook ")

@@ -123,7 +123,8 @@ def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:
     return 0 if scalars[:1] == [0] and names[0] in ("output", "output[0]") else None
 
 
-_warned: weakref.WeakKeyDictionary[type, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()  # of, for each class
+# names that were told, for each model
+_warned: weakref.WeakKeyDictionary[nn.Module, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
 
 def capture(
@@ -134,7 +135,7 @@ def capture(
     by_values : forward may branch on what integer inputs hold, where they are real; see `Captured.questions`.
 
     The model's parameters, buffers, attributes and the RNG state are left as they were; so are the Python objects that
-    forward and hooks can reach. A RekindleWarning names what forward changes and planned steps do not, once for each class.
+    forward and hooks can reach. A RekindleWarning names what forward changes and planned steps do not, once for each model.
 
     Raises
     ------
@@ -151,19 +152,19 @@ def capture(
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
     dropped = {*(changed - by_hooks.keys()), *effects.dropped}
     captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
-    _warn_of_dropped(type(model), tuple(captured.dropped))
+    _warn_of_dropped(model, tuple(captured.dropped))
     return captured
 
 
-def _warn_of_dropped(kind: type, names: tuple[str, ...]) -> None:
-    if not names or names in _warned.setdefault(kind, set()):
+def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
+    if not names or names in _warned.setdefault(model, set()):
         return
-    _warned[kind].add(names)
+    _warned[model].add(names)
     others = [k for k in names if k.startswith(VARIABLES)]
     attributes = [printable(k) for k in names if k not in others]
     plural = "s" if len(attributes) > 1 else ""
     parts = [f"the attribute{plural} {', '.join(attributes)}"] * bool(attributes) + others
-    notices.warn(f"forward of {kind.__name__} changes {' and '.join(parts)}; planned steps do not")
+    notices.warn(f"forward of {type(model).__name__} changes {' and '.join(parts)}; planned steps do not")
 
 
 def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
