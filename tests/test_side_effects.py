@@ -253,8 +253,9 @@ class Restless(Net):
 
 
 def test_what_forward_changes_is_named_once() -> None:
+    model = Restless()
     with pytest.warns(RekindleWarning) as found:
-        trace = traced(Restless())
+        trace = traced(model)
     (text,) = [str(w.message) for w in found]
     assert text == (
         "forward of Restless changes the attributes calls, history, queue, stats and the global COUNTS and the global "
@@ -273,7 +274,6 @@ def test_what_forward_changes_is_named_once() -> None:
     assert (HISTORY, COUNTS) == ([], {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = Restless()
         traced(model)
     assert (model.calls, model.history, model.stats.calls, len(model.queue)) == (0, [], 0, 0)
 
