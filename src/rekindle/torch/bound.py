@@ -39,7 +39,7 @@ class Bound:
         self._find_places(model)
 
     def serves(self, model: nn.Module, call: Call) -> bool:
-        """Whether a call whose key is that of the trace is what was captured."""
+        """Whether this plan may run the call; the caller has seen that the call has the trace's key."""
         numbers = read(self.numbers.places, call.spec, model)
         if numbers is None or not self.numbers.serve(numbers):
             return False

@@ -81,7 +81,7 @@ class Call:
 
 
 def as_arguments(spec: Any) -> Any:
-    """The structure of arguments by parameter name as that of (args, kwargs): all are keywords."""
+    """The structure of (args, kwargs) in which every argument is a keyword, for a structure by parameter name."""
     return tree.Branch((), None, (tree.Branch((), None, ()), spec))
 
 
@@ -129,7 +129,7 @@ def _by_name(
     named: list[str] = []
     rest = more = None
     left = len(args)
-    by_position = 0  # the last of these that is kept: those before it must be passed too
+    by_position = 0  # number of positional arguments to pass: up to the last one that is no default
     kinds = signature.parameters
     for name, value in bound.items():
         kind = kinds[name].kind

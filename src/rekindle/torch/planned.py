@@ -66,9 +66,8 @@ class PlannedForward:
         # hooks that do more than compute, of which the user was warned when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self.trace_options = TraceOptions(optimizer=plan.optimizer) if plan.trace is None else plan.trace.options
-        self._bound: dict[
-            Key, list[Bound]
-        ] = {}  # by call, and each for another state of the module or values of inputs
+        # by call; the plans of one call are for different states of the module, or values of its inputs
+        self._bound: dict[Key, list[Bound]] = {}
         self._plain: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
         self._unlike_file: list[tuple[Key, Expected, list[Question]]] = []  # calls that a plan from a file is not for
         # places of numbers that are inputs of plans, and of those that cannot be
