@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from . import tree
+from .contents import content, entries, refill
 
 
 def plain_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
@@ -59,7 +59,7 @@ class Attributes:
 
     def __init__(self, model: nn.Module):
         self._kept = [(name, m, dict(m.__dict__)) for name, m in model.named_modules()]
-        self._held = [(x, copy.copy(x)) for *_, now in self._kept for x in now.values() if isinstance(x, _CONTAINERS)]
+        self._held = [(x, content(x)) for *_, now in self._kept for x in now.values() if isinstance(x, _CONTAINERS)]
 
     def restore(self, only_tensors: bool = False) -> Changes:
         """Put all back, and say what that was.
@@ -91,8 +91,7 @@ class Attributes:
             m.__dict__.update(old | stay)
         for x, held in self._held:
             if not _equal(x, held) and not (only_tensors and not _holds_tensors(x)):
-                x.clear()
-                x.extend(held) if isinstance(x, list) else x.update(held)
+                refill(x, held)
         return found
 
 
@@ -112,7 +111,7 @@ _OF_TORCH = {"_flat_weights", "_flat_weight_refs"}  # what recurrent layers keep
 
 def _holds_tensors(x: Any) -> bool:
     if isinstance(x, _CONTAINERS):
-        return any(isinstance(t, torch.Tensor) for t in (x.values() if isinstance(x, dict) else x))
+        return any(isinstance(t, torch.Tensor) for t in (content(x).values() if isinstance(x, dict) else x))
     return isinstance(x, torch.Tensor)
 
 
@@ -122,7 +121,10 @@ _NONE: Any = object()
 def _equal(x: Any, y: Any) -> bool:
     """Whether two attributes are the same, or containers of the same."""
     if isinstance(x, dict) and isinstance(y, dict):
-        return list(x) == list(y) and all(a is b for a, b in zip(x.values(), y.values(), strict=True))
+        pairs = [*entries(x)], [*entries(y)]
+        return len(x) == len(y) and all((k is j or k == j) and a is b for (k, a), (j, b) in zip(*pairs, strict=True))
     if isinstance(x, list) and isinstance(y, list):
-        return len(x) == len(y) and all(a is b for a, b in zip(x, y, strict=True))
-    return x is y or type(x) is type(y) and isinstance(x, (*tree.PLAIN, set)) and x == y
+        return len(x) == len(y) and all(a is b for a, b in zip(content(x), content(y), strict=True))
+    if isinstance(x, set) and isinstance(y, set):
+        return content(x) == content(y)
+    return x is y or type(x) is type(y) and isinstance(x, tree.PLAIN) and x == y

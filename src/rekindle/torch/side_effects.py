@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from . import tree
+from .contents import content, entries, refill
 from .module_paths import printable
 
 MOST = 20_000  # objects that are looked at
@@ -73,7 +74,7 @@ class SideEffects:
             for k, x in m.__dict__.items():
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
                     continue
-                inside = list(x.values()) if isinstance(x, dict) else x if isinstance(x, list) else [x]
+                inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
                 holders = {h for y in inside[:LARGEST] for h in self._walk(y, 1)}
                 self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
         return self
@@ -310,20 +311,8 @@ def _watch(x: Any) -> _Watched | None:
         return _Watched(x, lambda: x.cell_contents if _is_full(x) else _NOTHING, set_cell)
     if isinstance(x, torch.Tensor):
         return _tensor(x)
-    if isinstance(x, list | deque) and len(x) <= LARGEST:
-
-        def refill(old: list[Any]) -> None:
-            x.clear()
-            x.extend(old)
-
-        return _Watched(x, lambda: list(x), refill)
-    if isinstance(x, dict | set) and len(x) <= LARGEST:
-
-        def renew(old: Any) -> None:
-            x.clear()
-            x.update(old)
-
-        return _Watched(x, lambda: dict(x) if isinstance(x, dict) else set(x), renew)
+    if isinstance(x, list | deque | dict | set) and len(x) <= LARGEST:
+        return _Watched(x, lambda: content(x), lambda old: refill(x, old))
     if isinstance(x, tuple):
         return _Watched(x, lambda: list(x), lambda old: None)
     if isinstance(vars_ := getattr(x, "__dict__", None), dict) and not is_torchs(type(x)):

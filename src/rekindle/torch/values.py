@@ -13,7 +13,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from . import tree
+from .contents import entries
 
 Key = Any
 MOST_ENTRIES = 20_000  # of one walk; objects beyond that count by identity
@@ -76,12 +77,12 @@ class Watch:
         self.own = own
         self._arrays: list[Any] = []
         self._contents: list[Any] = []
-        self._tables: list[Mapping[Any, Any]] = []
+        self._tables: list[dict[Any, Any]] = []
         self._rows: list[Any] = []
         self._cells: list[Any] = []
         self._held: list[Any] = []
 
-    def table(self, x: Mapping[Any, Any]) -> None:
+    def table(self, x: dict[Any, Any]) -> None:
         self._tables.append(x)
 
     def row(self, x: Any) -> None:
@@ -112,7 +113,7 @@ class Watch:
 
     def _values(self) -> chain[Any]:
         cells = [c.cell_contents for c in self._cells]
-        tables = chain.from_iterable([chain(t, t.values()) for t in self._tables])
+        tables = chain.from_iterable([chain(dict.keys(t), dict.values(t)) for t in self._tables])
         return chain(tables, chain.from_iterable(self._rows), cells)
 
 
@@ -160,7 +161,7 @@ class _Walk:
             self._table(x)
             return (
                 kind,
-                tuple([(self.key(k, deep), self.key(v, deep)) for k, v in [*x.items()]]),
+                tuple([(self.key(k, deep), self.key(v, deep)) for k, v in [*entries(x)]]),
                 self._fields(x, deep),
             )
         if isinstance(x, tuple | list | deque):
