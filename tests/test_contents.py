@@ -65,7 +65,10 @@ KINDS = [list, Doubling, deque, dict, Registry, OrderedDict, Counter, set, lambd
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(before=st.dictionaries(st.text(max_size=3), st.integers()), after=st.dictionaries(st.text(max_size=3), st.integers()))
+@given(
+    before=st.dictionaries(st.text(max_size=3), st.integers()),
+    after=st.dictionaries(st.text(max_size=3), st.integers()),
+)
 def test_what_was_read_is_put_back(kind: Any, before: dict[str, int], after: dict[str, int]) -> None:
     x, y = kind(before), kind(after)
     held = content(x)

@@ -605,28 +605,6 @@ def test_what_the_first_call_sets_up_is_planned_for_beforehand(capfd: pytest.Cap
     assert capfd.readouterr().err == ""
 
 
-def test_two_calls_before_one_backward_say_where_bits_may_differ() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(torch.tanh(self.linear(x)))
-
-    plain, x = Twice(), torch.randn(5, 4)
-    planned = rekindle.checkpoint(copy.deepcopy(plain), x, minimize="memory", solver="storages")
-    with silent():
-        for _ in range(3):
-            assert equal(plain, planned, x)
-    with pytest.warns(RekindleWarning, match="linear.weight"):
-        (planned(x) + planned(2 * x)).sum().backward()
-    once, _, y = pair()
-    with silent():
-        rekindle.checkpoint(once, y, minimize="memory", solver="storages")
-        (once(y) + once(2 * y)).sum().backward()
-
-
 def test_a_planned_forward_shows_the_signature_of_its_own() -> None:
     """By it Hugging Face's Trainer tells which columns of a batch the model takes."""
     plain, planned, _ = pair()

@@ -30,7 +30,7 @@ from .. import notices
 from ..errors import TraceError
 from . import hidden, tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_as_buffers, tensors_in_attributes
-from .captured import Assigned, Captured, add_tied, joint_fake_mode, read
+from .captured import Assigned, Captured, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
 from .module_paths import module_paths_recorded, printable
@@ -74,10 +74,11 @@ class _Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         state, layout, known = Attributes(self.model), EagerLayout(), KnownValues(tensors, self._sample)
-        casts = casts_shared([*self.model.parameters(), *tensors] if self._casts_cached else [], self._same_parameter())
         try:
-            with casts, layout, known:
-                found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
+            with self._one_tensor_each():
+                leaves = [*self.model.parameters(), *tensors] if self._casts_cached else []
+                with casts_shared(leaves), layout, known:
+                    found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
             self.progress += known.calls
@@ -108,10 +109,22 @@ class _Flat(nn.Module):
         # As copies, so that results that are views of each other are no concern of AOTAutograd's; `_read` drops them.
         return tuple([t.clone() for t in returned])
 
-    def _same_parameter(self) -> dict[int, int]:
-        """id of the tensor that stands for a parameter's further name -> id of the one that stands for its first."""
-        now = dict(self.model.named_parameters(remove_duplicate=False))
-        return {id(now[k]): id(now[names[0]]) for names in self._names.values() for k in names[1:]}
+    @contextlib.contextmanager
+    def _one_tensor_each(self) -> Iterator[None]:
+        """A parameter of several names is one tensor meanwhile, so that its gradients are added up in eager's order."""
+        standing = dict(self.model.named_parameters(remove_duplicate=False))
+        swapped = []
+        for first, *others in self._names.values():
+            for name in others:
+                path, _, leaf = name.rpartition(".")
+                table = self.model.get_submodule(path)._parameters
+                swapped.append((table, leaf, table[leaf]))
+                table[leaf] = standing[first]  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for table, leaf, t in reversed(swapped):
+                table[leaf] = t
 
 
 def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:
@@ -193,8 +206,6 @@ def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
             changed=(*flat.changes.other, *flat.changes.collected),
         )  # fmt: skip
         read(captured)
-        with joint_fake_mode(joint.graph_module) or contextlib.nullcontext():
-            add_tied(captured, model)
     return captured
 
 

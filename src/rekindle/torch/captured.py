@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -79,6 +79,8 @@ class Captured:
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
     changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
+    # parameters whose gradients were seen to be added up otherwise than in eager where one backward goes through two calls
+    rounds: list[str] = field(default_factory=list)
     graph_module: Any = None  # owns the nodes
 
     @property
@@ -214,29 +216,3 @@ def _without_copy(c: Captured, o: fx.Node) -> fx.Node:
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
     """The mode in which the graph's metas live."""
     return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])
-
-
-def add_tied(c: Captured, model: nn.Module) -> None:
-    """One gradient for a parameter that has several names: autograd adds them in the order in which they come, and
-    would hold the earlier ones meanwhile, unseen by the plan."""
-    position = {n: i for i, n in enumerate(c.nodes)}
-    groups: dict[int, list[fx.Node]] = {}
-    for p, name in c.params.items():
-        if p in c.gradients:
-            groups.setdefault(id(model.get_parameter(name)), []).append(p)
-    for group in groups.values():
-        if len(group) < 2:
-            continue
-        group.sort(key=lambda p: position.get(c.gradients[p], -1))
-        total = c.gradients[group[0]]
-        for p in group[1:]:
-            g = c.gradients.pop(p)
-            with c.graph_module.graph.inserting_before(None):
-                new = c.graph_module.graph.call_function(torch.ops.aten.add.Tensor, (total, g))
-            new.meta["val"] = torch.ops.aten.add.Tensor(total.meta["val"], g.meta["val"])
-            new.meta["partitioner_tag"] = "is_backward"
-            c.module_path[new] = c.module_path.get(g, "")
-            at = max(c.nodes.index(n) for n in (total, g) if n in position or n in c.nodes)
-            c.nodes.insert(at + 1, new)
-            total = new
-        c.gradients[group[0]] = total

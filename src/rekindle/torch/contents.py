@@ -29,15 +29,12 @@ def content(x: Any) -> Any:
 
 def refill(x: Any, held: Any) -> None:
     """Make a list, deque, dict or set hold what `content` gave."""
+    kind: Any = next(k for k in (OrderedDict, dict, set, deque, list) if isinstance(x, k))
+    kind.clear(x)
     if isinstance(x, dict):
-        kind = OrderedDict if isinstance(x, OrderedDict) else dict
-        kind.clear(x)
         for k, v in held.items():
             kind.__setitem__(x, k, v)
     elif isinstance(x, set):
-        set.clear(x)
         set.update(x, held)
     else:
-        kind = deque if isinstance(x, deque) else list
-        kind.clear(x)
         kind.extend(x, held)

@@ -6,7 +6,7 @@ It touches PyTorch's private surface, as `capture` does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -111,12 +111,9 @@ def _as_before(t: Any) -> Any:
 
 
 @contextlib.contextmanager
-def casts_shared(leaves: list[torch.Tensor], one_of: Mapping[int, int]) -> Iterator[None]:
+def casts_shared(leaves: list[torch.Tensor]) -> Iterator[None]:
     """Autocast casts a parameter once, however often it is used, so that its gradients are added in the lower precision.
-    Its own cache is off while tracing, and knows no parameters there: they are no leaves.
-
-    one_of : id of a leaf -> id of another that is the same parameter under its first name.
-    """
+    Its own cache is off while tracing, and knows no parameters there: they are no leaves."""
     to_copy: Any = torch.ops.aten._to_copy.default
     keys = torch._C.DispatchKey
     known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
@@ -132,7 +129,7 @@ def casts_shared(leaves: list[torch.Tensor], one_of: Mapping[int, int]) -> Itera
     def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
         autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
         shared = id(x) in known and torch._C._dispatch_tls_is_dispatch_key_excluded(autocast)  # not the user's own cast
-        key = (one_of.get(id(x), id(x)), how.get("dtype"), torch.is_grad_enabled())
+        key = (id(x), how.get("dtype"), torch.is_grad_enabled())
         if shared and key in made:
             return made[key]
         listen(False)

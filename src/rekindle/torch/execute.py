@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from ..errors import RekindleError
-from . import rules
 from .anomaly import NamesNaN
 from .capture import disable_autocast
 from .normalise import Lowered
 from .program import Program
+from .uses import sums
 
 
 @dataclass(eq=False)
@@ -34,9 +34,11 @@ class Step:
     generator: Iterator[None] | None = None
     out: list[Any] = field(default_factory=list)
     absent: tuple[int, ...] = ()
+    trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
+        self.trained = self.runner.trained(inputs)
         known = {id(t) for t in inputs}
         with disable_autocast():
             results, saved = self.runner.program.forward(inputs, self.rng)
@@ -50,12 +52,13 @@ class Step:
         """Begin a backward; one left unfinished before (autograd.grad on a subset) is dropped."""
         self.runner.waiting.discard(self)
         self.out.clear()
+        apart = _given_before(self.trained, self.runner.adds_up)
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
         # The flag of the backward call at work; AOTAutograd asks for it the same way, there is no public one.
         retain = torch._C._autograd._get_current_graph_task_keep_graph()
-        self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain)
+        self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
 
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""
@@ -80,7 +83,22 @@ class Step:
             self.generator = None
         for k in self.runner.without(j, self.absent) if self.absent else ():
             gradients[k] = None
-        return gradients
+        return self.runner.in_parts(j, gradients)
+
+
+# What each of the latest backward calls has brought gradients to so far: the engine's number of the call -> ids of tensors.
+_given: dict[int, frozenset[int]] = {}
+_MOST_BACKWARDS = 8  # that run at the same time: in several threads, or one inside of another
+
+
+def _given_before(tensors: frozenset[int], ask: bool) -> bool:
+    """Whether the backward call at work has brought gradients to one of these tensors before; only looked up if asked for."""
+    number = torch._C._current_graph_task_id()
+    before = _given.pop(number, frozenset())
+    _given[number] = before | tensors if before else tensors
+    while len(_given) > _MOST_BACKWARDS:
+        _given.pop(next(iter(_given)), None)
+    return ask and not before.isdisjoint(tensors)
 
 
 class _Boundary(torch.autograd.Function):
@@ -127,14 +145,6 @@ class _Stage(torch.autograd.Function):
         return (None, None, _token(), *ctx.step.stage(ctx.j))
 
 
-def _is_sum(gradient: fx.Node) -> bool:
-    """Whether a gradient is added up from several uses of its parameter."""
-    while gradient.op == "call_function" and gradient.target in rules.PASS_THROUGH:
-        gradient = gradient.args[0]  # type: ignore[assignment]
-    both = [a for a in gradient.args if isinstance(a, fx.Node)]
-    return gradient.target is torch.ops.aten.add.Tensor and len(both) == 2
-
-
 def _token() -> torch.Tensor:
     # no memory on any device, and always on the same one: gradients that join must agree
     return torch.empty(0, device="cpu")
@@ -148,12 +158,16 @@ class Runner:
         c = lowered.captured
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         place = {p: i for i, p in enumerate(self.given)}
-        self.stage_inputs = [[place[p] for p in stage] for stage in program.stages]
+        self._parts = sums(c)
+        # A tensor that is used several times stands there as often, so that its gradient can be handed over in parts.
+        self.stage_inputs = [
+            [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
+        ]
+        self._trained = [place[p] for p in c.gradients]
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
         self._tangents = list(c.tangents)
         self.waiting: weakref.WeakSet[Step] = weakref.WeakSet()  # calls whose backward has not begun
-        sums = [c.params[p] for p, g in c.gradients.items() if p in c.params and _is_sum(g)]
-        self.summed = ", ".join(sums[:2]) + (f" and {len(sums) - 2} more" if len(sums) > 2 else "")
+        self.adds_up = bool(self._parts)
         self._depends = self._tangent_dependence()
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
@@ -172,6 +186,31 @@ class Runner:
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             return NamesNaN(self.lowered, self.program)
         return contextlib.nullcontext()
+
+    def trained(self, inputs: list[Any]) -> frozenset[int]:
+        """ids of the tensors among a call's that gradients come to."""
+        return frozenset([id(inputs[i]) for i in self._trained])
+
+    def in_parts(self, j: int, gradients: list[Any]) -> list[Any]:
+        """The gradients of stage j, one for each of its `stage_inputs`."""
+        if not self.adds_up:
+            return gradients
+        found: list[Any] = []
+        for p, g in zip(self.program.stages[j], gradients, strict=True):
+            parts = g if isinstance(g, tuple) else (g,)
+            found += [*parts, *[None] * (self._parts.get(p, 1) - len(parts))]
+        return found
+
+    @property
+    def rounds(self) -> str:
+        """Names of parameters whose gradients differ from eager's by rounding where one backward goes through two calls."""
+        names = self.lowered.captured.rounds
+        return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+    def let_round(self) -> None:
+        """Note that the gradients that are added up from several uses do so."""
+        c = self.lowered.captured
+        c.rounds = [name for p in self._parts if (name := c.params.get(p))] or ["an input"]
 
     @property
     def waits(self) -> bool:

@@ -150,11 +150,12 @@ class PlannedForward:
                 bound = self._planned_for(model, key, call) or self._new_call(model, key, call, args, kwargs)
         if bound is None:
             return self.plain(*args, **kwargs)
-        if bound.runner.summed and any(b.runner.waits for b in self.bounds):
+        if bound.runner.rounds and any(b.runner.waits for b in self.bounds):
             self._tell(
                 f"{type(model).__name__} was called again before the backward of an earlier call. Where one backward goes "
-                f"through both, eager adds up the gradients of {bound.runner.summed} in another order: they are equal up to "
-                "rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)", kind="two calls",
+                f"through both, the gradients of {bound.runner.rounds} are added up in another order than eager's: they are "
+                "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
+                kind="two calls",
             )  # fmt: skip
         self.last = bound
         self._turn += 1

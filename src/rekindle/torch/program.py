@@ -27,9 +27,10 @@ from ..schedule import Free, Run, Schedule
 from . import rng, rules
 from .module_paths import printable
 from .normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
+from .uses import additions, join
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
-_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "members", "numbers")
+_LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "members", "numbers")
 _VARIABLE = re.compile(r"v\d|x_|c\d|__")  # what names of variables and constants begin with
 _LONGEST = 200  # characters of a module's name in a comment
 _number = itertools.count(1)  # of programs in this process
@@ -40,8 +41,9 @@ class Program:
     """The two halves of a step, compiled from `source`.
 
     forward(inputs, rng) -> (results, saved): `inputs` is one tensor per placeholder (emptied), `rng` a dict.
-    backward(saved, tangents, rng, out, retain): a generator; both lists are emptied. Each `next` runs one stage. `retain`:
-        another backward may follow, so nothing is written over what forward saved.
+    backward(saved, tangents, rng, out, retain, apart): a generator; both lists are emptied. Each `next` runs one stage.
+        `retain`: another backward may follow, so nothing is written over what forward saved. `apart`: a gradient that is
+        added up from several uses comes as a tuple of its parts.
     stages : per stage the placeholders whose gradients it puts into `out`, in order.
     file : the name under which tracebacks find the source, as long as the program lives.
     ops : line of the source, from 1 -> id of the op that it runs.
@@ -49,7 +51,7 @@ class Program:
 
     source: str
     forward: Callable[[list[Any], dict[int | str, Any]], tuple[list[Any], list[Any]]]
-    backward: Callable[[list[Any], list[Any], dict[int | str, Any], list[Any], bool], Iterator[None]]
+    backward: Callable[[list[Any], list[Any], dict[int | str, Any], list[Any], bool, bool], Iterator[None]]
     stages: list[list[fx.Node]]
     file: str = ""
     ops: dict[int, int] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class _Writer:
     names: dict[Any, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     ops: dict[int, int] = field(default_factory=dict)
+    additions: set[fx.Node] = field(default_factory=set)  # of what comes to one parameter or input
 
     @property
     def graph(self) -> Graph:
@@ -89,9 +92,12 @@ class _Writer:
         saved = self._live_after(forward, dropped)
         used = self._placeholders_read(backward)
         replayed = self._replayed()
+        captured = self.low.captured
+        self.additions = {n for p in captured.gradients for n in additions(captured, p)}
         self.env["copy_"] = torch.ops.aten.copy_.default
         self.env["clone"] = torch.ops.aten.clone.default
         self.env["rng_state"], self.env["replay"] = rng.state, rng.replay
+        self.env["join"] = join
         self._write_forward(forward, saved, used, replayed)
         stages = self._write_backward(backward, saved, used, dropped, replayed)
         source = "\n".join(self.lines) + "\n"
@@ -197,7 +203,7 @@ class _Writer:
         names = [*(x for v in saved for x in self._variables(v)), *map(self._var, used)]
         tangents = [self._var(t) for t in self.low.captured.tangents]
         self.lines += [
-            "def backward(saved, tangents, rng, out, retain):",
+            "def backward(saved, tangents, rng, out, retain, apart):",
             f"    {self._unpack(names, 'saved')}",
             f"    {self._unpack(tangents, 'tangents')}",
             *self._numbers(),
@@ -279,6 +285,8 @@ class _Writer:
             position = call.over[s.into]
             over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
             name = f"({name} if retain else {over})" if s.into in saved else over
+        if n in self.additions:
+            name = f"(join if apart else {name})"
         arguments = [self._argument(a, n) for a in args] + [
             _keyword(k, self._argument(a, n)) for k, a in n.kwargs.items()
         ]

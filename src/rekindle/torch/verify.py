@@ -141,8 +141,8 @@ def verify(
     count_flops: bool = False,
 ) -> Check:
     """Run one step plain and one planned, from the same parameters, buffers and RNG state, and compare them bit by bit. A
-    model that draws random numbers makes a second step each way: it is called twice before the backward of either call, and
-    random numbers are drawn in between.
+    model that draws random numbers, or uses a parameter more than once, makes a second step each way: it is called twice,
+    random numbers are drawn in between, and one backward goes through both calls.
 
     The module and the sample are left as they were: gradients, buffers, inputs and RNG state. Algorithms are deterministic
     meanwhile.
@@ -195,7 +195,8 @@ def check_step(
             theirs = _run(s, plain, "plain")
         equal, differences = _compare(ours, theirs, fake)
         ours, theirs = _figures(ours), None if theirs is None else _figures(theirs)
-        if theirs is not None and not fake and (ours.drew or theirs.drew):
+        adds_up = planned.last is not None and planned.last.runner.adds_up
+        if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
             differences += _compare_twice(s, planned, plain, equal)
         extra = None
         if count_flops and theirs is not None:
@@ -258,11 +259,13 @@ def _backward(value: torch.Tensor) -> None:
         value.backward()  # type: ignore[no-untyped-call]
 
 
-def _run(s: _Subject, forward: Callable[..., Any], which: str, *, hold: bool = False, twice: bool = False) -> _Outcome:
+def _run(
+    s: _Subject, forward: Callable[..., Any], which: str, *, hold: bool = False, twice: bool = False, joined: bool = False
+) -> _Outcome:  # fmt: skip
     """One step with this forward, from the model's present state, which is put back.
 
     hold : the results live until the step is over. twice : two calls before the first backward, and random numbers drawn
-        after each call and backward.
+        after each call and backward. joined : both calls share one backward.
     """
     left: list[torch.Tensor] = []
     args, kwargs, tensors = s.sample.fresh()
@@ -276,11 +279,13 @@ def _run(s: _Subject, forward: Callable[..., Any], which: str, *, hold: bool = F
             _draw(s)
             other = s.loss(s.model(*args, **kwargs))
             _draw(s)
-            # Each by itself: eager adds up what comes to a parameter in one backward in another order than a plan can.
-            _backward(other)
-            _draw(s)
+            if joined:
+                value = value + other
+            else:
+                _backward(other)
+                _draw(s)
         _backward(value)
-        left.append(value.detach() + other.detach() if twice else value.detach())
+        left.append(value.detach() + other.detach() if twice and not joined else value.detach())
 
     with _state(s), _forward(s.model, forward), _telling(s.model, which):
         for p in s.model.parameters():
@@ -331,19 +336,35 @@ def _draw(s: _Subject) -> None:
         torch.rand(3, device=d)
 
 
-def _compare_twice(s: _Subject, planned: Any, plain: Any, equal: dict[str, bool | None]) -> list[str]:
-    """Differences, in words, where the model is called twice and random numbers are drawn in between; `equal` is updated."""
-    try:
-        theirs = _run(s, plain, "plain", twice=True)
-    except (RekindleError, torch.OutOfMemoryError):
-        return []  # it cannot be called twice before one backward, or there is no room
-    try:
-        ours = _run(s, planned, "planned", twice=True)
-    except (PlanMismatch, torch.OutOfMemoryError):
-        return []  # the first call left something by which the second is another call; or there is no room
-    again, found = _compare(ours, theirs, False)
-    equal |= {k: equal[k] and again[k] for k in equal}
+def _compare_twice(s: _Subject, planned: PlannedForward, plain: Any, equal: dict[str, bool | None]) -> list[str]:
+    """Differences, in words, where the model is called twice, random numbers are drawn in between, and one backward goes
+    through both calls; `equal` is updated."""
+    found, now = _twice(s, planned, plain, joined=True)
+    bound = planned.last
+    if found and bound is not None and bound.runner.adds_up:
+        # What one backward adds up from both calls may round otherwise; a warning says so when such a call is made.
+        wrong = [k for k in ("loss", "buffers", "rng") if not now[k]]
+        apart, now_apart = _twice(s, planned, plain, joined=False)
+        if not wrong and not apart:
+            bound.runner.let_round()
+            return []
+        found, now = (apart, now_apart) if apart else (found, now)
+    equal |= {k: equal[k] and now[k] for k in equal}
     return [f"called twice before backward, with random numbers drawn in between: {x}" for x in found]
+
+
+def _twice(s: _Subject, planned: Any, plain: Any, joined: bool) -> tuple[list[str], dict[str, bool | None]]:
+    nothing: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"), True)
+    try:
+        theirs = _run(s, plain, "plain", twice=True, joined=joined)
+    except (RekindleError, torch.OutOfMemoryError):
+        return [], nothing  # it cannot be called twice before one backward, or there is no room
+    try:
+        ours = _run(s, planned, "planned", twice=True, joined=joined)
+    except (PlanMismatch, torch.OutOfMemoryError):
+        return [], nothing  # the first call left something by which the second is another call; or there is no room
+    equal, found = _compare(ours, theirs, False)
+    return found, equal
 
 
 def _compare(ours: _Outcome, theirs: _Outcome | None, fake: bool) -> tuple[dict[str, bool | None], list[str]]:
