@@ -239,7 +239,7 @@ def test_many_stages_take_no_more_than_few(dtype: torch.dtype, monkeypatch: pyte
     trace = rekindle.trace(model, x)
     plan = rekindle.plan(trace, 1.0, solver="none")
     rekindle.apply(model, plan)
-    assert len(next(iter(model.forward._bound.values()))[0].runner.program.stages) == 200  # type: ignore[operator, union-attr]
+    assert len(next(model.forward.bounds).runner.program.stages) == 200  # type: ignore[operator, union-attr]
     beside = allocator_peak(loop(model, x)).peak_bytes - held_peak(trace.graph, plan.schedule)
     assert beside + trace.graph.resident_bytes <= 2 * x.element_size()  # the loss and its gradient
     assert bookkeeping(trace) == SCALARS * BLOCK

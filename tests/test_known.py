@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 import rekindle
 from rekindle.errors import PlanMismatch, TraceError
-from rekindle.torch import capture, planned, tree
+from rekindle.torch import capture, new_call, refusals, tree
 from rekindle.torch.known import KnownValues
 from rekindle.torch.verify import same
 
@@ -150,8 +150,8 @@ def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -
 
 def test_each_branch_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
-    trace_call = planned.trace_call
-    monkeypatch.setattr(planned, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
+    trace_call = new_call.trace_call
+    monkeypatch.setattr(new_call, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
     model, x = masked()
     rekindle.checkpoint(model, (x, PADDED), minimize="memory", solver="storages")
     for mask in (PADDED, ONES, PADDED, ONES, PADDED * 2):
@@ -208,7 +208,7 @@ def test_a_plan_from_a_file_whose_first_call_answers_otherwise(tmp_path: Path) -
     rekindle.apply(model, plan)
     for mask in (PADDED, ONES, PADDED):
         assert all(map(same, gradients(model, x, mask), expected[mask]))
-    assert {b.plan is plan for plans in model.forward._bound.values() for b in plans} == {True, False}
+    assert {b.plan is plan for b in model.forward.bounds} == {True, False}
 
 
 def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
@@ -217,8 +217,8 @@ def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
     model, x = masked()
     rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     traced = []
-    trace_call = planned.trace_call
-    monkeypatch.setattr(planned, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
+    trace_call = new_call.trace_call
+    monkeypatch.setattr(new_call, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
     rekindle.apply(model, rekindle.load(tmp_path / "plan.json"), on_new_shape="plain")
     with pytest.warns(UserWarning, match="run plain"):
         model(x, PADDED)
@@ -272,7 +272,7 @@ def test_plans_for_other_values_are_not_made_without_end() -> None:
     assert len(told) == 1
     assert "run plain" in str(told[0].message)
     assert Path(told[0].filename) == Path(__file__)
-    assert sum(map(len, model.forward._bound.values())) == planned.MOST
+    assert len(list(model.forward.bounds)) == refusals.MOST
 
 
 def test_an_answer_that_forward_keeps_is_no_plan() -> None:

@@ -625,11 +625,12 @@ def test_a_check_tells_nothing_of_its_own_calls() -> None:
 
 
 def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch import planned as module
+    from rekindle.torch import plans as kept
+    from rekindle.torch import refusals
 
     plain, planned, x = pair()
-    monkeypatch.setattr(module, "MOST", 3)
-    monkeypatch.setattr(module, "MOST_KEPT", 4)
+    monkeypatch.setattr(refusals, "MOST", 3)
+    monkeypatch.setattr(kept, "MOST_KEPT", 4)
     with silent():
         for epoch in range(8):
             for m in (plain, planned):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,17 @@ from .trace import Trace
 Place = int | tuple[nn.Module | None, str]
 
 
+@dataclass(frozen=True)
+class _Places:
+    """modules : the submodules where these places were found, by id. sources : of what the program is given. assigned : of the
+    attributes that it sets, with the output, or the place of the source. aliased : of results that are no outputs."""
+
+    modules: tuple[int, ...]
+    sources: list[Place]
+    assigned: list[tuple[tuple[nn.Module | None, str], int | None, Place]]
+    aliased: dict[int, Place]
+
+
 class Bound:
     """Runs a plan for the calls that it is for.
 
@@ -35,42 +47,42 @@ class Bound:
         self.guards = Guards(model, traced.expected)
         self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions
-        self._modules: tuple[int, ...] | None = None
-        self._find_places(model)
+        self._places: _Places | None = None
 
-    def serves(self, model: nn.Module, call: Call) -> bool:
-        """Whether this plan may run the call; the caller has seen that the call has the trace's key."""
-        numbers = read(self.numbers.places, call.spec, model)
-        if numbers is None or not self.numbers.serve(numbers):
-            return False
-        if not self.guards.hold(model) or not answered(self.questions, call.tensors):
-            return False
-        if self.guards.modules != self._modules:  # submodules exchanged for others in the same state
-            self._find_places(model)
-        return True
+    def serves(self, model: nn.Module, call: Call, at_a_glance: bool = False) -> bool:
+        """Whether this plan may run the call; the caller has seen that the call has the trace's key.
+
+        at_a_glance : only if the module is as it was when the plan ran last, which a quick look tells.
+        """
+        if self.numbers.places:
+            numbers = read(self.numbers.places, call.spec, model)
+            if numbers is None or not self.numbers.serve(numbers):
+                return False
+        look = self.guards.unchanged if at_a_glance else self.guards.hold
+        return look(model) and answered(self.questions, call.tensors)
 
     def let_go(self) -> None:
         """Keep no submodule and no attribute alive until the next look whether it serves."""
         self.guards.let_go()
-        self._modules = None
-        for places in ("_sources", "_assigned", "_aliased"):
-            self.__dict__.pop(places, None)
+        self._places = None
 
     def __call__(self, model: nn.Module, call: Call) -> Any:
         """The module's result for a call that it serves."""
-        tensors = call.tensors
+        tensors, places = call.tensors, self._places
+        if places is None or places.modules != self.guards.modules:  # submodules exchanged for others in the same state
+            places = self._places = self._find_places(model)
 
         def find(place: Place) -> Any:
             return (
                 tensors[place] if isinstance(place, int) else getattr(model if place[0] is None else place[0], place[1])
             )
 
-        made = self.runner([find(s) for s in self._sources], self._numbers_now(model, call))
-        for (owner, leaf), output, source in self._assigned:
+        made = self.runner([find(s) for s in places.sources], self._numbers_now(model, call))
+        for (owner, leaf), output, source in places.assigned:
             setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
         in_order = iter(made)
-        count = len(made) - sum(output is not None for _, output, _ in self._assigned) + len(self._aliased)
-        results = [find(self._aliased[k]) if k in self._aliased else next(in_order) for k in range(count)]
+        count = len(made) - sum(output is not None for _, output, _ in places.assigned) + len(places.aliased)
+        results = [find(places.aliased[k]) if k in places.aliased else next(in_order) for k in range(count)]
         return tree.unflatten(results, self.trace.lowered.captured.output_spec)
 
     def _numbers_now(self, model: nn.Module, call: Call) -> list[Any]:
@@ -80,15 +92,17 @@ class Bound:
         assert numbers is not None
         return self.numbers.values(numbers)
 
-    def _find_places(self, model: nn.Module) -> None:
+    def _find_places(self, model: nn.Module) -> _Places:
         c = self.trace.lowered.captured
-        self._modules = tuple(map(id, model.modules()))
-        self._aliased = {k: _place(model, a) for k, a in c.aliased_inputs.items()}
-        self._assigned = [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()]
-        self._sources = [
-            _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
-            for p in self.runner.given
-        ]
+        return _Places(
+            self.guards.modules or tuple(map(id, model.modules())),
+            [
+                _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
+                for p in self.runner.given
+            ],
+            [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()],
+            {k: _place(model, a) for k, a in c.aliased_inputs.items()},
+        )
 
 
 def answered(questions: list[Question], tensors: list[torch.Tensor]) -> bool:

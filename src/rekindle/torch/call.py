@@ -4,7 +4,7 @@ no difference."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 
 from . import tree
 from .side_effects import HOOKS, is_torchs
-from .values import Same, constants
+from .values import Same, constants, key_of
 
 Key = tuple[Any, ...]
 
@@ -75,9 +75,28 @@ class Call:
         return call
 
     @property
+    def odd(self) -> str:
+        """A tensor that has no strides, in words; "" where there is none."""
+        for t in self.tensors:
+            if t.layout is not torch.strided or t.is_nested:
+                return "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+        return ""
+
+    @property
+    def used_up(self) -> list[str]:
+        """Names of the arguments that whoever reads them uses up: iterators."""
+        named = zip(self.spec.keys, self.spec.children, strict=True)
+        return [str(k) for k, spec in named if any(isinstance(x, Iterator) for x in tree.leaves(spec))]
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) as the caller passed them."""
+        return self.form.arguments(tree.unflatten(self.tensors, self.spec))
+
+    @property
     def shapes(self) -> str:
         """The shapes of the tensors, to be read by people."""
-        return ", ".join(str(list(t.shape)) for t in self.tensors)
+        return ", ".join("nested" if t.is_nested else str(list(t.shape)) for t in self.tensors)
 
 
 def as_arguments(spec: Any) -> Any:
@@ -163,7 +182,10 @@ def _by_name(
 def _is_default(value: Any, default: Any) -> bool:
     if default is inspect.Parameter.empty:
         return False
-    return value is default or type(value) is type(default) and isinstance(value, tree.PLAIN) and value == default
+    if value is default:
+        return True
+    # by their keys: 0.0 == -0.0, and a set of 1 == a set of True
+    return type(value) is type(default) and isinstance(value, tree.PLAIN) and key_of(value) == key_of(default)
 
 
 def _signature(forward: Callable[..., Any]) -> inspect.Signature | None:

@@ -1,4 +1,4 @@
-"""Which Python numbers alone tell a call from one that was planned."""
+"""Finds calls that differ from a planned call in Python numbers alone."""
 
 from __future__ import annotations
 

@@ -74,6 +74,10 @@ class Guards:
         """Keep nothing alive until the next look."""
         self._now, self.modules = None, ()
 
+    def unchanged(self, model: nn.Module) -> bool:
+        """Whether a quick look finds everything as at the last look that found no difference."""
+        return self._now is not None and self._now.unchanged(model)
+
     def hold(self, model: nn.Module) -> bool:
         """Whether nothing differs. The second look at an unchanged module is a quick one."""
         if self._now is not None and self._now.unchanged(model):

@@ -1,9 +1,9 @@
 """Python numbers that change from call to call, as inputs of a captured step.
 
-While forward is captured each of them is a stand-in: tensors take a marker in its place, a value that nothing else has, by
-which the number is found again among the constants of the graph. Arithmetic on stand-ins gives stand-ins; a comparison is
-answered and remembered as a question, as those about values of tensors are. Whatever else is done with one (a loop over it, a
-size, `math.exp`) raises a TypeError: then the number stays a constant, and each value of it is another graph.
+While forward is captured each of them is a stand-in: tensors take an unusual value as a marker, so that the graph shows where
+the number went. Arithmetic on stand-ins gives stand-ins; a comparison is answered and remembered as a question, as those about
+values of tensors are. Whatever else is done with one (a loop over it, a size, `math.exp`) raises a TypeError: then the number
+stays a constant, and each value of it is another graph.
 
 Kernels and formulas may compute constants of their own from a marker. `matches` finds them: constants that differ between two
 captures of the same graph must all be markers.
@@ -227,7 +227,10 @@ def read(places: Sequence[Place], spec: Any, model: nn.Module) -> dict[Place, An
     given = numbers_in(spec)
     found: dict[Place, Any] = {}
     for p in places:
-        x = given.get(p) if isinstance(p, Argument) else model.get_submodule(p.module).__dict__.get(p.name)
+        try:
+            x = given.get(p) if isinstance(p, Argument) else model.get_submodule(p.module).__dict__.get(p.name)
+        except AttributeError:  # the submodule is gone
+            return None
         if type(x) not in (int, float):
             return None
         found[p] = x

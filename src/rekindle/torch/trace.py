@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,32 +24,11 @@ from .costs import node_costs
 from .duplicates import merge_duplicates
 from .guards import Expected
 from .in_place import write_in_place
+from .lock import LOCK
 from .normalise import Lowered, is_marked, lower, storage_bytes
 from .numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
 from .optimizers import not_counted, state_bytes
 from .reads import Reads
-
-
-class _Lock:
-    """One thread at a time captures a call: that changes the module, and much of torch for the whole process, and puts it back.
-
-    taken : whether some thread does.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.taken = 0
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self.taken += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.taken -= 1
-        self._lock.release()
-
-
-LOCK = _Lock()
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,13 @@ def flatten(obj: Any, opaque_ok: bool = False) -> tuple[list[torch.Tensor], Any]
     return tensors, _strip(spec)
 
 
+def tensors_in(obj: Any) -> list[torch.Tensor]:
+    """The distinct tensors of a structure, which may hold objects of unknown types."""
+    tensors: list[torch.Tensor] = []
+    _walk(obj, tensors, {}, True)
+    return tensors
+
+
 def _walk(x: Any, tensors: list[torch.Tensor], seen: dict[int, int], opaque_ok: bool) -> Any:
     # A plain function: a closure that calls itself is a reference cycle and would keep the tensors alive.
     if isinstance(x, torch.Tensor):
