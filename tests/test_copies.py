@@ -24,6 +24,15 @@ class Net(nn.Module):
         return self.second(self.first(x).tanh()).sin()
 
 
+class Scaled(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
 def without_sine(self: Net, x: torch.Tensor) -> torch.Tensor:
     return self.second(self.first(x).tanh())
 
@@ -52,6 +61,16 @@ def test_a_copy_of_a_copy_has_the_plans() -> None:
     for m in (planned, first, second):
         m(x).sum().backward()
         assert m.forward.last is not None
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_shallow_copy_has_attributes_of_its_own(gradients: bool) -> None:
+    x = torch.randn(4, 8)
+    planned = rekindle.checkpoint(Scaled(), x, **GOAL)
+    shallow = copy.copy(planned)
+    shallow.scale = 2.0
+    with torch.set_grad_enabled(gradients):
+        assert torch.equal(shallow(x), 2 * planned(x))
 
 
 def test_a_wrapped_copy_can_be_restored() -> None:

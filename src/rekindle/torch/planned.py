@@ -104,16 +104,16 @@ class PlannedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if LOCK.mine:  # this thread looks at a module, and whoever has wrapped this forward may lead back here
             return self.plain(*args, **kwargs)
+        caller = sys._getframe(1)
         with LOCK.calls:  # a module that another thread looks at is in no state to be called
-            if not torch.is_grad_enabled() or self._off:
-                return self.plain(*args, **kwargs)
-            model = self._model()
-            caller = sys._getframe(1)
-            called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
-            if called is not None and called is not model:  # a shallow copy of the module, which has this forward too
-                return type(called).forward.__get__(called)(*args, **kwargs)
-            plain = self.plain
+            plain, model = self.plain, self._model()
             assert model is not None
+            called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
+            if called is not None and called is not model and type(called) is type(model):
+                # a shallow copy of the module, which has this forward too; one of its own it would share plain as well
+                return (self._own or type(called).forward.__get__(called))(*args, **kwargs)
+            if not torch.is_grad_enabled() or self._off:
+                return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
                 return found[0](model, found[1])
