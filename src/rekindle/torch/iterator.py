@@ -1,6 +1,6 @@
 """The layout that PyTorch's element-wise kernels give a result, by the rules of its TensorIterator.
 
-Where a dimension has size 1 any stride is right, and the shape rules for fake tensors choose other ones than kernels do. A batch
+Where a dimension has size 1 any stride is right, and the shape rules for fake tensors choose others than kernels do. A batch
 norm or convolution that reads the result goes by its strides, and would round otherwise.
 
 Source: aten/src/ATen/TensorIterator.cpp (fast set-up, order of dimensions, strides of outputs), in words of our own.
