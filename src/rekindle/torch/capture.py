@@ -159,6 +159,7 @@ def capture(
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     with SideEffects(model) as effects:
         captured = _capture(flat, tensors)
+    captured.written = frozenset(effects.written)
     captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}

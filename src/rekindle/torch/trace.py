@@ -150,9 +150,9 @@ def trace_call(
     by_values: bool = True,
     inputs: Mapping[Place, Any] | None = None,
 ) -> Trace:
-    """`trace` of the call `forward(*args, **kwargs)`, the model's own forward unless given. Without `by_values` inputs have
-    none that forward could branch on.
+    """`trace` of the call `forward(*args, **kwargs)`, the model's own forward unless given.
 
+    by_values : False: forward cannot branch on values of inputs.
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
     """
     with LOCK:
@@ -201,7 +201,7 @@ def _trace_call(
     resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured) + state
     lowered = lower(captured, name, resident, options.must_save)
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
-    expected = Expected.of(model, reads.by_path(model), ignored)
+    expected = Expected.of(model, reads.by_path(model), ignored, captured.written)
     key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
     left_out = not_counted(model) if options.optimizer is None else ""
     made = Trace(lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out)
