@@ -46,6 +46,7 @@ def test_neither_do_fake_tensors_made_elsewhere() -> None:
     assert made() == alone
 
 
+@pytest.mark.filterwarnings("error::rekindle.RekindleWarning")
 @pytest.mark.parametrize("check", [True, False])
 def test_a_planned_module_that_somebody_wrapped_is_planned_again(check: bool) -> None:
     plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))

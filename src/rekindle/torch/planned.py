@@ -490,10 +490,13 @@ def set_aside(model: nn.Module) -> Iterator[None]:
         yield
         return
     planned._off = True
+    unused.used(model)
     try:
         yield
     finally:
         planned._off = False
+        if not planned._used:
+            unused.watch(model)
 
 
 def _trains(model: nn.Module, tensors: list[torch.Tensor]) -> bool:
