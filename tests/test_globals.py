@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import rekindle
 Change = Callable[[pytest.MonkeyPatch], Any]
 ELSEWHERE = types.ModuleType("settings_of_another_file")
 ELSEWHERE.scale = 2.0  # type: ignore[attr-defined]
+sys.modules[ELSEWHERE.__name__] = ELSEWHERE
 
 
 class Config:
@@ -141,6 +143,18 @@ def by_file(x: torch.Tensor) -> torch.Tensor:
     return x * settings.scale
 
 
+def by_import(x: torch.Tensor) -> torch.Tensor:
+    from settings_of_another_file import scale  # type: ignore[import-not-found]
+
+    return x * scale
+
+
+def by_import_of_a_file(x: torch.Tensor) -> torch.Tensor:
+    import settings_of_another_file as settings
+
+    return x * settings.scale
+
+
 def put(where: Any, name: str, value: Any) -> Change:
     return lambda patch: patch.setattr(where, name, value)
 
@@ -181,6 +195,8 @@ WAYS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Change]] = {
     "a new class attribute": (by_namespace, lambda patch: patch.setattr(Derived, "scale", 3.0, raising=False)),
     "a class in an object": (lambda x: x * CHOSEN.kind.scale, put(Namespace, "scale", 3.0)),
     "a file": (by_file, put(ELSEWHERE, "scale", 3.0)),
+    "an import in the function": (by_import, put(ELSEWHERE, "scale", 3.0)),
+    "an import of a file in the function": (by_import_of_a_file, put(ELSEWHERE, "scale", 3.0)),
     "__getattr__": (lambda x: x * LAZY.scale, put_item(LAZY.held, "scale", 3.0)),
     "an enum": (lambda x: x * MODE.value, put_global("MODE", lambda: Mode.TWO)),
     "an array": (lambda x: x * float(TABLE[0]), put_item(Entries(TABLE), 0, 3.0)),

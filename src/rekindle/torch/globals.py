@@ -7,9 +7,12 @@ own, counts by all of its fields.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
+import importlib.util
 import os
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import is_, itemgetter
@@ -25,6 +28,7 @@ from .values import Key, Same, Walk, Watch, fields_of, is_elsewhere, is_simple, 
 MOST_FUNCTIONS = 2_000  # whose globals are looked at
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARY = os.path.dirname(os.__file__)
+_GENERATED = ("<frozen", "<string>", "<attrs")  # code of Python itself, of named tuples, of dataclasses
 # What `key_of` looks into although its class is Python's own, torch's or NumPy's.
 _OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *tree.PLAIN)
 
@@ -81,6 +85,17 @@ class Globals:
         for way in _ways(f.__code__):
             if way[0] in table:
                 self._follow(table, way, where, table)
+        for level, name, way in _imports(f.__code__):
+            package = str(table.get("__package__") or "") if level else ""
+            with contextlib.suppress(ImportError, ValueError):
+                name = importlib.util.resolve_name("." * level + name, package) if level else name
+            held = sys.modules.get(name)
+            if held is None or is_elsewhere(held):
+                continue
+            if not way:
+                self._whole(f"the file {name}", held)
+            elif way[0] in vars(held):
+                self._follow(vars(held), way, f"the global {name}", table)
 
     def _follow(self, holder: Mapping[str, Any], way: tuple[str, ...], where: str, table: Mapping[str, Any]) -> None:
         """Guard what code of a file with these globals reads on that way, attribute by attribute."""
@@ -178,7 +193,7 @@ def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:
 
 def _is_users(g: types.FunctionType) -> bool:
     name = g.__code__.co_filename
-    return not name.startswith((_LIBRARY, "<")) and "-packages" not in name and not is_torchs(g)
+    return not name.startswith((_LIBRARY, *_GENERATED)) and "-packages" not in name and not is_torchs(g)
 
 
 _PASSED: Callable[[str], bool] = frozenset({"EXTENDED_ARG", "CACHE", "COPY", "DUP_TOP"}).__contains__
@@ -202,6 +217,29 @@ def _ways(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
             found |= dict.fromkeys(_ways(c))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """(level, file, name in it) of the imports inside of a function; no name: the file as a whole."""
+    found: dict[tuple[int, str, tuple[str, ...]], None] = {}
+    constants: list[Any] = []
+    file: tuple[int, str] | None = None
+    for i in dis.get_instructions(code):
+        if i.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants.append(i.argval)
+        elif i.opname == "IMPORT_NAME":
+            level, names = constants[-2:]
+            file = (level, i.argval)
+            if not names:  # import a.b: code goes on from a to b
+                parts = i.argval.split(".")
+                found |= {(level, ".".join(parts[: n + 1]), ()): None for n in range(len(parts))}
+        elif i.opname == "IMPORT_FROM" and file is not None:
+            found[*file, (i.argval,)] = None
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            found |= dict.fromkeys(_imports(c))
     return tuple(found)
 
 
