@@ -175,6 +175,7 @@ def capture(
             "numbers a plan would fix for good. Draw with torch and decide with torch.where, or draw outside of forward and "
             "pass the numbers in"
         )
+    captured.written = frozenset(effects.written)
     captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from .. import notices
-from ..ask import PlanOptions, TraceOptions
+from ..ask import PlanOptions
 from ..budget import Goal, format_bytes
 from ..errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError, UsageError
 from ..graph import Graph
@@ -36,7 +36,7 @@ from .guards import Expected, Guards
 from .known import Question
 from .mismatch import check_same_module, mismatch
 from .numbers import Place, matches, name_of, numbers_in, read, replaced
-from .trace import LOCK, Trace, trace_call
+from .trace import LOCK, Trace, known_options, trace_call
 
 log = logging.getLogger("rekindle")
 NEW_SHAPE = ("plan", "plain", "error")
@@ -65,7 +65,7 @@ class PlannedForward:
         self.options = plan.options
         # hooks that do more than compute, of which the user was warned when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
-        self.trace_options = TraceOptions(optimizer=plan.optimizer) if plan.trace is None else plan.trace.options
+        self.trace_options = known_options(plan)
         # by call; the plans of one call are for different states of the module, or values of its inputs
         self._bound: dict[Key, list[Bound]] = {}
         self._plain: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
@@ -480,6 +480,23 @@ def capturing() -> Iterator[None]:
         yield
     finally:
         _busy.capturing = before
+
+
+@contextlib.contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """Meanwhile the module runs plain also where somebody has wrapped its planned forward: another plan is made for it."""
+    planned = planned_forward(model)
+    if planned is None:
+        yield
+        return
+    planned._off = True
+    unused.used(model)
+    try:
+        yield
+    finally:
+        planned._off = False
+        if not planned._used:
+            unused.watch(model)
 
 
 def _trains(model: nn.Module, tensors: list[torch.Tensor]) -> bool:

@@ -51,6 +51,8 @@ class SideEffects:
     changed : what hooks on submodules, and forwards put in the place of theirs, had effects, by name.
     dropped : what forward itself changed, by name: objects in attributes, globals, variables of enclosing functions, arguments.
     drawn : what it drew random numbers from, by name: generators that are objects of their own.
+    written : where it changed something: ids of containers and objects, and pairs of the id of an object's table and a name in
+        it.
 
     arguments : objects that the call is given, by name.
 
@@ -62,6 +64,7 @@ class SideEffects:
         self.dropped: list[str] = []
         self.drawn: list[str] = []
         self._arguments = arguments or {}
+        self.written: set[Any] = set()
         self._own = {id(m): name for name, m in model.named_modules()}
         self._hooks = list(_hooks(model))
         self._model = model
@@ -89,6 +92,7 @@ class SideEffects:
     def __exit__(self, *_: object) -> None:
         changed = {key for key, w in self._watched.items() if not w.same()}
         for key in changed:
+            self.written.update(self._watched[key].places())
             self._watched[key].restore()
         hooked = set().union(*self._by_hook) if self._by_hook else set()
         self.changed = [
@@ -294,6 +298,15 @@ class _Watched:
 
     def restore(self) -> None:
         self._write(self.before)
+
+    def places(self) -> list[Any]:
+        """Where it changed."""
+        held, now = getattr(self.x, "__dict__", None), self._read()
+        if not isinstance(held, dict) or not isinstance(now, dict) or isinstance(self.x, _Global | dict):
+            return [id(self.x)]
+        names = now.keys() | self.before.keys()
+        named = [k for k in names if not _same_entry(now.get(k, _NOTHING), self.before.get(k, _NOTHING))]
+        return [id(self.x), *((id(held), k) for k in named)]
 
     def inside(self) -> list[Any]:
         """The objects that it holds."""
