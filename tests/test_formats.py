@@ -204,6 +204,9 @@ def tampered(tmp_path: Path, **fields: Any) -> Path:
         {"bound_op": "none such"}, {"cost": "money"}, {"graph_hash": "0" * 64}, {"peak_bytes": 2**62}, {"seconds": 1e308},
         {"options": []}, {"options": {"time_limit": 0}}, {"options": {"time_limit": "a"}}, {"options": {"seed": 1.5}},
         {"options": {"seed": None}}, {"options": {"optimizer": 3}}, {"options": {"optimizer": "a\nb"}},
+        {"options": {"loss": "some"}}, {"options": {"must_save": "a"}}, {"options": {"must_save": [3]}},
+        {"options": {"must_save": ["a\x1b[2J"]}}, {"options": {"target": 3}},
+        {"options": {"target": "a\x1b[2J"}}, {"options": {"state_bytes": -1}}, {"options": {"state_bytes": 1.5}},
     ],
     ids=str,
 )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -41,3 +44,43 @@ def test_neither_do_fake_tensors_made_elsewhere() -> None:
         out, _ = nn.GRU(8, 8)(torch.rand(3, 2, 8))
         out.sum().backward()
     assert made() == alone
+
+
+@pytest.mark.filterwarnings("error::rekindle.RekindleWarning")
+@pytest.mark.parametrize("check", [True, False])
+def test_a_planned_module_that_somebody_wrapped_is_planned_again(check: bool) -> None:
+    plain = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+    planned: Any = copy.deepcopy(plain)
+    x = torch.randn(4, 8)
+    how: dict[str, Any] = {"solver": "storages", "check": check, "progress": False}
+    rekindle.checkpoint(planned, x, minimize="memory", **how)
+    first = planned.forward
+    planned.forward = lambda *args: 2 * first(*args)
+    graph = rekindle.trace(planned, x, target="cpu").graph
+    assert graph.hash != first.plan.graph_hash
+    assert first.last is None
+    rekindle.checkpoint(planned, x, max_overhead=0.5, **how)
+    assert first.last is None  # nor did the check run by the old plan
+    assert planned.forward.plan.graph_hash == graph.hash
+    results = []
+    for m, factor in ((planned, 1), (plain, 2)):
+        y = factor * m(x)
+        y.sum().backward()
+        results.append([y.detach(), *(p.grad for p in m.parameters())])
+    assert all(map(torch.equal, *results))
+    assert (planned.forward.last is not None, first.last) == (True, None)
+    rekindle.restore(planned)
+    assert torch.equal(planned(x), 2 * plain(x))
+    assert first.last is None
+
+
+def test_a_wrapped_module_stays_planned_where_it_cannot_be_planned_again() -> None:
+    planned: Any = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+    x = torch.randn(4, 8)
+    rekindle.checkpoint(planned, x, minimize="memory", solver="storages", progress=False)
+    first = planned.forward
+    planned.forward = lambda *args: 2 * first(*args)
+    with pytest.raises(rekindle.InfeasibleBudget):
+        rekindle.checkpoint(planned, x, "1KiB", solver="storages", progress=False)
+    planned(x).sum().backward()
+    assert first.last is not None

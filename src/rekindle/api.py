@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import accept
-from .ask import PlanOptions
+from .ask import LOSSES, PlanOptions
 from .budget import Goal
 from .errors import RekindleError, UsageError
 from .graph import Graph
@@ -99,6 +99,7 @@ def frontier(
     )
     for p in plans:
         object.__setattr__(p, "trace", trace)
+        object.__setattr__(p, "asked", PlanOptions(p.goal, solver, cost, time_limit, seed, progress))
     return plans
 
 
@@ -213,22 +214,25 @@ def checkpoint(
     """
     from .torch import accept as torch_accept
     from .torch.kept import confirm
-    from .torch.planned import NEW_SHAPE
+    from .torch.planned import NEW_SHAPE, set_aside
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
     from .torch.trial import after_first_call
 
     torch_accept.process("checkpoint")
-    Goal.parse(budget, max_overhead, minimize)
+    goal = Goal.parse(budget, max_overhead, minimize)
     accept.search(solver, cost, time_limit, seed, progress)
     accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
     accept.flag("check", check)
+    accept.choice("loss", loss, LOSSES)
     torch_accept.module(model)
+    torch_accept.optimizer(optimizer)
+    must_save = torch_accept.must_save(model, must_save)
     if check:
         arguments = call_arguments(sample)
         torch_accept.measurable(model, *arguments)
-        with torch_accept.gradients_on():
+        with set_aside(model), torch_accept.gradients_on():
             torch_accept.probe(model, *arguments, plain_forward(model))
-    options = PlanOptions(Goal.parse(budget, max_overhead, minimize), solver, cost, time_limit, seed, progress)
+    options = PlanOptions(goal, solver, cost, time_limit, seed, progress)
 
     def planned() -> Plan:
         told = progress if callable(progress) else None
@@ -241,12 +245,13 @@ def checkpoint(
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
         return found
 
-    found = planned()
-    if found.trace.lowered.captured.settles and not found.trace.fake:
-        # The first call makes attributes that every later call finds: those calls are the ones to plan for.
-        later = None
-        with contextlib.suppress(RekindleError), after_first_call(model, *arguments_of_call(model, sample)):
-            later = planned()
-        if later is not None:
-            return _apply(model, later, on_new_shape, check, found)
+    later = None
+    with set_aside(model):
+        found = planned()
+        if found.trace.lowered.captured.settles and not found.trace.fake:
+            # The first call makes attributes that every later call finds: those calls are the ones to plan for.
+            with contextlib.suppress(RekindleError), after_first_call(model, *arguments_of_call(model, sample)):
+                later = planned()
+    if later is not None:
+        return _apply(model, later, on_new_shape, check, found)
     return _apply(model, found, on_new_shape, check)

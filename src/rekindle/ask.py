@@ -11,6 +11,8 @@ from typing import Any
 
 from .budget import Goal
 
+LOSSES = ("auto", "all")  # see `rekindle.trace`
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -40,9 +42,11 @@ class TraceOptions:
     target : name of the device whose roofline gives the seconds; None: they are measured.
     optimizer : the optimizer, class or name whose state is counted; None: no state is counted.
     must_save : names or patterns of submodules whose ops run only once.
+    state_bytes : bytes of the optimizer's state, where a plan's file tells them; None: they follow from `optimizer`.
     """
 
     loss: str = "auto"
     target: str | None = None
     optimizer: Any = field(default=None, compare=False, repr=False)
     must_save: tuple[str, ...] = ()
+    state_bytes: int | None = None

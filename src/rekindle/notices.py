@@ -28,7 +28,7 @@ def say(line: str, aloud: bool = True) -> None:
 
 
 def warn(line: str) -> None:
-    """Give a RekindleWarning, located at the user's own line: something is not done as asked."""
+    """Warn, at the user's line, that Rekindle does not do what the user asked."""
     warnings.warn(line, RekindleWarning, stacklevel=_outside())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import accept, bounds, certificates, formats
 from .arena import Arena, plan_offsets
-from .ask import PlanOptions
+from .ask import LOSSES, PlanOptions, TraceOptions
 from .budget import Goal, format_bytes
 from .errors import FormatError, UsageError
 from .graph import COSTS, Graph
@@ -24,6 +24,8 @@ from .version import __version__
 MOST_WORK = 10**9  # values that the judge looks at for a plan from a file: seconds of its time
 EPS = 2e-9  # of an overhead; the planner allows half of it
 LONGEST = 1e9  # seconds that a solver may have taken
+LONGEST_NAME = 64  # letters of an optimizer's or a device's name
+MOST_NAMES, LONGEST_PATTERN = 10_000, 1_000  # of submodules
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Plan:
     gap : (peak_bytes - bound_bytes) / peak_bytes.
     solve_seconds : how long the solver took.
     verified : False: status, bound_bytes and gap were read from a file and could not be proven again in short time.
-    options_json : what the plan was made with: "time_limit" (seconds or None), "seed" and "optimizer" (a name or None),
-        as far as known; a plan for another shape is made with the same.
+    options_json : of a plan from a file, the known fields of its object "options": what it was made with. A plan for another
+        shape is made with the same.
 
     `arena_bytes` is what one block takes that holds everything made during the step, each storage at a fixed offset: to
     be compared with activation_peak_bytes. `sum_bytes` is the same where no storage shares an address with another.
@@ -89,11 +91,28 @@ class Plan:
         """The optimizer whose state was counted: an optimizer, a class or a name; None: no state was counted."""
         return self.options_json.get("optimizer") if self.trace is None else self.trace.options.optimizer
 
+    @property
+    def trace_options(self) -> TraceOptions:
+        """How the step was captured; a call of another shape is captured the same way."""
+        if self.trace is not None:
+            return self.trace.options
+        o = self.options_json
+        return TraceOptions(
+            o.get("loss", "auto"), o.get("target"), o.get("optimizer"), tuple(o.get("must_save", ())), o.get("state_bytes")
+        )  # fmt: skip
+
     def _options(self) -> dict[str, Any]:
         """The object "options" of a plan file."""
-        o = self.optimizer
+        o, how = self.optimizer, self.trace_options
         known = o if o is None or isinstance(o, str) else (o if isinstance(o, type) else type(o)).__name__.lower()
-        return {"time_limit": self.options.time_limit, "seed": self.options.seed, "optimizer": known}
+        state = how.state_bytes if self.trace is None else self.trace.state_bytes
+        more = {"loss": how.loss, "must_save": list(how.must_save), "target": how.target, "state_bytes": state}
+        given = {k: x for k, x in more.items() if x not in (None, "auto", []) and (k != "state_bytes" or known)}
+        return {
+            "time_limit": self.options.time_limit,
+            "seed": self.options.seed,
+            "optimizer": known and known[:LONGEST_NAME],
+        } | given
 
     @property
     def baseline_activation_bytes(self) -> int:
@@ -293,13 +312,31 @@ def _options(r: formats.Reader) -> dict[str, Any]:
             raise FormatError(f"{o.where}: 'time_limit' should be above 0, not {value(found['time_limit'])}")
     if "seed" in o.doc:
         found["seed"] = o.whole("seed")
-    if "optimizer" in o.doc:
-        found["optimizer"] = None if o.doc["optimizer"] is None else o.text("optimizer")
-        if found["optimizer"] is not None and not (
-            0 < len(found["optimizer"]) <= 64 and found["optimizer"].isprintable()
-        ):
-            raise FormatError(f"{o.where}: {value(found['optimizer'])} is no optimizer's name")
+    for k, what in (("optimizer", "optimizer"), ("target", "device")):
+        if k in o.doc:
+            found[k] = None if o.doc[k] is None else o.text(k)
+            if found[k] is not None and not _is_name(found[k], LONGEST_NAME):
+                raise FormatError(f"{o.where}: {value(found[k])} is no {what}'s name")
+    if "loss" in o.doc:
+        found["loss"] = o.text("loss")
+        if found["loss"] not in LOSSES:
+            raise FormatError(f"{o.where}: 'loss' should be auto or all, not {value(found['loss'])}")
+    if "must_save" in o.doc:
+        found["must_save"] = o.items("must_save")
+        wrong = [x for x in found["must_save"] if not isinstance(x, str) or not _is_name(x, LONGEST_PATTERN)]
+        if wrong or len(found["must_save"]) > MOST_NAMES:
+            raise FormatError(
+                f"{o.where}: 'must_save' should be names of submodules, not {value((wrong or ['so many'])[0])}"
+            )
+    if "state_bytes" in o.doc:
+        found["state_bytes"] = None if o.doc["state_bytes"] is None else o.whole("state_bytes")
+        if found["state_bytes"] is not None and found["state_bytes"] < 0:
+            raise FormatError(f"{o.where}: 'state_bytes' should not be below 0, as {value(found['state_bytes'])} is")
     return found
+
+
+def _is_name(text: str, longest: int) -> bool:
+    return 0 < len(text) <= longest and text.isprintable()
 
 
 def _created_with() -> dict[str, str]:

@@ -182,18 +182,16 @@ def _is_sharded(t: torch.Tensor) -> bool:
 
 
 def optimizer(given: Any) -> None:
-    """Check that it is an optimizer, its class, its name, or None.
+    """Check that it is an optimizer, its class, a known name, or None.
 
     Raises
     ------
     UsageError : it is something else.
     """
-    able = all(hasattr(given, k) for k in ("state", "param_groups"))  # wrappers of optimizers serve as well
-    kind = isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
-    if not (given is None or able or kind or isinstance(given, str)):
-        raise UsageError(
-            f"optimizer={given!r:.80} is none; give a torch.optim.Optimizer, its class, or a name such as 'adamw'"
-        )
+    from .optimizers import check
+
+    if given is not None:
+        check(given)
 
 
 def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:

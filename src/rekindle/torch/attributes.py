@@ -64,7 +64,7 @@ class Attributes:
     def restore(self, only_tensors: bool = False) -> Changes:
         """Put all back, and say what that was.
 
-        only_tensors : what holds no tensors stays as it is now.
+        only_tensors : what holds no tensors stays as it is now; new tensors in lists and dicts are zeros of their shape.
         """
         found = Changes()
         before: dict[int, Any] = {id(x): held for x, held in self._held}
@@ -91,8 +91,21 @@ class Attributes:
             m.__dict__.update(old | stay)
         for x, held in self._held:
             if not _equal(x, held) and not (only_tensors and not _holds_tensors(x)):
-                refill(x, held)
+                refill(x, _with_zeros(content(x), held) if only_tensors else held)
         return found
+
+
+def _with_zeros(now: Any, held: Any) -> Any:
+    """What a container holds now, with zeros in the place of tensors that it did not hold before."""
+    before = {id(t) for t in (held.values() if isinstance(held, dict) else held)}
+
+    def settled(x: Any) -> Any:
+        new = isinstance(x, torch.Tensor) and id(x) not in before
+        return torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape) if new else x
+
+    if isinstance(now, dict):
+        return {k: settled(x) for k, x in now.items()}
+    return [settled(x) for x in now] if isinstance(now, list) else held
 
 
 @dataclass

@@ -38,6 +38,7 @@ from .random_state import no_other_random, only_draws
 from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .strides import eager_strides
 from .trace_errors import trace_error
+from .values import constants
 
 log = logging.getLogger("rekindle")
 disable_autocast = torch._C._DisableAutocast
@@ -69,10 +70,17 @@ class _Flat(nn.Module):
         self.progress = 0  # ops that were run, in all runs of the last attempt
         self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
         self.questions: list[Question] = []  # about the values of inputs, in the last run
+        self.filled: list[str] = []  # arguments whose lists or dicts forward changes
         self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Without hooks: the user's hooks on all modules are for modules of the user's."""
+        return self.forward(*tensors)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
+        arguments = _by_name(args, kwargs)
+        before = _held_by(arguments)
         state, layout, known = Attributes(self.model), EagerLayout(), KnownValues(tensors, self._sample)
         try:
             with self._one_tensor_each():
@@ -83,6 +91,8 @@ class _Flat(nn.Module):
             self.unseen, self.questions = layout.unseen, known.questions
             self.progress += known.calls
             self.changes = state.restore(only_tensors=self.goes_on)
+            now = _held_by(arguments)
+            self.filled = [k for k in before if now[k] != before[k]]
             self.inside = tensors_in_attributes(self.model)
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -157,16 +167,37 @@ def capture(
     real = by_values and not any(map(is_fake, tensors))
     flat = _Flat(model, forward, spec, loss, tensors if real else None)
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
-    with SideEffects(model) as effects:
+    with SideEffects(model, _by_name(*tree.unflatten([None] * len(tensors), spec))) as effects:
         captured = _capture(flat, tensors)
+    if effects.drawn:
+        raise TraceError(
+            f"forward of {type(model).__name__} draws from a random generator of its own ({', '.join(effects.drawn)}), whose "
+            "numbers a plan would fix for good. Draw with torch and decide with torch.where, or draw outside of forward and "
+            "pass the numbers in"
+        )
+    captured.written = frozenset(effects.written)
     captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
-    dropped = {*(changed - by_hooks.keys()), *effects.dropped}
+    dropped = {*(changed - by_hooks.keys()), *effects.dropped, *(f"{VARIABLES[2]}{k}" for k in flat.filled)}
     captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
     _warn_of_dropped(model, tuple(captured.dropped))
     return captured
+
+
+def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter; those without a name by position."""
+    return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
+
+
+def _held_by(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the lists, dicts and objects among arguments hold, as keys."""
+    found = {}
+    for name, x in arguments.items():
+        inside, spec = tree.flatten(x)
+        found[name] = [id(t) for t in inside], constants(spec)
+    return found
 
 
 def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
@@ -267,7 +298,8 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: _Flat, tensors: list[
 def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], joint: Any) -> None:
     """What forward leaves in attributes must not change what the next call computes."""
     changes = flat.changes
-    if not changes.other:
+    names = sorted({*changes.other, *changes.collected})
+    if not names:
         return
     state, questions, late = Attributes(flat.model), flat.questions, flat.late
     flat.goes_on = True
@@ -280,7 +312,7 @@ def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[tor
         state.restore()
     if again != (_computed(joint), questions):
         raise TraceError(
-            f"what forward computes depends on {', '.join(sorted(changes.other))}, which it changes itself; a plan is made for "
+            f"what forward computes depends on {', '.join(names)}, which it changes itself; a plan is made for "
             "one graph. Call the model once before if that is set at the first call alone; else keep it in a buffer, or "
             "change it outside of forward"
         )

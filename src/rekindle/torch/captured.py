@@ -78,6 +78,9 @@ class Captured:
     dropped: list[str] = field(default_factory=list)  # what else forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
     changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
+    written: frozenset[Any] = (
+        frozenset()
+    )  # and where else it writes, as `SideEffects.written`; ids hold while it is captured
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
     # parameters whose gradients were seen to be added up otherwise than in eager where one backward goes through two calls
     rounds: list[str] = field(default_factory=list)

@@ -21,7 +21,7 @@ from .anomaly import NamesNaN
 from .capture import disable_autocast
 from .normalise import Lowered
 from .program import Program
-from .uses import sums
+from .uses import additions
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class Step:
         """Begin a backward; one left unfinished before (autograd.grad on a subset) is dropped."""
         self.runner.waiting.discard(self)
         self.out.clear()
-        apart = _given_before(self.trained, self.runner.adds_up)
+        apart = _given_before(self.trained, self.runner.may_part)
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
@@ -158,8 +158,9 @@ class Runner:
         c = lowered.captured
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         place = {p: i for i, p in enumerate(self.given)}
-        self._parts = sums(c)
-        # A tensor that is used several times stands there as often, so that its gradient can be handed over in parts.
+        self._sums = additions(c)
+        self._parts = program.whole
+        # A tensor whose gradient may be handed over in parts stands there as often.
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]
@@ -167,7 +168,7 @@ class Runner:
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
         self._tangents = list(c.tangents)
         self.waiting: weakref.WeakSet[Step] = weakref.WeakSet()  # calls whose backward has not begun
-        self.adds_up = bool(self._parts)
+        self.adds_up = bool(self._sums)
         self._depends = self._tangent_dependence()
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
@@ -187,13 +188,18 @@ class Runner:
             return NamesNaN(self.lowered, self.program)
         return contextlib.nullcontext()
 
+    @property
+    def may_part(self) -> bool:
+        """Whether a gradient is added up inside, or handed over in parts where that is needed."""
+        return bool(self._parts)
+
     def trained(self, inputs: list[Any]) -> frozenset[int]:
         """ids of the tensors among a call's that gradients come to."""
         return frozenset([id(inputs[i]) for i in self._trained])
 
     def in_parts(self, j: int, gradients: list[Any]) -> list[Any]:
         """The gradients of stage j, one for each of its `stage_inputs`."""
-        if not self.adds_up:
+        if not self._parts:
             return gradients
         found: list[Any] = []
         for p, g in zip(self.program.stages[j], gradients, strict=True):
@@ -210,7 +216,7 @@ class Runner:
     def let_round(self) -> None:
         """Note that the gradients that are added up from several uses do so."""
         c = self.lowered.captured
-        c.rounds = [name for p in self._parts if (name := c.params.get(p))] or ["an input"]
+        c.rounds = [name for p in self._sums if (name := c.params.get(p))] or ["an input"]
 
     @property
     def waits(self) -> bool:

@@ -2,18 +2,13 @@
 
 A captured step holds for the module as it was: the attributes that forward read (numbers, flags, configurations, functions,
 and what lists and objects among them hold), the hooks and forwards of submodules, which parameters train, the shapes of
-parameters and buffers, plain globals that forward names. A call while one of them differs is another step.
+parameters and buffers, and what forward reads of globals. A call while one of them differs is another step.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import dis
-import functools
-import os
-import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
@@ -22,15 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from .globals import Globals
 from .reads import INTERNAL
-from .side_effects import HOOKS, is_torchs
-from .values import Key, Same, Watch, key_of
+from .side_effects import HOOKS
+from .values import Key, Watch, is_elsewhere, is_simple, key_of
 
-MOST_FUNCTIONS = 2_000  # whose globals are looked at
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 _MISSING: Any = object()
 _KIND = attrgetter("requires_grad", "dtype", "shape", "device")
-_ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,8 @@ class Expected:
     """The state of a module that a captured step takes for granted.
 
     reads : path of a submodule -> names of the attributes that forward read there ("*": all); None: all of all submodules.
-    ignored : attributes, by qualified name, that do not matter although forward reads them, since it changes them itself.
+    ignored : attributes, by qualified name, and globals, as named in `keys`, that do not matter although forward reads them,
+        since it changes them itself.
     keys : what is guarded, such as "drop.p" or "the hooks of encoder.0" -> a key of its value.
     """
 
@@ -48,12 +43,21 @@ class Expected:
 
     @classmethod
     def of(
-        cls, model: nn.Module, reads: Mapping[str, Iterable[str]] | None = None, ignored: Iterable[str] = ()
+        cls,
+        model: nn.Module,
+        reads: Mapping[str, Iterable[str]] | None = None,
+        ignored: Iterable[str] = (),
+        written: Collection[Any] = (),
     ) -> Expected:
-        """The present state of the module."""
+        """The present state of the module. written : places outside of it that forward changes itself, as `Globals.written`
+        takes them; they are ignored too."""
         names = None if reads is None else {path: frozenset(found) for path, found in reads.items()}
         left_out = frozenset(ignored)
-        return cls(names, left_out, _State(model, names, left_out).keys)
+        state = _State(model, names, left_out)
+        if more := state.written(written):
+            left_out |= more
+            state = _State(model, names, left_out)
+        return cls(names, left_out, state.keys)
 
     def differences(self, model: nn.Module) -> list[str]:
         """What differs, such as "drop.p"."""
@@ -99,9 +103,6 @@ class _State:
         modules = dict(model.named_modules())
         self._watch = Watch({id(m) for m in modules.values()})
         self._modules = [m for m in modules.values() if m is not model]
-        self._links: list[
-            tuple[Mapping[str, Any], str, Any]
-        ] = []  # attributes of globals: where each is found, and was
         self._own: list[dict[str, Any]] = []  # of submodules; that of the module itself holds the planned forward
         self._getters: list[Any] = []  # of these, then of the module itself
         self._tables: list[dict[str, Any]] = []  # parameters
@@ -110,7 +111,6 @@ class _State:
         self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # where the tensors stand that are no parameters
         self._classes: dict[tuple[type, str], Any] = {}
         self._class_keys: dict[tuple[type, str], Key] = {}
-        self._globals: list[tuple[dict[str, Any], Any, tuple[Any, ...]]] = []
         self._functions: dict[int, types.FunctionType] = {}
         self.keys["the submodules"] = tuple([(path, type(m)) for path, m in modules.items()])
         for path, m in modules.items():
@@ -123,6 +123,10 @@ class _State:
         self._read_globals(model)
         self._watch.close()
         self._seen = self._look(model)
+
+    def written(self, places: Collection[Any]) -> set[str]:
+        """Names of the globals in these places."""
+        return self._globals.written(places) if places else set()
 
     def unchanged(self, model: nn.Module) -> bool:
         """Whether every guarded value is the very same object as before."""
@@ -139,8 +143,7 @@ class _State:
             and not any(self._empty)
             and self._watch.unchanged()
             and all(getattr(c, name, _MISSING) is x for (c, name), x in self._classes.items())
-            and all(all(map(is_, get(table), held)) for table, get, held in self._globals)
-            and all(table.get(name, _MISSING) is x for table, name, x in self._links)
+            and self._globals.unchanged()
         )
 
     def _look(self, model: nn.Module) -> tuple[list[int], list[Any], Any]:
@@ -234,70 +237,14 @@ class _State:
             self.keys[f"the parameter {name}"] = (which, p.requires_grad, p.dtype, tuple(p.shape), p.device)
 
     def _read_globals(self, model: nn.Module) -> None:
-        """Plain globals and functions that forwards name, what they read of modules, classes and other objects among the
-        globals, plain attributes of the modules' classes; and all that of the functions they call, but for other libraries'."""
-        done: set[int] = set()
-        used: set[str] = set()
-        pending = [f for f in self._functions.values() if not is_torchs(f)]
-        while pending and len(done) < MOST_FUNCTIONS:
-            f = pending.pop()
-            if id(f.__code__) in done:
-                continue
-            done.add(id(f.__code__))
-            table = f.__globals__
-            names = [k for k in dict.fromkeys(_names(f.__code__)) if k in table]
-            used.update(_names(f.__code__))
-            pending += [g for k in names if _is_followed(g := table[k], table)]
-            plain = [k for k in names if _is_plain(table[k]) or isinstance(table[k], _FUNCTIONS)]
-            if plain:
-                get = itemgetter(*plain, plain[0])
-                self._globals.append((table, get, get(table)))
-                for k in plain:
-                    x = table[k]
-                    named = f"the global {table.get('__name__', '?')}.{k}"
-                    self.keys[named] = Same(x) if isinstance(x, _FUNCTIONS) else key_of(x, self._watch)
-            for way in _ways(f.__code__):
-                if (x := table.get(way[0])) is not None and not _is_plain(x) and not isinstance(x, _FUNCTIONS):
-                    pending += [
-                        g for g in self._follow(x, way, str(table.get("__name__", "?"))) if _is_followed(g, table)
-                    ]
-        for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not _is_elsewhere(k)):
+        """What forwards read of globals, and plain attributes of the modules' classes that have a name which code names."""
+        self._globals = Globals(self._functions.values(), self._watch, self._ignored)
+        self.keys |= self._globals.keys
+        for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not is_elsewhere(k)):
             for name, x in vars(kind).items():
-                if name in used and not name.startswith("__") and _is_plain(x):
+                if name in self._globals.names and not name.startswith("__") and is_simple(x):
                     self._of_class(kind, name)
                     self.keys[f"{kind.__qualname__}.{name}"] = self._class_keys[kind, name]
-
-    def _follow(self, x: Any, way: tuple[str, ...], where: str) -> Iterator[types.FunctionType]:
-        """Guard what code reads from a global object, attribute by attribute; gives the functions met."""
-        for i, name in enumerate(way[1:], 2):
-            if _is_elsewhere(x):
-                return
-            table = _holder(x, name)
-            if table is None:
-                return
-            x = table[name]
-            self._links.append((table, name, x))
-            if isinstance(x, staticmethod | classmethod):
-                x = x.__func__
-            if isinstance(x, _FUNCTIONS) or _is_plain(x):
-                is_function = isinstance(x, _FUNCTIONS)
-                self.keys[f"the global {where}.{'.'.join(way[:i])}"] = (
-                    Same(x) if is_function else key_of(x, self._watch)
-                )
-                if isinstance(x, types.FunctionType):
-                    yield x
-                return
-        if isinstance(x, types.SimpleNamespace) or dataclasses.is_dataclass(x) and not isinstance(x, type):
-            self.keys[f"the global {where}.{'.'.join(way)}"] = key_of(x, self._watch)
-
-
-def _is_plain(x: Any) -> bool:
-    """Whether forward may compute with it: no function, class, module or other object."""
-    return isinstance(x, bool | int | float | complex | str | type(None) | torch.dtype | tuple | list | dict | set)
-
-
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-_LIBRARY = os.path.dirname(os.__file__)
 
 
 def _sharing(tensors: list[torch.Tensor | None]) -> Key:
@@ -305,58 +252,6 @@ def _sharing(tensors: list[torch.Tensor | None]) -> Key:
     at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided]
     first: dict[int, int] = {}
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
-
-
-def _is_followed(g: Any, table: Mapping[str, Any]) -> bool:
-    """Whether it is a function of the same file, or of the user's."""
-    if not isinstance(g, types.FunctionType):
-        return False
-    return (
-        g.__globals__ is table
-        or not g.__code__.co_filename.startswith((_LIBRARY, "<"))
-        and ("-packages" not in g.__code__.co_filename)
-    )
-
-
-def _is_elsewhere(x: Any) -> bool:
-    """Whether a module, class or object is Python's own, torch's or NumPy's, which nobody sets a number in."""
-    name = x.__name__ if isinstance(x, types.ModuleType) else (x if isinstance(x, type) else type(x)).__module__
-    return str(name).partition(".")[0] in _ELSEWHERE
-
-
-def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
-    """The table in which Python finds the attribute; None: code gives it."""
-    own = getattr(x, "__dict__", None)
-    if not isinstance(x, type) and isinstance(own, dict) and name in own:
-        return own
-    kinds = x.__mro__ if isinstance(x, type) else type(x).__mro__
-    return next((k.__dict__ for k in kinds if name in k.__dict__), None)
-
-
-@functools.lru_cache(maxsize=4096)
-def _ways(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """Names that code looks up outside of its variables, each with the attributes it goes on to: ("config", "gain")."""
-    found: dict[tuple[str, ...], None] = {}
-    way: tuple[str, ...] = ()
-    for i in dis.get_instructions(code):
-        if way and i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            way = (*way, i.argval)
-            continue
-        if way:
-            found[way] = None
-        way = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
-    for c in code.co_consts:
-        if isinstance(c, types.CodeType):
-            found |= dict.fromkeys(_ways(c))
-    return tuple(found)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Global names in a function and in those that it defines."""
-    yield from code.co_names
-    for c in code.co_consts:
-        if isinstance(c, types.CodeType):
-            yield from _names(c)
 
 
 def _static(kind: type, name: str) -> Any:

@@ -10,9 +10,8 @@ from types import TracebackType
 
 import torch
 
-PATIENCE = (
-    30.0  # seconds until capturing begins although another thread is in a call: that one may wait for this thread
-)
+# Seconds until capturing begins although another thread is in a call: that one may wait for this thread.
+PATIENCE = 30.0
 _POLL = 0.0005
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .. import notices
-from ..ask import PlanOptions, TraceOptions
+from ..ask import PlanOptions
 from ..budget import Goal, format_bytes
 from ..errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
 from ..graph import Graph
@@ -32,7 +32,7 @@ from .numbers import Place, matches, name_of, read
 from .plans import Plans
 from .refusals import Refusals
 from .told import Told
-from .trace import Trace, trace_call
+from .trace import Trace, known_options, trace_call
 
 log = logging.getLogger("rekindle")
 Replan = Callable[[Trace, PlanOptions], Plan]
@@ -82,7 +82,7 @@ class Planner:
         self.refusals = Refusals(self.plans)
         # hooks that do more than compute, of which the user was warned when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
-        self._trace_options = TraceOptions(optimizer=plan.optimizer) if plan.trace is None else plan.trace.options
+        self._trace_options = known_options(plan)
         self._unlike_file: list[tuple[Key, Expected, list[Question]]] = []  # calls that the loaded plan does not fit
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         self._pending = plan.trace is None  # from a file: it waits for its call

@@ -20,6 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 
+from ..accept import close
 from ..budget import format_bytes
 from ..errors import UsageError
 from .measure import storage_of
@@ -70,30 +71,47 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
     ------
     UsageError : it is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
     """
-    if isinstance(optimizer, Optimizer):
-        inner: Any = optimizer
-        while isinstance(getattr(inner, "optimizer", None), Optimizer):  # a wrapper, such as Accelerate's
-            inner = inner.optimizer
+    check(optimizer)
+    if (inner := _innermost(optimizer)) is not None:
         return _of_instance(inner)
     params = [p for p in model.parameters() if p.requires_grad]
     if isinstance(optimizer, str):
         key = optimizer.strip().lower()
-        if key not in _named():
-            raise UsageError(
-                f"optimizer={optimizer!r} is unknown; the names are {', '.join(names())}. "
-                "Give one of them, a class of optimizers or an optimizer"
-            )
         cls, options = _named()[key]
         if key == "muon":
             apart = [[p for p in params if (p.ndim == 2) == two] for two in (True, False)]
             return _coming(cls, {}, apart[0]) + _coming(torch.optim.AdamW, {}, apart[1])
         return _coming(cls, options, params)
-    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
-        return _coming(optimizer, {}, params)
-    raise UsageError(
-        f"optimizer={optimizer!r} is no optimizer; give a torch optimizer, a class of optimizers or one of the names "
-        f"{', '.join(names())}"
-    )
+    return _coming(optimizer, {}, params)  # type: ignore[arg-type]
+
+
+def check(given: Any) -> None:
+    """Check that it is an optimizer, its class or a known name.
+
+    Raises
+    ------
+    UsageError : it is something else.
+    """
+    if isinstance(given, str):
+        if given.strip().lower() not in _named():
+            raise UsageError(
+                f"optimizer={given!r} is unknown; {close(given.strip().lower(), names())}the names are {', '.join(names())}. "
+                "Give one of them, a class of optimizers or an optimizer"
+            )
+    elif _innermost(given) is None and not (isinstance(given, type) and issubclass(given, Optimizer)):
+        raise UsageError(
+            f"optimizer={given!r:.80} is none; give a torch.optim.Optimizer (of a wrapper, the one inside), its class, or "
+            f"one of the names {', '.join(names())}"
+        )
+
+
+def _innermost(given: Any) -> Optimizer | None:
+    """The optimizer itself, or the one in a wrapper that calls it `optimizer`, as Accelerate's does."""
+    seen: list[Any] = []
+    while not isinstance(given, type | str) and given is not None and all(given is not x for x in seen):
+        seen.append(given)
+        given = getattr(given, "optimizer", None)
+    return next((x for x in reversed(seen) if isinstance(x, Optimizer)), None)
 
 
 def not_counted(model: nn.Module) -> str:

@@ -69,6 +69,20 @@ class PlannedForward:
             if self._own is not None:
                 model.__dict__["forward"] = self._own
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Meanwhile calls run plain, also where somebody has wrapped this forward."""
+        model, before = self._model(), self._off
+        self._off = True
+        if model is not None:
+            unused.used(model)
+        try:
+            yield
+        finally:
+            self._off = before
+            if model is not None and not self._used:
+                unused.watch(model)
+
     @property
     def is_off(self) -> bool:
         """Whether it was given back."""
@@ -217,3 +231,11 @@ def planned_forward(model: nn.Module) -> PlannedForward | None:
         return forward
     found = _PLANNED.get(model)
     return None if found is None or found.is_off else found
+
+
+@contextlib.contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """Meanwhile the module runs plain: another plan is made for it."""
+    planned = planned_forward(model)
+    with contextlib.nullcontext() if planned is None else planned.aside():
+        yield

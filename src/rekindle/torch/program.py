@@ -27,7 +27,7 @@ from ..schedule import Free, Run, Schedule
 from . import rng, rules
 from .module_paths import printable
 from .normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
-from .uses import additions, join
+from .uses import additions, handed_over, join, source
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "members", "numbers")
@@ -44,7 +44,9 @@ class Program:
     backward(saved, tangents, rng, out, retain, apart): a generator; both lists are emptied. Each `next` runs one stage.
         `retain`: another backward may follow, so nothing is written over what forward saved. `apart`: a gradient that is
         added up from several uses comes as a tuple of its parts.
-    stages : per stage the placeholders whose gradients it puts into `out`, in order.
+    stages : per stage the placeholders whose gradients it puts into `out`, in order; one that is handed over in parts stands
+        there once for each part.
+    whole : placeholder -> parts of a gradient that is added up from several uses and comes whole, unless `apart` is asked for.
     file : the name under which tracebacks find the source, as long as the program lives.
     ops : line of the source, from 1 -> id of the op that it runs.
     """
@@ -53,6 +55,7 @@ class Program:
     forward: Callable[[list[Any], dict[int | str, Any]], tuple[list[Any], list[Any]]]
     backward: Callable[[list[Any], list[Any], dict[int | str, Any], list[Any], bool, bool], Iterator[None]]
     stages: list[list[fx.Node]]
+    whole: dict[fx.Node, int] = field(default_factory=dict)
     file: str = ""
     ops: dict[int, int] = field(default_factory=dict)
 
@@ -76,6 +79,7 @@ class _Writer:
     lines: list[str] = field(default_factory=list)
     ops: dict[int, int] = field(default_factory=dict)
     additions: set[fx.Node] = field(default_factory=set)  # of what comes to one parameter or input
+    handed_over: dict[fx.Node, fx.Node] = field(default_factory=dict)  # additions that autograd does -> placeholder
 
     @property
     def graph(self) -> Graph:
@@ -92,8 +96,11 @@ class _Writer:
         saved = self._live_after(forward, dropped)
         used = self._placeholders_read(backward)
         replayed = self._replayed()
-        captured = self.low.captured
-        self.additions = {n for p in captured.gradients for n in additions(captured, p)}
+        found = additions(self.low.captured)
+        ran = [n for s in steps if isinstance(s, Run) and (n := self.low.calls[s.op].node) is not None]
+        self.handed_over = handed_over(found, ran)
+        whole = {p: len(nodes) + 1 for p, nodes in found.items() if nodes[0] not in self.handed_over}
+        self.additions = {n for p in whole for n in found[p]}
         self.env["copy_"] = torch.ops.aten.copy_.default
         self.env["clone"] = torch.ops.aten.clone.default
         self.env["rng_state"], self.env["replay"] = rng.state, rng.replay
@@ -103,7 +110,7 @@ class _Writer:
         source = "\n".join(self.lines) + "\n"
         file = f"<rekindle plan {self.schedule.graph_hash[:8]}, program {next(_number)}>"
         exec(compile(source, file, "exec"), self.env)
-        program = Program(source, self.env["forward"], self.env["backward"], stages, file, self.ops)
+        program = Program(source, self.env["forward"], self.env["backward"], stages, whole, file, self.ops)
         # Tracebacks show the line, and so the op and the module in its comment.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         weakref.finalize(program, linecache.cache.pop, file, None)
@@ -221,14 +228,18 @@ class _Writer:
                 self._delete(s.value)
                 continue
             call = self.low.calls[s.op]
-            if call.kind != ACCUMULATE and handed:
+            placeholder = None if call.node is None else self.handed_over.get(call.node)
+            if call.kind != ACCUMULATE and placeholder is None and handed:
                 self.lines.append("    yield")
                 stages.append(handed)
                 handed = []
             if call.kind == ACCUMULATE:
                 assert call.node is not None
-                self.lines.append(f"    out.append({self._tensor(self.low.captured.gradients[call.node], False)})")
-                handed.append(call.node)
+                if call.node not in self.handed_over.values():
+                    self.lines.append(f"    out.append({self._tensor(self.low.captured.gradients[call.node], False)})")
+                    handed.append(call.node)
+            elif placeholder is not None:
+                handed += [placeholder] * self._hand_over(s, call)
             else:
                 self._run(s, call, replay=s.op in replayed, cloned=set(), saved=untouched)
                 untouched -= {*self.graph.ops[s.op].outputs, s.into}
@@ -238,6 +249,17 @@ class _Writer:
             self.lines.append("    yield")
             stages.append(handed)
         return stages
+
+    def _hand_over(self, s: Run, call: Call) -> int:
+        """Give autograd what an addition would add; how many parts that are."""
+        assert call.node is not None
+        so_far, part = call.node.args
+        parts = [part] if source(so_far) in self.handed_over else [so_far, part]
+        self.lines += [f"    out.append({self._argument(x, call.node)})" for x in parts]
+        self.lines.append(f"    {self.names_of((call.node, 0))} = None")
+        if s.into is not None:
+            self._delete(s.into)
+        return len(parts)
 
     def _numbers(self) -> list[str]:
         return ["    numbers = rng['numbers']"] if self.low.captured.numbers.markers else []

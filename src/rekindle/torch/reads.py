@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-# What every module has for torch's own use. Parameters, buffers, submodules and hooks are looked at in any case.
+# Attributes that torch itself uses. Parameters, buffers, submodules and hooks are looked at in any case.
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 _HERE = (nn.Module.__getattr__.__code__.co_filename,)  # torch reads `__dict__` for itself there
 

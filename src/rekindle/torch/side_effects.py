@@ -16,20 +16,20 @@ import os
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from . import tree
+from . import generators, tree
 from .contents import content, entries, refill
 from .module_paths import printable
 
 MOST = 20_000  # objects that are looked at
 LARGEST = 100_000  # entries of a container, or elements of a tensor, that are kept to be put back
-VARIABLES = ("the variable ", "the global ")  # how names in `dropped` begin that are no attributes
+VARIABLES = ("the variable ", "the global ", "the argument ")  # how names in `dropped` begin that are no attributes
 DEEP = 3  # references from the function or attribute that are followed
 HOOKS = {
     "_forward_hooks": "forward hook",
@@ -49,14 +49,22 @@ class SideEffects:
     """`with SideEffects(model) as effects:` trace. Afterwards everything is as before, and
 
     changed : what hooks on submodules, and forwards put in the place of theirs, had effects, by name.
-    dropped : what forward itself changed, by name: objects in attributes, globals, variables of enclosing functions.
+    dropped : what forward itself changed, by name: objects in attributes, globals, variables of enclosing functions, arguments.
+    drawn : what it drew random numbers from, by name: generators that are objects of their own.
+    written : where it changed something: ids of containers and objects, and pairs of the id of an object's table and a name in
+        it.
+
+    arguments : objects that the call is given, by name.
 
     Attributes of the model's modules, and lists, dicts and sets in them, are for `Attributes`.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None):
         self.changed: list[str] = []
         self.dropped: list[str] = []
+        self.drawn: list[str] = []
+        self._arguments = arguments or {}
+        self.written: set[Any] = set()
         self._own = {id(m): name for name, m in model.named_modules()}
         self._hooks = list(_hooks(model))
         self._model = model
@@ -77,17 +85,25 @@ class SideEffects:
                 inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
                 holders = {h for y in inside[:LARGEST] for h in self._walk(y, 1)}
                 self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
+        for name, x in self._arguments.items():
+            self._by_name.setdefault(f"{VARIABLES[2]}{name}", set()).update(self._walk(x, 1))
         return self
 
     def __exit__(self, *_: object) -> None:
         changed = {key for key, w in self._watched.items() if not w.same()}
         for key in changed:
+            self.written.update(self._watched[key].places())
             self._watched[key].restore()
         hooked = set().union(*self._by_hook) if self._by_hook else set()
         self.changed = [
             name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
             if changed & holders or _speaks(fn)
         ]  # fmt: skip
+        drawn = {k for k in changed if isinstance(self._watched[k].x, generators.Kinds)}
+        self.drawn = [name for name, holders in self._by_name.items() if drawn & holders]
+        self.drawn += [
+            name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
+        ]
         told: set[Any] = set()  # one name for what several modules share
         for name, holders in self._by_name.items():
             if changed & (holders - hooked) - told:
@@ -283,6 +299,15 @@ class _Watched:
     def restore(self) -> None:
         self._write(self.before)
 
+    def places(self) -> list[Any]:
+        """Where it changed."""
+        held, now = getattr(self.x, "__dict__", None), self._read()
+        if not isinstance(held, dict) or not isinstance(now, dict) or isinstance(self.x, _Global | dict):
+            return [id(self.x)]
+        names = now.keys() | self.before.keys()
+        named = [k for k in names if not _same_entry(now.get(k, _NOTHING), self.before.get(k, _NOTHING))]
+        return [id(self.x), *((id(held), k) for k in named)]
+
     def inside(self) -> list[Any]:
         """The objects that it holds."""
         x = self.before
@@ -311,6 +336,9 @@ def _watch(x: Any) -> _Watched | None:
         return _Watched(x, lambda: x.cell_contents if _is_full(x) else _NOTHING, set_cell)
     if isinstance(x, torch.Tensor):
         return _tensor(x)
+    if isinstance(x, generators.Kinds):
+        was = generators.state(x)
+        return _Watched(x, lambda: generators.key(generators.state(x)), lambda _: generators.set_state(x, was))
     if isinstance(x, list | deque | dict | set) and len(x) <= LARGEST:
         return _Watched(x, lambda: content(x), lambda old: refill(x, old))
     if isinstance(x, tuple):

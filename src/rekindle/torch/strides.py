@@ -17,6 +17,8 @@ from torch._prims_common import make_channels_last_strides_for, make_contiguous_
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .iterator import result_strides
+
 aten = torch.ops.aten
 
 # Ops all of whose results are contiguous.
@@ -29,6 +31,8 @@ _CONTIGUOUS = {
     aten.mse_loss_backward.default,
     aten.smooth_l1_loss_backward.default,
     aten.huber_loss_backward.default,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
 }
 
 # Op -> the argument after which its first result is laid out: channels last, or contiguous.
@@ -45,6 +49,8 @@ _AFTER = {
     aten.channel_shuffle.default: 0,
 }
 
+_NORMS = {op for op in _AFTER if "norm" in str(op)}
+
 # Element-wise op -> the two arguments after which its result is laid out, as that of any op of two tensors is.
 _AS_A_SUM = {
     aten.hardswish_backward.default: (0, 1),
@@ -53,9 +59,22 @@ _AS_A_SUM = {
     aten.elu_backward.default: (0, 5),
     aten.softplus_backward.default: (0, 1),
     aten.log_sigmoid_backward.default: (0, 2),
+    aten.leaky_relu_backward.default: (1, 0),
+    aten.threshold_backward.default: (1, 0),
+    aten.native_dropout_backward.default: (0, 1),
 }
 
-_OPS = _CONTIGUOUS | _AFTER.keys() | _AS_A_SUM.keys()
+# Ops that lay their results out as their first argument, where that has no gaps.
+_ALIKE = {aten.hardtanh.default, aten.native_dropout.default}
+
+# Op -> which of its results is contiguous where dimensions of size 1 leave it open: a gradient of weights, say.
+_CONTIGUOUS_IF_OPEN = {aten._log_softmax.default: 0, aten.convolution_backward.default: 1}
+
+# Ops that are tagged as element-wise and lay their result out as their argument.
+_KEEPS = {aten.clone.default, aten._to_copy.default}
+_NUMBER = torch.empty(())  # as a kernel sees one
+
+_OPS = _CONTIGUOUS | _AFTER.keys() | _AS_A_SUM.keys() | _ALIKE | _CONTIGUOUS_IF_OPEN.keys()
 
 
 @contextlib.contextmanager
@@ -70,7 +89,8 @@ def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
 
     def look_up(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         # All modes of a process share the cache: what others left there has other strides, and they want theirs.
-        return (compute if func in _OPS else cached)(func, types, args, kwargs)
+        out = (compute if func in _OPS else cached)(func, types, args, kwargs)
+        return _settled(func, args, out) if isinstance(out, FakeTensor) and 1 in out.shape else out
 
     private._dispatch_impl, private._cached_dispatch_impl = compute, look_up
     try:
@@ -84,22 +104,61 @@ def _laid_out(func: Any, args: Any, out: Any) -> Any:
         return out
     results, spec = tree_flatten(out)
     for i, t in enumerate(results):
-        if isinstance(t, FakeTensor) and t.device.type == "cpu" and (i == 0 or func in _CONTIGUOUS):
-            strides = _strides(func, t, args)
+        if isinstance(t, FakeTensor) and t.device.type == "cpu":
+            strides = _strides(func, i, t, args)
             results[i] = t if t.stride() == strides else t.new_empty_strided(t.shape, strides)
     return tree_unflatten(results, spec)
 
 
-def _strides(func: Any, out: torch.Tensor, args: Any) -> tuple[int, ...]:
+def _strides(func: Any, i: int, out: torch.Tensor, args: Any) -> tuple[int, ...]:
+    """Strides of result i of an op."""
+    if func is aten.native_dropout.default and i == 0:
+        return result_strides(out.shape, [args[0]])  # its mask, the second result, is laid out as the input
+    if func in _ALIKE:
+        dense = aten.is_non_overlapping_and_dense(args[0]) and args[0].shape == out.shape
+        return args[0].stride() if dense else out.stride()
+    if func in _CONTIGUOUS_IF_OPEN:
+        settled = i == _CONTIGUOUS_IF_OPEN[func] and out.is_contiguous()
+        return tuple(make_contiguous_strides_for(out.shape)) if settled else out.stride()
+    if func not in _CONTIGUOUS and i > 0:
+        return out.stride()
     if func in _AS_A_SUM:
         one, two = _AS_A_SUM[func]
-        return (args[one] + args[two]).stride()
-    last = func in _AFTER and _channels_last(args[_AFTER[func]])
+        return result_strides(out.shape, [args[one], args[two]])
+    last = func in _AFTER and _channels_last(func, args)
     return tuple(make_channels_last_strides_for(out.shape) if last else make_contiguous_strides_for(out.shape))
 
 
-def _channels_last(t: torch.Tensor) -> bool:
-    """As kernels see it: where dimensions of size 1 leave both open, by what is contiguous."""
-    if suggest_memory_format(t) != torch.contiguous_format:
-        return True
-    return t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
+def _settled(func: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
+    """The result of an element-wise op with the strides of kernels, in dimensions of size 1 too."""
+    if torch.Tag.pointwise not in func.tags or func in _KEEPS or func in _OPS or _gives_view(func):
+        return out
+    operands = [x for a in args for x in (a if isinstance(a, list | tuple) else [a]) if isinstance(x, torch.Tensor)]
+    by_schema = zip(args, func._schema.arguments, strict=False)
+    if func._overloadname.startswith("Scalar") or any(_stands_for_tensor(a, x) for a, x in by_schema):
+        operands.append(_NUMBER)
+    strides = result_strides(out.shape, operands)
+    return out if out.stride() == strides else out.new_empty_strided(out.shape, strides)
+
+
+def _stands_for_tensor(given: Any, argument: Any) -> bool:
+    return isinstance(given, int | float | complex) and "Tensor" in str(argument.type)
+
+
+def _gives_view(func: Any) -> bool:
+    return any(r.alias_info is not None for r in func._schema.returns)
+
+
+def _channels_last(func: Any, args: Any) -> bool:
+    """Whether the op's kernel takes the argument that decides for one that is laid out channels last."""
+    t = args[_AFTER[func]]
+    proposed = suggest_memory_format(t) != torch.contiguous_format
+    if func in _NORMS and _has_no_gaps(t):
+        other = args[0]  # the gradient, in backward
+        alike = _has_no_gaps(other) and proposed == (suggest_memory_format(other) != torch.contiguous_format)
+        return not t.is_contiguous() if alike else proposed
+    return proposed or t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
+
+
+def _has_no_gaps(t: torch.Tensor) -> bool:
+    return t.is_contiguous() or t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)

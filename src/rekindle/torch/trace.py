@@ -11,9 +11,10 @@ from torch import nn
 
 from .. import notices
 from ..accept import callback, choice
-from ..ask import TraceOptions
+from ..ask import LOSSES, TraceOptions
 from ..errors import TraceError
 from ..graph import Graph
+from ..plan import Plan
 from . import accept, devices, opaque, tree
 from . import call as calls
 from . import capture as cap
@@ -27,7 +28,7 @@ from .in_place import write_in_place
 from .lock import LOCK
 from .normalise import Lowered, is_marked, lower, storage_bytes
 from .numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
-from .optimizers import not_counted, state_bytes
+from .optimizers import names, not_counted, state_bytes
 from .reads import Reads
 
 
@@ -43,6 +44,7 @@ class Trace:
     options : how it was made.
     spec : the structure of the call's arguments, by name of forward's parameters.
     not_counted : text that says what a budget in bytes leaves out.
+    state_bytes : of the optimizer, as counted.
     """
 
     graph: Graph
@@ -55,6 +57,7 @@ class Trace:
     module_kinds: tuple[tuple[str, str], ...] = ()
     spec: Any = None
     not_counted: str = ""
+    state_bytes: int = 0
 
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"
@@ -105,7 +108,7 @@ def trace(
     if target is not None:
         devices.get(target)
     marks = accept.must_save(model, must_save)
-    choice("loss", loss, ("auto", "all"))
+    choice("loss", loss, LOSSES)
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     options = TraceOptions(loss, target, optimizer, tuple(marks))
@@ -128,9 +131,9 @@ def trace_call(
     by_values: bool = True,
     inputs: Mapping[Place, Any] | None = None,
 ) -> Trace:
-    """`trace` of the call `forward(*args, **kwargs)`, the model's own forward unless given. Without `by_values` inputs have
-    none that forward could branch on.
+    """`trace` of the call `forward(*args, **kwargs)`, the model's own forward unless given.
 
+    by_values : False: forward cannot branch on values of inputs.
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
     """
     with LOCK:
@@ -147,6 +150,7 @@ def _trace_call(
     by_values: bool,
     inputs: Mapping[Place, Any] | None,
 ) -> Trace:
+    state = _state_bytes(model, options)
     own = plain_forward(model) if forward is None else forward
     call = calls.bind(own, args, kwargs)
     reads = Reads()
@@ -171,19 +175,52 @@ def _trace_call(
             t is not s and _share(t, s) for s in [*call.tensors, *model.parameters(), *model.buffers()]
         ):
             raise TraceError("the model writes over an input that shares memory with another; clone one of them")
-    state = 0 if options.optimizer is None else state_bytes(options.optimizer, model)
     merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), options.must_save))
     write_in_place(captured)
     name = type(model).__name__
     held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured) + state
+    resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured) + (state or 0)
     lowered = lower(captured, name, resident, options.must_save)
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
-    expected = Expected.of(model, reads.by_path(model), ignored)
+    expected = Expected.of(model, reads.by_path(model), ignored, captured.written)
     key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
-    left_out = not_counted(model) if options.optimizer is None else ""
-    made = Trace(lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out)
+    left_out = not_counted(model) if state is None else ""
+    made = Trace(
+        lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0
+    )
     return made if inputs else made.costed(options.target, progress)
+
+
+def _state_bytes(model: nn.Module, options: TraceOptions) -> int | None:
+    """Bytes of the optimizer's state; None: none was named."""
+    if options.state_bytes is not None or options.optimizer is None:
+        return options.state_bytes
+    return state_bytes(options.optimizer, model)
+
+
+def known_options(plan: Plan) -> TraceOptions:
+    """How a plan's step was captured, as far as it can be done again here: a file may name an optimizer or a device that this
+    version does not know; a warning says so."""
+    options = plan.trace_options
+    if plan.trace is not None:
+        return options
+    if (
+        isinstance(options.optimizer, str)
+        and options.state_bytes is None
+        and options.optimizer.strip().lower() not in names()
+    ):
+        notices.warn(
+            f"the plan's file names the optimizer {options.optimizer!r}, which is not known here, and no bytes of its state: "
+            "plans for other calls do not count it. Make the plan again with an optimizer or its class"
+        )
+        options = replace(options, optimizer=None)
+    if options.target is not None and options.target.lower().replace(" ", "") not in devices.names():
+        notices.warn(
+            f"the plan's file names the device {options.target!r}, which is not known here: for plans for other calls "
+            "seconds are measured on the device at hand"
+        )
+        options = replace(options, target=None)
+    return options
 
 
 def _share(s: torch.Tensor, t: torch.Tensor) -> bool:

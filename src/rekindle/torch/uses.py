@@ -1,13 +1,16 @@
 """Gradients that are added up from several uses of a parameter or input.
 
-Autograd adds up what comes to a tensor in the order in which it comes. Where one backward goes through two calls, what the
-second use in the first call gives is added to the sum of all before it, and not to what the first use gives: the sums of both
-calls, added, would round otherwise. So such a gradient is handed over in parts where another call's came before.
+Autograd adds up what comes to a tensor in the order in which it comes. Where the tensor is used outside of the planned module
+too, or one backward goes through two calls, a gradient that was added up inside would round otherwise. So its parts are handed
+over one by one, and autograd adds them up. A gradient of very many parts, as that of a cell that runs at each time step, is
+added up inside, and handed over in parts only where another call of the same backward has brought a gradient to its tensor.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,34 +18,65 @@ from torch import fx
 from . import rules
 from .captured import Captured
 
+MOST_PARTS = 8  # that are handed over one by one; each takes autograd about 20 microseconds
 _TORCH_SAYS = "Gradient addition node"  # how torch's note on a node begins that adds up what came from several uses
 
 
-def sums(c: Captured) -> dict[fx.Node, int]:
-    """Placeholder -> the number of parts that its gradient is added up from, where there is more than one."""
-    return {p: len(found) + 1 for p in c.gradients if (found := additions(c, p))}
-
-
-def additions(c: Captured, placeholder: fx.Node) -> list[fx.Node]:
-    """The nodes that add up the gradient of a placeholder, the last first; what they give goes nowhere else."""
+def additions(c: Captured) -> dict[fx.Node, list[fx.Node]]:
+    """Placeholder -> the nodes that add up its gradient from several uses, the last first; where there are any."""
     shared = Counter(c.gradients.values())
-    found: list[fx.Node] = []
-    node = c.gradients[placeholder]
-    if shared[node] > 1:
-        return []
-    while _adds_up(node) and len(node.users) == 1:
-        if node.target is torch.ops.aten.add.Tensor:
-            found.append(node)
-        node = node.args[0]  # type: ignore[assignment]
+    found = {}
+    for p, gradient in c.gradients.items():
+        nodes: list[fx.Node] = []
+        # A gradient that passes on what was added up for another tensor, made from this one, is one part.
+        most = _uses(p) - 1 if shared[gradient] == 1 else 0
+        node = gradient
+        while len(nodes) < most and len(node.users) == 1 and _adds_up(node := source(node)) and len(node.users) == 1:
+            nodes.append(node)
+            node = node.args[0]  # type: ignore[assignment]
+        if nodes:
+            found[p] = nodes
     return found
 
 
+def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Addition -> the placeholder to whose gradient it leads, where its parts are handed over instead.
+
+    found : what `additions` gave. runs : the nodes that a schedule runs, in order.
+    """
+    often = Counter(runs)
+    return {
+        n: p for p, nodes in found.items() for n in nodes
+        if len(nodes) < MOST_PARTS and all(often[x] == 1 for x in nodes)  # what runs twice is not handed over twice
+    }  # fmt: skip
+
+
+def source(node: Any) -> Any:
+    """The node that this one is another name of."""
+    while isinstance(node, fx.Node) and node.op == "call_function" and node.target in rules.PASS_THROUGH:
+        node = node.args[0]
+    return node
+
+
+def _uses(node: fx.Node) -> int:
+    """How often forward reads a tensor, itself or through views of it; equal views were made one."""
+    readers = [u for u in node.users if u.op == "call_function" and not u.meta.get("autograd_backward")]
+    return sum(_leaves(u).count(node) * (max(1, _uses(u)) if _is_view(u) else 1) for u in readers)
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def _leaves(node: fx.Node) -> list[Any]:
+    leaves: list[Any] = []
+    fx.node.map_arg((node.args, node.kwargs), leaves.append)
+    return leaves
+
+
 def _adds_up(node: fx.Node) -> bool:
-    """Whether autograd added what came from two uses there, or the node is another name of such a sum."""
-    if node.op != "call_function":
-        return False
-    if node.target in rules.PASS_THROUGH:
-        return isinstance(node.args[0], fx.Node)
+    """Whether autograd added there what came from two uses."""
     return node.target is torch.ops.aten.add.Tensor and str(node.meta.get("stack_trace", "")).startswith(_TORCH_SAYS)
 
 

@@ -1,0 +1,36 @@
+"""Random generators that are objects of their own: Python's `random.Random`, and NumPy's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+Kinds = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+
+
+def state(x: Any) -> Any:
+    """The generator's state; of two that are equal by `key` the same numbers follow."""
+    if isinstance(x, random.Random):
+        return x.getstate()
+    if isinstance(x, np.random.RandomState):
+        return x.get_state(legacy=False)
+    return (x.bit_generator if isinstance(x, np.random.Generator) else x).state
+
+
+def set_state(x: Any, to: Any) -> None:
+    """Put the generator into a state that `state` gave."""
+    if isinstance(x, random.Random):
+        x.setstate(to)
+    elif isinstance(x, np.random.RandomState):
+        x.set_state(to)
+    else:
+        (x.bit_generator if isinstance(x, np.random.Generator) else x).state = to
+
+
+def key(state: Any) -> Any:
+    """What can be compared of a state."""
+    if isinstance(state, dict):
+        return tuple((k, key(x)) for k, x in state.items())
+    return state.tobytes() if isinstance(state, np.ndarray) else state

@@ -1,0 +1,150 @@
+"""A plan that went through a file runs on the model as the plan itself would, with all that it was made with."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.b(self.a(x).tanh()).sin()
+        return y.sum(), y
+
+
+class Custom(torch.optim.AdamW):
+    pass
+
+
+def with_momentum() -> torch.optim.Optimizer:
+    return torch.optim.SGD(Net().parameters(), momentum=0.9)
+
+
+def saved(path: Path, **how: Any) -> tuple[nn.Module, nn.Module, torch.Tensor, Any]:
+    """(plain model, one with the plan read from the file, input, the plan that was saved)."""
+    plain, x = Net(), torch.randn(4, 8)
+    made = rekindle.plan(
+        rekindle.trace(plain, x, target="cpu", **how), minimize="memory", solver="storages", progress=False
+    )
+    made.save(path)
+    planned = rekindle.apply(copy.deepcopy(plain), rekindle.load(path))
+    return plain, planned, x, made
+
+
+def equal(plain: nn.Module, planned: nn.Module, x: torch.Tensor) -> bool:
+    results = []
+    for m in (plain, planned):
+        m.zero_grad()
+        one, y = m(x)
+        (one + y.square().sum()).backward()
+        results.append([one.detach(), y.detach(), *(p.grad.clone() for p in m.parameters() if p.grad is not None)])
+    return all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"loss": "all"},
+        {"loss": "all", "must_save": ["a"]},
+        {"loss": "all", "optimizer": Custom},
+        {"loss": "all", "optimizer": with_momentum},
+        {"loss": "all", "optimizer": "adamw"},
+    ],
+    ids=str,
+)
+def test_what_the_step_was_captured_with(tmp_path: Path, how: dict[str, Any]) -> None:
+    if how.get("optimizer") is with_momentum:
+        how = how | {"optimizer": with_momentum()}
+    path = tmp_path / "plan.json"
+    plain, planned, x, made = saved(path, **how)
+    for batch in (x, torch.randn(6, 8)):
+        assert equal(plain, planned, batch)
+    first, other = (b.trace for b in sorted(planned.forward.bounds, key=lambda b: b.turn))
+    assert first.graph.hash == made.graph_hash
+    assert first.state_bytes == other.state_bytes == made.trace.state_bytes
+    assert bool(first.state_bytes) == ("optimizer" in how)
+    for k in ("loss", "target", "must_save"):
+        assert getattr(first.options, k) == getattr(made.trace.options, k)
+    rekindle.load(path).save(tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(("field", "name"), [("optimizer", "myopt"), ("target", "myphone")])
+def test_a_name_that_is_not_known_here_is_left_out_with_a_word(tmp_path: Path, field: str, name: str) -> None:
+    path = tmp_path / "plan.json"
+    plain, _, x, _ = saved(path, loss="all", optimizer="adamw")
+    doc = json.loads(path.read_text())
+    doc["options"][field] = name
+    doc["options"].pop("state_bytes")
+    path.write_text(json.dumps(doc))
+    with pytest.warns(rekindle.RekindleWarning, match=f"{name}.*not known here"):
+        planned = rekindle.apply(copy.deepcopy(plain), rekindle.load(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert equal(plain, planned, x)
+        assert equal(plain, planned, torch.randn(6, 8))
+
+
+def test_plans_of_a_frontier_keep_their_options() -> None:
+    front = rekindle.frontier(
+        rekindle.trace(Net(), torch.randn(4, 8), target="cpu"), solver="storages", time_limit=2, seed=7, progress=False
+    )
+    for p in front:
+        assert (p.options.time_limit, p.options.seed, p.options.goal) == (2, 7, p.goal)
+        assert p.to_json()["options"] == {"time_limit": 2, "seed": 7, "optimizer": None, "target": "cpu"}
+
+
+class Wrapper:
+    """Of an optimizer."""
+
+    def __init__(self, **held: Any) -> None:
+        self.__dict__ |= held
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.AdamW(Net().parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda: "adamz", "did you mean 'adam'"),
+        (lambda: Wrapper(inner=optimizer(), state={}, param_groups=[]), "the one inside"),
+        (lambda: 3, "is none"),
+        (lambda: nn.Linear, "is none"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused_before_forward_runs(given: Callable[[], Any], said: str) -> None:
+    calls: list[int] = []
+
+    class Counted(Net):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            calls.append(1)
+            return super().forward(x)
+
+    for use in (rekindle.checkpoint, rekindle.trace):
+        goal = {"minimize": "memory"} if use is rekindle.checkpoint else {}
+        with pytest.raises(rekindle.UsageError, match=said):
+            use(Counted(), torch.randn(4, 8), optimizer=given(), **goal)
+    assert not calls
+
+
+def test_the_optimizer_in_a_wrapper_counts() -> None:
+    inner = optimizer()
+    x = torch.randn(4, 8)
+    one, two = (rekindle.trace(Net(), x, target="cpu", optimizer=o) for o in (inner, Wrapper(optimizer=inner)))
+    assert one.graph.resident_bytes == two.graph.resident_bytes > 0
