@@ -120,12 +120,13 @@ class PlannedForward:
             return self.plain(*args, **kwargs)
         caller = sys._getframe(1)
         with LOCK.calls:  # a module that another thread looks at is in no state to be called
-            plain, model = self.plain, self._model()
-            assert model is not None
+            model = self._model()
             called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
-            if called is not None and called is not model and type(called) is type(model):
+            if called is not None and called is not model and (model is None or type(called) is type(model)):
                 # a shallow copy of the module, which has this forward too; one of its own it would share plain as well
                 return (self._own or type(called).forward.__get__(called))(*args, **kwargs)
+            plain = self.plain
+            assert model is not None
             if not torch.is_grad_enabled() or self._off:
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
