@@ -16,9 +16,10 @@ from torch import nn
 import rekindle
 from rekindle import InfeasibleBudget, Plan, RekindleError, UsageError
 from rekindle.torch import kept
+from rekindle.torch.loss import default_loss
 from rekindle.torch.measure import allocator_peak
 from rekindle.torch.sample import Sample
-from rekindle.torch.verify import Check, check_step, default_loss
+from rekindle.torch.verify import Check, check_step
 
 FAST = "chen-sqrt"
 
@@ -80,7 +81,7 @@ def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPat
     handle = layers[0].weight.register_hook(lambda g: g)
     handle.remove()
     monkeypatch.setattr(
-        "rekindle.torch.verify._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
+        "rekindle.torch.steps._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
     )
     check = rekindle.verify(model, x, plan)
     assert check.buffers_equal is False

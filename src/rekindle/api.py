@@ -214,6 +214,7 @@ def checkpoint(
     from .torch import accept as torch_accept
     from .torch.kept import confirm
     from .torch.planned import NEW_SHAPE
+    from .torch.probe import probe
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
     from .torch.trial import after_first_call
 
@@ -227,7 +228,7 @@ def checkpoint(
         arguments = call_arguments(sample)
         torch_accept.measurable(model, *arguments)
         with torch_accept.gradients_on():
-            torch_accept.probe(model, *arguments, plain_forward(model))
+            probe(model, *arguments, plain_forward(model))
     options = PlanOptions(Goal.parse(budget, max_overhead, minimize), solver, cost, time_limit, seed, progress)
 
     def planned() -> Plan:
@@ -245,7 +246,8 @@ def checkpoint(
     if found.trace.lowered.captured.settles and not found.trace.fake:
         # The first call makes attributes that every later call finds: those calls are the ones to plan for.
         later = None
-        with contextlib.suppress(RekindleError), after_first_call(model, *arguments_of_call(model, sample)):
+        call, written = arguments_of_call(model, sample), found.trace.lowered.captured.written
+        with contextlib.suppress(RekindleError), after_first_call(model, *call, written):
             later = planned()
         if later is not None:
             return _apply(model, later, on_new_shape, check, found)

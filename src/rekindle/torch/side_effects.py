@@ -48,7 +48,7 @@ _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # whose `log` is a logarithm
 class SideEffects:
     """`with SideEffects(model) as effects:` trace. Afterwards everything is as before, and
 
-    changed : what hooks on submodules, and forwards put in the place of theirs, had effects, by name.
+    changed : names of hooks and replaced forwards that had effects.
     dropped : what forward itself changed, by name: objects in attributes, globals, variables of enclosing functions.
 
     Attributes of the model's modules, and lists, dicts and sets in them, are for `Attributes`.
@@ -77,6 +77,10 @@ class SideEffects:
                 inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
                 holders = {h for y in inside[:LARGEST] for h in self._walk(y, 1)}
                 self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
+        for attribute in HOOKS:  # those of the model itself run at each step, planned or not: no words, but put back
+            for fn in list((getattr(self._model, attribute, None) or {}).values()):
+                if not is_torchs(fn):
+                    deque(self._reach(fn), 0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -331,10 +335,12 @@ def _tensor(x: torch.Tensor) -> _Watched | None:
         return None
     copied = x.detach().clone() if x.layout is torch.strided and x.numel() <= LARGEST else None
 
-    def put_back(_: Any) -> None:
+    def put_back(version: int) -> None:
         if copied is not None:
             with torch.no_grad():
                 x.copy_(copied)
+            # a graph that saved it finds it as it was
+            torch._C._autograd._unsafe_set_version_counter((x,), (version,))
 
     return _Watched(x, lambda: x._version, put_back)
 
