@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import nn
 
 from . import hidden
 from .attributes import Attributes, plain_tensors
+from .generators import Generators, attributes_of
 from .instrument import Instrument
 from .measure import storage_of, tensors_in
 from .rng import cuda_indices
@@ -48,7 +48,7 @@ def as_before(
     with SideEffects(model), draws, unseen:
         attributes = Attributes(model)
         kept = [] if fake else [(t, _copy(t)) for t in carried if not t.is_meta]
-        generators = [] if fake else _generators([*given, *(x for m in model.modules() for x in m.__dict__.values())])
+        generators = Generators([] if fake else [*given, *attributes_of(model)])
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
         try:
             yield
@@ -56,8 +56,7 @@ def as_before(
             attributes.restore()
             for t, old in [*kept, *(writes.kept if writes is not None else ())]:
                 _put_back(t, old)
-            for put_back in generators:
-                put_back()
+            generators.put_back()
             random.setstate(python)
             np.random.set_state(numpy)
 
@@ -89,21 +88,6 @@ def _once(t: torch.Tensor) -> torch.Tensor:
         if t.stride(d) == 0 and t.shape[d] > 1:
             t = t.narrow(d, 0, 1)
     return t
-
-
-def _generators(held: Iterable[Any]) -> list[Callable[[], Any]]:
-    """Functions that put the random generators among these objects into the states that they are in now."""
-    found: list[Callable[[], Any]] = []
-    for x in held:
-        if isinstance(x, torch.Generator):
-            found.append(partial(x.set_state, x.get_state()))
-        elif isinstance(x, random.Random):
-            found.append(partial(x.setstate, x.getstate()))
-        elif isinstance(x, np.random.RandomState):
-            found.append(partial(x.set_state, x.get_state(legacy=False)))
-        elif isinstance(x, np.random.Generator):
-            found.append(partial(setattr, x.bit_generator, "state", x.bit_generator.state))
-    return found
 
 
 class WritesUndone(Instrument):

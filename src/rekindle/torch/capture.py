@@ -177,7 +177,7 @@ def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
     model = flat.model
     stack = contextlib.ExitStack()
     with stack:
-        stack.enter_context(no_other_random())
+        stack.enter_context(no_other_random(model))
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())

@@ -11,10 +11,12 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import TraceError
 from ..frames import in_words, is_users
+from .generators import OTHERS, Generators, attributes_of
 from .other_random import numpys, pythons
 
 # Functions in these modules act for whoever calls them.
@@ -77,16 +79,22 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 @contextlib.contextmanager
-def no_other_random() -> Iterator[None]:
-    """Raise TraceError where forward uses Python's or NumPy's random generator, whose numbers would be constants of the graph.
+def no_other_random(model: nn.Module) -> Iterator[None]:
+    """Raise TraceError where forward uses Python's or NumPy's random generator, or one of their kinds in an attribute, whose
+    numbers would be constants of the graph.
 
     Both start from fresh states, so that a forward that seeds them is noticed at every capture.
     """
-    with pythons() as python_used, numpys() as numpy_used:
-        yield
-        used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
-    for name in used:
+    own, used = Generators(attributes_of(model), OTHERS), []
+    try:
+        with pythons() as python_used, numpys() as numpy_used:
+            yield
+            whose = (("Python's", python_used), ("NumPy's", numpy_used), ("its own Python or NumPy", own.moved))
+            used = [name for name, is_used in whose if is_used()]
+    finally:
+        own.put_back()
+    if used:
         raise TraceError(
-            f"the model draws from {name} random generator, or seeds it; a plan would fix its numbers for good; draw "
+            f"the model draws from {used[0]} random generator, or seeds it; a plan would fix its numbers for good; draw "
             "with torch and decide with torch.where, or draw outside of forward and pass the result in"
         )
