@@ -22,8 +22,8 @@ from rekindle.bench.row import key
 from rekindle.bench.suites import PUBLISHED, Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
 from rekindle.solvers import registry
+from rekindle.torch.loss import default_loss
 from rekindle.torch.measure import storage_peak
-from rekindle.torch.verify import default_loss
 from rekindle.zoo import seeds
 from rekindle.zoo.libraries import build
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,29 @@ def test_anomaly_mode_says_nothing_where_eager_does_not() -> None:
             m(x).square().sum().backward()
     for p, q in zip(plain.parameters(), planned.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
+
+
+def test_a_library_whose_name_begins_like_torchs_is_no_part_of_it() -> None:
+    source = """
+from torch import nn
+class Branches(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x
+"""
+    file = os.path.dirname(torch.__file__) + "vision/models/branches.py"
+    scope: dict[str, Any] = {"__name__": "torchvision.models.branches"}
+    exec(compile(source, file, "exec"), scope)
+    with pytest.raises(TraceError, match="torchvision/models/branches.py:5, in forward"):
+        rekindle.trace(nn.Sequential(nn.Linear(4, 4), scope["Branches"]()), torch.rand(4, 4))
+
+
+class Decays(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.a.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def test_a_trained_parameter_that_forward_writes_is_named() -> None:
+    with pytest.raises(TraceError, match="writes to the parameter 'a.weight', which requires grad"):
+        rekindle.trace(Decays(), torch.rand(4, 8))

@@ -6,8 +6,8 @@ import pytest
 
 import rekindle
 from rekindle import Schedule, simulate
+from rekindle.torch.loss import default_loss
 from rekindle.torch.measure import storage_peak
-from rekindle.torch.verify import default_loss
 
 
 @pytest.mark.parametrize(("name", "options"), [("gpt_blocks", {}), ("unet", {"image": 64, "width": 16})])

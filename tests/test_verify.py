@@ -16,9 +16,10 @@ from torch import nn
 import rekindle
 from rekindle import InfeasibleBudget, Plan, RekindleError, UsageError
 from rekindle.torch import kept
+from rekindle.torch.loss import default_loss
 from rekindle.torch.measure import allocator_peak
 from rekindle.torch.sample import Sample
-from rekindle.torch.verify import Check, check_step, default_loss
+from rekindle.torch.verify import Check, check_step
 
 FAST = "chen-sqrt"
 
@@ -80,7 +81,7 @@ def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPat
     handle = layers[0].weight.register_hook(lambda g: g)
     handle.remove()
     monkeypatch.setattr(
-        "rekindle.torch.verify._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
+        "rekindle.torch.steps._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
     )
     check = rekindle.verify(model, x, plan)
     assert check.buffers_equal is False
@@ -396,13 +397,14 @@ def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyP
     plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
     assert plan.goal.budget == budget
     assert plan.peak_bytes <= budget - 30_000
+    assert model.forward.options.goal.budget == budget  # type: ignore[attr-defined, union-attr]
 
 
 def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
     budget = rekindle.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
     with_peaks(monkeypatch, [50_000, 100_000, 150_000])
-    with pytest.raises(InfeasibleBudget, match="measured step, with the results held") as e:
+    with pytest.raises(InfeasibleBudget, match="measured step takes .* while results are held") as e:
         rekindle.checkpoint(model, x, budget, solver="storages")
     assert str(e.value.smallest_peak) in str(e.value)
     assert e.value.bound_bytes <= budget < e.value.smallest_peak

@@ -215,6 +215,7 @@ def checkpoint(
     from .torch import accept as torch_accept
     from .torch.kept import confirm
     from .torch.planned import NEW_SHAPE, set_aside
+    from .torch.probe import probe
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
     from .torch.trial import after_first_call
 
@@ -231,7 +232,7 @@ def checkpoint(
         arguments = call_arguments(sample)
         torch_accept.measurable(model, *arguments)
         with set_aside(model), torch_accept.gradients_on():
-            torch_accept.probe(model, *arguments, plain_forward(model))
+            probe(model, *arguments, plain_forward(model))
     options = PlanOptions(goal, solver, cost, time_limit, seed, progress)
 
     def planned() -> Plan:
@@ -250,7 +251,8 @@ def checkpoint(
         found = planned()
         if found.trace.lowered.captured.settles and not found.trace.fake:
             # The first call makes attributes that every later call finds: those calls are the ones to plan for.
-            with contextlib.suppress(RekindleError), after_first_call(model, *arguments_of_call(model, sample)):
+            call, written = arguments_of_call(model, sample), found.trace.lowered.captured.written_parameters
+            with contextlib.suppress(RekindleError), after_first_call(model, *call, written):
                 later = planned()
     if later is not None:
         return _apply(model, later, on_new_shape, check, found)

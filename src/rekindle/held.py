@@ -1,4 +1,4 @@
-"""The peak of a step in a loop that holds its results until the step is over: `out = model(x); loss(out).backward()`.
+"""Peak of a step while the caller keeps the results: `out = model(x); loss(out).backward()`.
 
 The judge lets a schedule free a result once the loss has read it. A caller who still holds it keeps its storage alive all
 the same: the schedule's free gives nothing back, and where the schedule makes the result again there are two of it.

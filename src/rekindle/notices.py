@@ -11,6 +11,7 @@ import sys
 import warnings
 
 from .errors import RekindleWarning
+from .frames import depth_of_user
 
 log = logging.getLogger("rekindle")
 
@@ -29,15 +30,4 @@ def say(line: str, aloud: bool = True) -> None:
 
 def warn(line: str) -> None:
     """Warn, at the user's line, that Rekindle does not do what the user asked."""
-    warnings.warn(line, RekindleWarning, stacklevel=_outside())
-
-
-def _outside() -> int:
-    """Frames from `warn` to the first that is neither Rekindle's nor torch's."""
-    depth, frame = 1, sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in ("rekindle", "torch"):
-            return depth
-        depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
-    return 1
+    warnings.warn(line, RekindleWarning, stacklevel=depth_of_user())

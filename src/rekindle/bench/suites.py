@@ -82,8 +82,8 @@ def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
 def _zoo_case(name: str, options: dict[str, Any]) -> Case:
     from .. import zoo
     from ..torch import tree
+    from ..torch.loss import default_loss
     from ..torch.trace import call_arguments
-    from ..torch.verify import default_loss
     from .cases import Case
     from .data_branches import data_branches
     from .fused_dropout import fused_dropout
@@ -172,9 +172,10 @@ def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
 
 
 def _real_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
+    from ..torch.loss import default_loss
     from ..torch.measure import allocator_peak
     from ..torch.trace import call_arguments
-    from ..torch.verify import default_loss, verify
+    from ..torch.verify import verify
     from .cases import Case
 
     model, sample = make()

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import random
-import sys
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,21 +14,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..accept import close
-from ..errors import RekindleError, TraceError, UsageError
-from . import hidden, tree
-from .attributes import Attributes, plain_tensors
-from .instrument import Instrument
-from .measure import storage_of, tensors_in
+from ..errors import UsageError
+from . import tree
+from .capture import is_fake
 from .normalise import is_marked
 
 # Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
-_WRAPPERS = {
-    "DistributedDataParallel": "DistributedDataParallel",
-    "DataParallel": "DataParallel",
-    "FullyShardedDataParallel": "FullyShardedDataParallel",
-}
-LONGEST = 20.0  # seconds that the one call beforehand may take; what it has met by then is enough
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
@@ -105,8 +92,8 @@ def module(model: Any) -> None:
         hint = "; put its parameters and its code into an nn.Module" if callable(model) else ""
         raise UsageError(f"model is {_a(model)}, not a torch.nn.Module{hint}")
     kinds = {c.__name__: c.__module__ for c in type(model).__mro__}
-    for name in _WRAPPERS.keys() & kinds.keys():
-        if kinds[name].startswith("torch."):
+    for name in _WRAPPERS:
+        if kinds.get(name, "").startswith("torch."):
             raise UsageError(
                 f"model is wrapped in {name}, whose own work cannot be planned; plan the module inside, model.module, "
                 f"before it is wrapped: {name}(rekindle.checkpoint(module, sample, …))"
@@ -158,23 +145,19 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
             f"{type(model).__name__} has no parameters and no tensor of the sample requires grad: there is nothing to train "
             "and no backward to plan"
         )
-    meta = [name for name, p in named if p.is_meta and not _is_fake(p)]
+    meta = [name for name, p in named if p.is_meta and not is_fake(p)]
     real = [t for t in tensors if t.numel() and not t.is_meta]
     if meta and real:
         raise UsageError(
             f"parameter {meta[0]!r} is on the meta device, which holds no numbers, and the sample is on {real[0].device}; "
             "load the weights first (model.to_empty(device=…), load_state_dict), or plan under FakeTensorMode, sample included"
         )
-    unreal = [t for t in tensors if t.is_meta and not _is_fake(t)]
+    unreal = [t for t in tensors if t.is_meta and not is_fake(t)]
     if unreal and any(not p.is_meta for _, p in named):
         raise UsageError(
             "a tensor of the sample is on the meta device, which holds no numbers, and the model is not; move the sample to "
             "the model's device"
         )
-
-
-def _is_fake(t: torch.Tensor) -> bool:
-    return isinstance(t, torch._subclasses.fake_tensor.FakeTensor)
 
 
 def _is_sharded(t: torch.Tensor) -> bool:
@@ -320,125 +303,3 @@ def _plain(t: torch.Tensor, at: str) -> None:
         raise UsageError(f"{at} is quantised ({t.dtype}) and cannot be trained through; give {at}.dequantize()")
     if "sparse" in str(t.layout):
         raise UsageError(f"{at} is sparse ({t.layout}), whose size a plan cannot count on; give {at}.to_dense()")
-
-
-# -- the call ----------------------------------------------------------------------------------------------------------
-def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forward: Callable[..., Any]) -> None:
-    """Check that the module works on this sample: one plain call of `forward` on real tensors, which leaves no trace.
-
-    Under no_grad, so that nothing is kept for backward; only where that fails, once more with gradients, for a forward that
-    needs them itself. Fake and meta tensors hold nothing to try, and a call that does not fit into memory or takes longer
-    than `LONGEST` says nothing.
-
-    Raises
-    ------
-    TraceError : the module itself fails on the sample (the message names the user's line), or returns no tensor.
-    """
-    tensors, spec = tree.flatten((args, dict(kwargs)))
-    every = [*tensors, *model.parameters(), *model.buffers()]
-    if torch._guards.detect_fake_mode(every) is not None or any(t.is_meta for t in every):
-        return
-    for grad in (False, True):
-        try:
-            with _as_before(model, tensors, spec), torch.set_grad_enabled(grad):
-                result = forward(*args, **kwargs)
-                found, made = tree.flatten(result, opaque_ok=True)
-            if not found:
-                kind = ", ".join(sorted(set(tree.opaque_kinds(made)))) or type(result).__name__
-                raise TraceError(
-                    f"the module returns no tensor that can be found (it returns {kind}), so nothing can be trained by it; "
-                    "return tensors, in tuples, lists, dicts or dataclasses"
-                )
-            return
-        except (torch.OutOfMemoryError, MemoryError, _Enough):
-            return
-        except RekindleError:
-            raise
-        except Exception as e:
-            if any(words in str(e) for words in _OUT_OF_MEMORY):
-                return
-            if grad:
-                text = (str(e).strip().splitlines() or [""])[0]
-                raise TraceError(
-                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at {_line(e)}). Give a sample "
-                    "that model(…) works on"
-                ) from e
-
-
-@contextlib.contextmanager
-def _as_before(model: nn.Module, tensors: list[torch.Tensor], spec: Any) -> Iterator[None]:
-    """Parameters, buffers, attributes, these tensors and the random states as before, afterwards."""
-    attributes = Attributes(model)
-    held = [*tree.leaves(spec), *(x for m in model.modules() for x in m.__dict__.values())]
-    generators = [(x, x.get_state()) for x in held if isinstance(x, torch.Generator)]
-    buffers = [*model.buffers(), *(t for *_, t in plain_tensors(model))]
-    devices = sorted({t.device.index or 0 for t in [*model.parameters(), *tensors] if t.device.type == "cuda"})
-    others = random.getstate(), np.random.get_state(legacy=False)
-    # Compiled parts of a model run as they are written: compiling them for one call would take long.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
-    kept = _Kept([*model.parameters(), *tensors], buffers)
-    # Tensors are put back with the values they had, so their versions stay: a later backward may have saved them.
-    versions = tuple(t for t in [*model.parameters(), *tensors, *buffers] if not t.is_inference())
-    unseen = torch.autograd._unsafe_preserve_version_counter(versions)
-    with torch.random.fork_rng(devices=devices), eager, unseen:
-        try:
-            with kept:
-                yield
-        finally:
-            attributes.restore()
-            kept.put_back()
-            for g, state in generators:
-                g.set_state(state)
-            random.setstate(others[0])
-            np.random.set_state(others[1])
-
-
-class _Enough(BaseException):
-    """Ends a call that takes too long. Not an Exception, since forward may catch those."""
-
-
-class _Kept(Instrument):
-    """Copies tensors right before an operator writes to them, so that tensors without writes cost no memory; and ends a
-    call that takes too long.
-
-    first : copied beforehand: fused kernels write running statistics although their schemas do not say so.
-    """
-
-    def __init__(self, tensors: Iterable[torch.Tensor], first: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.watched: dict[int, list[torch.Tensor]] = {}  # by storage
-        for t in tensors:
-            if (storage := storage_of(t)) is not None:
-                self.watched.setdefault(storage._cdata, []).append(t)
-        with torch.no_grad():
-            self.old = [(t, t.detach().clone()) for t in first]
-        self.end = time.monotonic() + LONGEST
-
-    def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        if time.monotonic() > self.end:
-            raise _Enough
-        schema = getattr(func, "_schema", None)
-        if schema is None or not (schema.is_mutable or hidden.writes(func, args)):
-            return
-        for t in tensors_in((args, kwargs)):
-            storage = storage_of(t)
-            for hit in self.watched.pop(storage._cdata, ()) if storage is not None else ():
-                self.old.append((hit, hit.detach().clone()))
-
-    def put_back(self) -> None:
-        with torch.no_grad():
-            for t, old in self.old:
-                if not torch.equal(
-                    t, old
-                ):  # a write, also of the same numbers, would disturb a backward that is to come
-                    t.copy_(old)
-
-
-def _line(e: BaseException) -> str:
-    """The innermost line that is neither PyTorch's nor Rekindle's: the user's."""
-    ours, torchs = (os.path.dirname(os.path.abspath(f)) for f in (os.path.dirname(__file__), torch.__file__ or ""))
-    frames = [f for f in reversed(traceback.extract_tb(e.__traceback__)) if not f.filename.startswith("<")]
-    own = [f for f in frames if not os.path.abspath(f.filename).startswith((ours + os.sep, torchs + os.sep))]
-    layers = [f for f in frames if os.path.join("torch", "nn", "modules") in f.filename]
-    f = next(iter(own + layers), None)
-    return f'{f.filename}:{f.lineno}, in {f.name}: "{f.line}"' if f else "the call itself"

@@ -217,10 +217,16 @@ def surroundings() -> Key:
         (*cast, torch.is_autocast_cache_enabled()) if cast else (),
         torch.get_default_dtype(),
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
-        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),
+        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.get_float32_matmul_precision()),
         tuple([_mode(m) for m in _get_current_function_mode_stack()]) if torch._C._len_torch_function_stack() else (),
         tuple([Same(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
     )
+
+
+def casts_shared() -> bool:
+    """Whether autocast casts a parameter once for all calls, so that their gradients are added up in the lower precision."""
+    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
+    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
 
 
 _HAS_CUDA = torch.cuda.is_available()

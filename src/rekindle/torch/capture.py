@@ -33,8 +33,10 @@ from .attributes import Attributes, Changes, Kind, kind_of, tensors_as_buffers, 
 from .captured import Assigned, Captured, read
 from .eager import EagerLayout, casts_shared, eager_composites
 from .known import KnownValues, Question
+from .loss import loss_index
 from .module_paths import module_paths_recorded, printable
 from .random_state import no_other_random, only_draws
+from .rng import cuda_indices
 from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .strides import eager_strides
 from .trace_errors import trace_error
@@ -102,7 +104,7 @@ class _Flat(nn.Module):
         returned = [t for k, t in enumerate(found) if k not in self.aliased]
         places = tree.paths(self.output_spec)
         names = [places[k] for k in range(len(found)) if k not in self.aliased]
-        loss = _loss_index(returned, names) if self._loss == "auto" else None
+        loss = loss_index(returned, names) if self._loss == "auto" else None
         results = len(returned)
         self.assigned = {}
         self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
@@ -137,15 +139,6 @@ class _Flat(nn.Module):
                 table[leaf] = t
 
 
-def _loss_index(tensors: list[torch.Tensor], names: list[str]) -> int | None:
-    """Index of the output that is the loss: the one scalar under a key called loss, or a scalar that comes first."""
-    scalars = [i for i, t in enumerate(tensors) if t.numel() == 1 and t.requires_grad]
-    called = [i for i in scalars if names[i].endswith("['loss']")]
-    if len(called) == 1:
-        return called[0]
-    return 0 if scalars[:1] == [0] and names[0] in ("output", "output[0]") else None
-
-
 # names that were told, for each model
 _warned: weakref.WeakKeyDictionary[nn.Module, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
@@ -175,7 +168,7 @@ def capture(
             "numbers a plan would fix for good. Draw with torch and decide with torch.where, or draw outside of forward and "
             "pass the numbers in"
         )
-    captured.written = frozenset(effects.written)
+    captured.written_places = frozenset(effects.written)
     captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
@@ -224,7 +217,7 @@ def _capture(flat: _Flat, tensors: list[torch.Tensor]) -> Captured:
         # storage, and how large that is: the graph would depend on what was traced before.
         FakeTensorMode.cache_clear()
         if mode is None:
-            stack.enter_context(torch.random.fork_rng(devices=_cuda_devices(tensors, model)))
+            stack.enter_context(torch.random.fork_rng(devices=cuda_indices([*tensors, *model.parameters()])))
             # Tensors from elsewhere (globals, closures) become constants of the graph.
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             stack.enter_context(tracing(TracingContext(mode)))
@@ -296,7 +289,7 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: _Flat, tensors: list[
 
 
 def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor], joint: Any) -> None:
-    """What forward leaves in attributes must not change what the next call computes."""
+    """The next call must compute the same, whatever forward left in attributes."""
     changes = flat.changes
     names = sorted({*changes.other, *changes.collected})
     if not names:
@@ -312,8 +305,8 @@ def _check_stateless(stack: contextlib.ExitStack, flat: _Flat, tensors: list[tor
         state.restore()
     if again != (_computed(joint), questions):
         raise TraceError(
-            f"what forward computes depends on {', '.join(names)}, which it changes itself; a plan is made for "
-            "one graph. Call the model once before if that is set at the first call alone; else keep it in a buffer, or "
+            f"what forward computes depends on {', '.join(names)}, which it changes itself; a plan is made for one graph. If "
+            "only the first call sets it, call the model once before planning. If every call sets it, keep it in a buffer, or "
             "change it outside of forward"
         )
 
@@ -347,11 +340,6 @@ def _export(stack: contextlib.ExitStack, flat: _Flat, tensors: list[torch.Tensor
 def is_fake(t: torch.Tensor) -> bool:
     """Whether the tensor has no data."""
     return isinstance(t, FakeTensor)
-
-
-def fake_mode_of(tensors: list[torch.Tensor]) -> FakeTensorMode | None:
-    """The mode of the fake tensors among these, or the ambient one, or None."""
-    return detect_fake_mode(tensors)
 
 
 @contextlib.contextmanager
@@ -396,8 +384,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _cuda_devices(tensors: list[torch.Tensor], model: nn.Module) -> list[int]:
-    found = {t.device for t in [*tensors, *model.parameters()] if t.device.type == "cuda"}
-    return sorted(d.index or 0 for d in found)

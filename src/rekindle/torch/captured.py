@@ -78,7 +78,7 @@ class Captured:
     dropped: list[str] = field(default_factory=list)  # what else forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
     changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
-    written: frozenset[Any] = (
+    written_places: frozenset[Any] = (
         frozenset()
     )  # and where else it writes, as `SideEffects.written`; ids hold while it is captured
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
@@ -90,6 +90,12 @@ class Captured:
     def placeholders(self) -> list[fx.Node]:
         """Everything the caller holds: parameters, buffers, inputs, constants."""
         return [*self.params, *self.buffers, *self.inputs, *self.constants]
+
+    @property
+    def written_parameters(self) -> list[str]:
+        """Names of the parameters that forward writes to."""
+        targets = {*self.mutations, *(a for w in self.writing.values() for a in w.args if isinstance(a, fx.Node))}
+        return [name for p, name in self.params.items() if p in targets]
 
 
 def read(c: Captured) -> None:
@@ -133,11 +139,23 @@ def _placeholder(c: Captured, n: fx.Node) -> None:
         c.buffers[n] = d.target.removeprefix(_PREFIX)
     elif isinstance(d, aot.TangentAOTInput):
         output: Any = d.output
+        if isinstance(output, aot.InputMutationAOTOutput):
+            raise TraceError(_written(output.mutated_input))
         c.tangents[n] = output.idx
     elif isinstance(d, aot.PlainAOTInput):
         c.inputs[n] = d.idx
     elif not isinstance(d, _TOKENS):
         raise TraceError(f"the model takes an input of a kind that cannot be planned yet: {d}")
+
+
+def _written(what: Any) -> str:
+    if isinstance(what, aot.ParamAOTInput):
+        return (
+            f"forward writes to the parameter {what.target.removeprefix(_PREFIX)!r}, which requires grad, and a plan cannot "
+            "tell of which of its two values the gradient is. Write to it outside of forward, under no_grad; or, if it is not "
+            "trained, call requires_grad_(False) on it before planning"
+        )
+    return "forward writes over a tensor that requires grad; clone it before it is changed"
 
 
 def _constant(c: Captured, n: fx.Node) -> None:

@@ -1,4 +1,4 @@
-"""Random generators that are objects of their own: Python's `random.Random`, and NumPy's."""
+"""Random generators that are objects of their own: Python's `random.Random`, NumPy's, torch's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import random
 from typing import Any
 
 import numpy as np
+import torch
 
-Kinds = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+OTHERS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)  # than torch's
 
 
 def state(x: Any) -> Any:
@@ -16,6 +17,8 @@ def state(x: Any) -> Any:
         return x.getstate()
     if isinstance(x, np.random.RandomState):
         return x.get_state(legacy=False)
+    if isinstance(x, torch.Generator):
+        return x.get_state()
     return (x.bit_generator if isinstance(x, np.random.Generator) else x).state
 
 
@@ -23,7 +26,7 @@ def set_state(x: Any, to: Any) -> None:
     """Put the generator into a state that `state` gave."""
     if isinstance(x, random.Random):
         x.setstate(to)
-    elif isinstance(x, np.random.RandomState):
+    elif isinstance(x, np.random.RandomState | torch.Generator):
         x.set_state(to)
     else:
         (x.bit_generator if isinstance(x, np.random.Generator) else x).state = to

@@ -160,7 +160,8 @@ class _State:
         tensors = (
             [*map(id, params)],
             [*map(_KIND, params)],
-            [None if t is None else _KIND(t) for t in held],
+            [p.stride() for p in params if p.layout is torch.strided],
+            [None if t is None else (*_KIND(t), _strides(t)) for t in held],
             _sharing(held),
         )
         return lens, values, tensors
@@ -215,7 +216,7 @@ class _State:
             self._functions[id(f)] = f
 
     def _tensor(self, name: str, table: dict[str, Any] | None, k: str, t: torch.Tensor | None) -> None:
-        self.keys[name] = None if t is None else (t.requires_grad, t.dtype, tuple(t.shape), t.device)
+        self.keys[name] = None if t is None else (t.requires_grad, t.dtype, tuple(t.shape), _strides(t), t.device)
         self._held_by.append((table, k))
 
     def _hooks(self, path: str, m: nn.Module) -> None:
@@ -234,7 +235,14 @@ class _State:
         order: dict[int, int] = {}
         for name, p in model.named_parameters(remove_duplicate=False):
             which = order.setdefault(id(p), len(order))  # parameters that are tied stay tied
-            self.keys[f"the parameter {name}"] = (which, p.requires_grad, p.dtype, tuple(p.shape), p.device)
+            self.keys[f"the parameter {name}"] = (
+                which,
+                p.requires_grad,
+                p.dtype,
+                tuple(p.shape),
+                _strides(p),
+                p.device,
+            )
 
     def _read_globals(self, model: nn.Module) -> None:
         """What forwards read of globals, and plain attributes of the modules' classes that have a name which code names."""
@@ -245,6 +253,10 @@ class _State:
                 if name in self._globals.names and not name.startswith("__") and is_simple(x):
                     self._of_class(kind, name)
                     self.keys[f"{kind.__qualname__}.{name}"] = self._class_keys[kind, name]
+
+
+def _strides(t: torch.Tensor) -> tuple[int, ...]:
+    return t.stride() if t.layout is torch.strided else ()
 
 
 def _sharing(tensors: list[torch.Tensor | None]) -> Key:

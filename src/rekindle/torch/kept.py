@@ -56,7 +56,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
             return plan, check
         measured.append(check.held_peak_bytes + plan.graph.resident_bytes)
         if measured[-1] <= budget:
-            return replace(plan, goal=replace(plan.goal, budget=budget)), check
+            return _as_asked(plan, budget), check
         aim -= measured[-1] - budget
         if len(measured) > AGAIN or aim <= 0:
             raise _exceeded(plan, budget, measured)
@@ -66,13 +66,19 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
             raise _exceeded(plan, budget, measured) from e
 
 
+def _as_asked(plan: Plan, budget: int) -> Plan:
+    """The plan as one for the budget that was asked for, not for the one that was aimed at; later plans are for it too."""
+    asked = None if plan.asked is None else replace(plan.asked, goal=replace(plan.asked.goal, budget=budget))
+    return replace(plan, goal=replace(plan.goal, budget=budget), asked=asked)
+
+
 def _exceeded(plan: Plan, budget: int, measured: list[int]) -> InfeasibleBudget:
     floor = bounds.look_ahead(relaxed(plan.graph))
     op = "what must be live at the end" if floor.op is None else plan.graph.ops[floor.op].name
     least = min(measured)
     return InfeasibleBudget(
-        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept: its plan fits by the sizes of its tensors, but "
-        f"the measured step, with the results held until it is over, takes {format_bytes(least)} ({least} bytes), and no "
+        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept: the plan's predicted peak fits, but the measured "
+        f"step takes {format_bytes(least)} ({least} bytes) while results are held, and no "
         f"plan that takes less was found in {len(measured)} tries. The model is as it was; raise the budget to "
         f"{least} bytes or make the batch smaller",
         budget=budget, smallest_peak=least, bound_bytes=floor.bytes, op=op,

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
 
 from ..errors import RekindleError
 from ..plan import Plan
@@ -145,8 +147,8 @@ class PlannedForward:
             self._used = True
             unused.used(model)
         planner, name = self._planner, type(model).__name__
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            planner.told.tell(f"{name} was called under a transform of torch.func: it runs plain there")
+        if where := _runs_plain_in():
+            planner.told.tell(f"{name} was called {where}: it runs plain there")
             return None
         call = calls.bind(plain, args, kwargs)
         plans = model.training or self._in_eval  # whether a call without a plan gets one
@@ -163,7 +165,11 @@ class PlannedForward:
             new = NewCall(model, plain, call, key, time.perf_counter())
             if new.trains:  # else there is nothing to save
                 with LOCK:
-                    bound = planner.plans.find(model, key, call) or planner.new_plan(new)
+                    bound = planner.plans.find(model, key, call)
+                    if bound is None:
+                        # What planning saves for steps of its own is no concern of torch.utils.checkpoint's around this call.
+                        with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+                            bound = planner.new_plan(new)
         if bound is None:
             if not plans and self._steps_in_eval.count >= unused.FEW:
                 planner.told.tell(
@@ -172,10 +178,12 @@ class PlannedForward:
                     kind="eval",
                 )
             return None
-        if bound.runner.rounds and any(b.runner.waits for b in self.bounds):
+        shared = calls.casts_shared()
+        if (shared or bound.runner.rounds) and any(b.runner.waits for b in self.bounds):
+            which = "parameters that autocast casts once for both" if shared else bound.runner.rounds
             planner.told.tell(
                 f"{name} was called again before the backward of an earlier call. Where one backward goes "
-                f"through both, the gradients of {bound.runner.rounds} are added up in another order than eager's: they are "
+                f"through both, the gradients of {which} are added up in another order than eager's: they are "
                 "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
                 kind="two calls",
             )  # fmt: skip
@@ -220,6 +228,21 @@ class PlannedForward:
         raise pickle.PicklingError(
             "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
         )
+
+
+def _itself(t: torch.Tensor) -> torch.Tensor:
+    return t
+
+
+def _runs_plain_in() -> str:
+    """Where the call is made, in words, if planned steps do not serve that; "" elsewhere."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "under a transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "in forward-mode automatic differentiation"
+    if parametrize._cache_enabled:
+        return "under parametrize.cached(), which keeps values from call to call"
+    return ""
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()

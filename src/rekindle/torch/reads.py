@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any
 
 from torch import nn
+
+from ..frames import is_users
 
 # Attributes that torch itself uses. Parameters, buffers, submodules and hooks are looked at in any case.
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
@@ -28,13 +31,21 @@ class Reads:
         """`forward`, whose reads are recorded in every call."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._recording():
+            with self._recording(lambda frame: frame.f_code.co_filename not in _HERE):
                 return forward(*args, **kwargs)
 
         return call
 
+    def in_backward(self) -> AbstractContextManager[None]:
+        """Meanwhile what the user's code reads outside of forward is recorded: in hooks, and in autograd functions."""
+        return self._recording(is_users, is_users)
+
     @contextmanager
-    def _recording(self) -> Iterator[None]:
+    def _recording(
+        self, takes_all: Callable[[FrameType], bool], takes: Callable[[FrameType], bool] | None = None
+    ) -> Iterator[None]:
+        """takes, takes_all : whether a frame's reads of an attribute count, and its reads of `__dict__`; by default all of the
+        former."""
         own: Any = nn.Module.__dict__.get("__getattribute__")
         look_up: Any = own or object.__getattribute__
         names = self.names
@@ -42,8 +53,9 @@ class Reads:
         def read(module: Any, name: str) -> Any:
             if name not in INTERNAL:
                 if name != "__dict__":
-                    names.setdefault(id(module), set()).add(name)
-                elif sys._getframe(1).f_code.co_filename not in _HERE:
+                    if takes is None or takes(sys._getframe(1)):
+                        names.setdefault(id(module), set()).add(name)
+                elif takes_all(sys._getframe(1)):
                     names.setdefault(id(module), set()).add("*")
             return look_up(module, name)
 

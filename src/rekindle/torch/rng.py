@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -35,3 +35,8 @@ def replay(saved: Any, device: str, call: Callable[..., Any], /, *args: Any, **k
         return call(*args, **kwargs)
     finally:
         restore(before, device)
+
+
+def cuda_indices(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Indices of the CUDA devices that tensors lie on."""
+    return sorted({t.device.index or 0 for t in tensors if t.device.type == "cuda"})

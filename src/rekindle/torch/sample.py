@@ -1,4 +1,4 @@
-"""The tensors of a sample, copied for each step that is run with them: the user's own are never written to."""
+"""The tensors of a call, copied for each step that is run with them: the user's own are never written to."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Sample:
         places = tree.paths(self._spec, "")
         self.names = ["sample" + places[i].removeprefix("[0]").removeprefix("[1]") for i in range(len(self.tensors))]
         self._fake = fake
-        # The model's own tensors are passed as they are: a copy would not be the tensor that forward knows.
-        self._owned = {_storage(t) for t in [*model.parameters(), *model.buffers()]}
+        self._owned = owned(model)
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
         """(args, kwargs, their tensors): copies with the same strides, which share storage where the user's do, and are
@@ -31,26 +30,41 @@ class Sample:
         if self._fake:
             twins = [_as_leaf(t.detach(), t) if t.requires_grad and not t.is_leaf else t for t in self.tensors]
         else:
-            twins = self._copies()
+            twins = copies(self.tensors, self._owned)
         args, kwargs = tree.unflatten(twins, self._spec)
         return args, kwargs, twins
 
-    def _copies(self) -> list[torch.Tensor]:
-        together: dict[Any, list[int]] = {}  # storage -> tensors that lie in it
-        twins = list(self.tensors)
-        for i, t in enumerate(self.tensors):
-            key = _storage(t)
-            if key is None or type(t) not in (torch.Tensor, nn.Parameter):
-                twins[i] = _as_leaf(t.detach().clone(), t)
-            elif key not in self._owned:
-                together.setdefault(key, []).append(i)
-        for ids in together.values():
-            _copy_storage([self.tensors[i] for i in ids], ids, twins)
-        return twins
+    @property
+    def objects(self) -> list[Any]:
+        """What is no tensor among the arguments and in their containers."""
+        return [x for x in tree.leaves(self._spec) if not isinstance(x, tree.Leaf)]
 
     def is_owned(self, i: int) -> bool:
         """Whether the tensor lies in a parameter or buffer of the model."""
         return _storage(self.tensors[i]) in self._owned
+
+
+def owned(model: nn.Module) -> set[Any]:
+    """The storages of a model's own tensors, which are passed as they are: forward would not know a copy of them."""
+    return {_storage(t) for t in [*model.parameters(), *model.buffers()]}
+
+
+def copies(tensors: list[torch.Tensor], apart_from: set[Any]) -> list[torch.Tensor]:
+    """Copies with the same strides, which share storage where these tensors do, and are leaves. apart_from : storages whose
+    tensors come as they are."""
+    together: dict[Any, list[int]] = {}  # storage -> tensors that lie in it
+    twins = list(tensors)
+    for i, t in enumerate(tensors):
+        key = _storage(t)
+        if key is None or type(t) not in (torch.Tensor, nn.Parameter):
+            twins[i] = _as_leaf(t.detach().clone(), t)
+        elif key not in apart_from:
+            together.setdefault(key, []).append(i)
+        elif not t.is_leaf:
+            twins[i] = _as_leaf(t.detach(), t)
+    for ids in together.values():
+        _copy_storage([tensors[i] for i in ids], ids, twins)
+    return twins
 
 
 def _storage(t: torch.Tensor) -> Any:

@@ -48,7 +48,7 @@ _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # whose `log` is a logarithm
 class SideEffects:
     """`with SideEffects(model) as effects:` trace. Afterwards everything is as before, and
 
-    changed : what hooks on submodules, and forwards put in the place of theirs, had effects, by name.
+    changed : names of hooks and replaced forwards that had effects.
     dropped : what forward itself changed, by name: objects in attributes, globals, variables of enclosing functions, arguments.
     drawn : what it drew random numbers from, by name: generators that are objects of their own.
     written : where it changed something: ids of containers and objects, and pairs of the id of an object's table and a name in
@@ -87,6 +87,10 @@ class SideEffects:
                 self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
         for name, x in self._arguments.items():
             self._by_name.setdefault(f"{VARIABLES[2]}{name}", set()).update(self._walk(x, 1))
+        for attribute in HOOKS:  # those of the model itself run at each step, planned or not: no words, but put back
+            for fn in list((getattr(self._model, attribute, None) or {}).values()):
+                if not is_torchs(fn):
+                    deque(self._reach(fn), 0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +103,7 @@ class SideEffects:
             name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
             if changed & holders or _speaks(fn)
         ]  # fmt: skip
-        drawn = {k for k in changed if isinstance(self._watched[k].x, generators.Kinds)}
+        drawn = {k for k in changed if isinstance(self._watched[k].x, generators.OTHERS)}
         self.drawn = [name for name, holders in self._by_name.items() if drawn & holders]
         self.drawn += [
             name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
@@ -336,7 +340,7 @@ def _watch(x: Any) -> _Watched | None:
         return _Watched(x, lambda: x.cell_contents if _is_full(x) else _NOTHING, set_cell)
     if isinstance(x, torch.Tensor):
         return _tensor(x)
-    if isinstance(x, generators.Kinds):
+    if isinstance(x, generators.OTHERS):
         was = generators.state(x)
         return _Watched(x, lambda: generators.key(generators.state(x)), lambda _: generators.set_state(x, was))
     if isinstance(x, list | deque | dict | set) and len(x) <= LARGEST:
@@ -359,10 +363,12 @@ def _tensor(x: torch.Tensor) -> _Watched | None:
         return None
     copied = x.detach().clone() if x.layout is torch.strided and x.numel() <= LARGEST else None
 
-    def put_back(_: Any) -> None:
+    def put_back(version: int) -> None:
         if copied is not None:
             with torch.no_grad():
                 x.copy_(copied)
+            # a graph that saved it finds it as it was
+            torch._C._autograd._unsafe_set_version_counter((x,), (version,))
 
     return _Watched(x, lambda: x._version, put_back)
 

@@ -157,7 +157,7 @@ def _trace_call(
     numbers = Numbers(tuple(inputs or ()))
     taken = numbers.stand_ins(inputs or {})
     spec = as_arguments(replaced(call.spec, taken))
-    with attributes_set(model, taken):
+    with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
             model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values
         )
@@ -182,7 +182,7 @@ def _trace_call(
     resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured) + (state or 0)
     lowered = lower(captured, name, resident, options.must_save)
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
-    expected = Expected.of(model, reads.by_path(model), ignored, captured.written)
+    expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
     key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
     left_out = not_counted(model) if state is None else ""
     made = Trace(

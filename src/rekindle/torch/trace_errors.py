@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import traceback
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..errors import TraceError
+from ..frames import users_line
 from .module_paths import printable
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -22,16 +20,14 @@ _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, Gu
 _LEAVES_OUT = re.compile(
     r"\bself((?:\.\w+)*\.\w*(?:layer_?drop|drop_?path|skip_?prob|survival_?prob|stochastic_depth)\w*)", re.IGNORECASE
 )
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 
 
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     """The error to raise where a call of the model could not be captured because of `e`."""
     if isinstance(e, TraceError):
         return e
-    frame, line = _user_line(e)
-    where = f'{line.filename}:{line.lineno}, in {line.name}: "{line.line}"' if line else "an unknown line"
+    frame, words = users_line(e)
+    where = words or "an unknown line"
     data_dependent = isinstance(e, _DATA_DEPENDENT) or "data-dependent" in str(e).lower()
     if isinstance(e, DynamicOutputShapeException):
         return TraceError(
@@ -56,22 +52,6 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
         "Check that the call works with this sample; plan the submodules around that line if it must stay"
     )
-
-
-def _user_line(e: BaseException) -> tuple[FrameType | None, traceback.FrameSummary | None]:
-    """The innermost line of the user's that it came through, else of a module of torch's; and its frame."""
-    own: tuple[Any, Any] = (None, None)
-    of_modules: tuple[Any, Any] = (None, None)
-    frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
-    for frame, line in zip(frames, traceback.extract_tb(e.__traceback__), strict=True):
-        file = os.path.abspath(line.filename)
-        if file.startswith(_OURS) or line.filename.startswith("<") or "contextlib.py" in file:
-            continue
-        if not file.startswith(_TORCH):
-            own = frame, line
-        elif os.path.join("torch", "nn", "modules") in file:
-            of_modules = frame, line
-    return own if own[1] is not None else of_modules
 
 
 def _leaves_layers_out(frame: FrameType | None, model: nn.Module) -> tuple[str, float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +11,21 @@ import torch
 from torch import nn
 
 from . import tree
-from .attributes import Attributes, plain_tensors
+from .as_before import as_before, same
 from .bound import Bound
 from .call import Call
 from .capture import disable_autocast
-from .side_effects import SideEffects
+from .loss import default_loss
+from .sample import copies, owned
+from .steps import gradients_as_before
 
 
 def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: Call) -> list[str]:
-    """Where one planned step differs from one plain step, both on copies of the call's inputs; [] where nothing does, or where
+    """Where one planned step differs from one plain step, both on copies of the call's inputs; [] where the steps agree, or
     the plain step does not fit the device.
 
-    Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; buffers, attributes and
-    random state are put back.
+    Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; the model is put back.
     """
-    from .verify import same
 
     def planned(tensors: list[torch.Tensor]) -> Any:
         return bound(model, replace(call, tensors=tensors))
@@ -35,9 +35,10 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
         return plain(*args, **kwargs)
 
     outcomes = []
-    with contextlib.suppress(torch.OutOfMemoryError):
+    written = bound.trace.lowered.captured.written_parameters
+    with contextlib.suppress(torch.OutOfMemoryError), gradients_as_before(model, []):
         for forward in (planned, eager):
-            with SideEffects(model), as_before(model):  # hooks that count are called once more than the loop calls them
+            with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
                 outcomes.append(_step(model, forward, call.tensors))
     if len(outcomes) < 2:
         return []
@@ -51,47 +52,22 @@ def _step(
     model: nn.Module, forward: Callable[[list[torch.Tensor]], Any], given: list[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
     """The loss, and gradients by name."""
-    from .verify import default_loss
-
-    copies = [_copy(t) for t in given]
+    twins = copies(given, owned(model))
     leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
-    leaves |= {f"input {i}": t for i, t in enumerate(copies) if t.requires_grad}
-    loss = default_loss(forward(copies))
+    leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
+    loss = default_loss(forward(twins))
     with disable_autocast():
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
 
-def _copy(t: torch.Tensor) -> torch.Tensor:
-    copied = t.detach().clone()
-    return (
-        nn.Parameter(copied, t.requires_grad) if isinstance(t, nn.Parameter) else copied.requires_grad_(t.requires_grad)
-    )
-
-
 @contextlib.contextmanager
-def after_first_call(model: nn.Module, call: Call, forward: Callable[..., Any]) -> Iterator[None]:
+def after_first_call(
+    model: nn.Module, call: Call, forward: Callable[..., Any], written: Sequence[str] = ()
+) -> Iterator[None]:
     """The module as its first plain call leaves it (position indices and states that forward makes then); afterwards it is as
-    it was."""
-    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in call.tensors]
-    args, kwargs = call.form.arguments(tree.unflatten(copies, call.spec))
-    with as_before(model):
+    it was. written : parameters that forward writes to."""
+    args, kwargs = call.form.arguments(tree.unflatten(copies(call.tensors, owned(model)), call.spec))
+    with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
         forward(*args, **kwargs)
         yield
-
-
-@contextlib.contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
-    """Buffers, attributes and random state as before, afterwards."""
-    attributes = Attributes(model)
-    carried = [*model.buffers(), *(t for *_, t in plain_tensors(model))]
-    kept = [(b, b.detach().clone()) for b in carried]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            attributes.restore()
-            with torch.no_grad():
-                for b, old in kept:
-                    b.copy_(old)
