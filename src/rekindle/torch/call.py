@@ -219,7 +219,7 @@ def surroundings() -> Key:
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
         (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.get_float32_matmul_precision()),
         tuple([_mode(m) for m in _get_current_function_mode_stack()]) if torch._C._len_torch_function_stack() else (),
-        tuple([Same(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
+        tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
     )
 
 
@@ -234,4 +234,4 @@ _HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
 
 
 def _mode(m: Any) -> Any:
-    return (type(m), m.device) if isinstance(m, DeviceContext) else Same(m)
+    return (type(m), m.device) if isinstance(m, DeviceContext) else (Same(m), key_of(vars(m)))

@@ -159,6 +159,7 @@ class _State:
         held = [(root if d is None else d)[k] for d, k in self._held_by]
         tensors = (
             [*map(id, params)],
+            [*map(type, params)],
             [*map(_KIND, params)],
             [p.stride() for p in params if p.layout is torch.strided],
             [None if t is None else (*_KIND(t), _strides(t)) for t in held],
@@ -237,6 +238,7 @@ class _State:
             which = order.setdefault(id(p), len(order))  # parameters that are tied stay tied
             self.keys[f"the parameter {name}"] = (
                 which,
+                type(p),
                 p.requires_grad,
                 p.dtype,
                 tuple(p.shape),
