@@ -64,7 +64,7 @@ def equal(plain: nn.Module, planned: nn.Module, x: torch.Tensor) -> bool:
         {"loss": "all", "optimizer": with_momentum},
         {"loss": "all", "optimizer": "adamw"},
     ],
-    ids=str,
+    ids=["loss", "must_save", "a class", "options", "a name"],
 )
 def test_what_the_step_was_captured_with(tmp_path: Path, how: dict[str, Any]) -> None:
     if how.get("optimizer") is with_momentum:
