@@ -397,7 +397,7 @@ def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyP
     plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
     assert plan.goal.budget == budget
     assert plan.peak_bytes <= budget - 30_000
-    assert model.forward.options.goal.budget == budget  # type: ignore[attr-defined, union-attr]
+    assert plan.options.goal.budget == budget  # plans for other calls are made with these
 
 
 def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

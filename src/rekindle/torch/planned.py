@@ -167,8 +167,7 @@ class PlannedForward:
                 with LOCK:
                     bound = planner.plans.find(model, key, call)
                     if bound is None:
-                        # What planning saves for steps of its own is no concern of torch.utils.checkpoint's around this call.
-                        with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+                        with _own_saved_tensors():
                             bound = planner.new_plan(new)
         if bound is None:
             if not plans and self._steps_in_eval.count >= unused.FEW:
@@ -228,6 +227,14 @@ class PlannedForward:
         raise pickle.PicklingError(
             "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
         )
+
+
+def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile hooks on saved tensors (of torch.utils.checkpoint around the call, say) see nothing that steps of planning
+    save. Where there are none none are set: torch.func, in forward, refuses to work with any."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
 
 
 def _itself(t: torch.Tensor) -> torch.Tensor:
