@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import rekindle
 
@@ -148,3 +148,39 @@ def test_the_optimizer_in_a_wrapper_counts() -> None:
     x = torch.randn(4, 8)
     one, two = (rekindle.trace(Net(), x, target="cpu", optimizer=o) for o in (inner, Wrapper(optimizer=inner)))
     assert one.graph.resident_bytes == two.graph.resident_bytes > 0
+
+
+class SetsAState(nn.Module):
+    """Its first call makes a state that later calls read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(torch.tanh(self.a(x)))
+        out = h if self.state is None else h + 0.1 * self.state
+        self.state = h.detach()
+        return out
+
+
+@pytest.mark.parametrize("on_new_shape", ["plan", "error"])
+def test_a_plan_for_the_calls_after_the_first_waits_for_those(tmp_path: Path, on_new_shape: str) -> None:
+    torch.manual_seed(0)
+    model, x = SetsAState(), torch.randn(16, 8)
+    planned, eager = copy.deepcopy(model), copy.deepcopy(model)
+    rekindle.checkpoint(model, x, minimize="memory", solver="storages", time_limit=2)
+    model.forward.plan.save(tmp_path / "plan.json")  # type: ignore[union-attr]
+    rekindle.apply(planned, rekindle.load(tmp_path / "plan.json"), on_new_shape=on_new_shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(3):
+            for m in (eager, planned):
+                m.zero_grad()
+                m((i + 1) * x).square().sum().backward()
+            assert all(
+                torch.equal(p.grad, q.grad) for p, q in zip(planned.parameters(), eager.parameters(), strict=True)
+            )
+            assert (planned.forward.last is None) == (i == 0)  # type: ignore[union-attr]
+    assert len(list(planned.forward.bounds)) == 1  # type: ignore[union-attr]

@@ -262,7 +262,7 @@ def write(rows: list[dict[str, Any]]) -> None:
     ROWS.parent.mkdir(parents=True, exist_ok=True)
     with ROWS.open("a", encoding="utf-8") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
-        f.write("".join(json.dumps(r) + "\n" for r in rows))
+        f.write("".join(json.dumps(r | {"code": CODE}) + "\n" for r in rows))
 
 
 def read() -> dict[str, dict[str, Any]]:

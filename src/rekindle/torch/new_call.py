@@ -86,6 +86,7 @@ class Planner:
         self._unlike_file: list[tuple[Key, Expected, list[Question]]] = []  # calls that the loaded plan does not fit
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         self._pending = plan.trace is None  # from a file: it waits for its call
+        self._first_is_over = False  # the call that sets attributes which later calls find, while a loaded plan waits
         if plan.trace is not None:
             check_same_module(model, plan.trace)
             self.bind(model, plan.trace, plan)
@@ -123,6 +124,12 @@ class Planner:
             return None
         try:
             found, bound = self._from_file(new)
+            if bound is None and found is not None and self._comes_first(found):
+                self._first_is_over = True
+                self._say(
+                    f"{new.words}: it sets attributes that later calls find. It runs plain, and the loaded plan is for those"
+                )
+                return None
             return bound or self._planned(new, found)
         except Exception as e:  # also one that nobody foresaw: a run that has gone well so far goes on
             if self.on_new_shape == "error" or isinstance(e, PlanMismatch) and new.model.training:
@@ -153,12 +160,18 @@ class Planner:
             self._pending = False
             self._check_goal(like)
             return found, self.bind(new.model, like, self.plan)
+        if self._comes_first(found):
+            return found, None
         asked = found.lowered.captured.questions
         if not asked or self.on_new_shape == "error":
             raise PlanMismatch(mismatch(self.plan.graph, found.graph))
         # The plan may be for other answers: it waits for a call that gives them.
         self._unlike_file.append((new.key, Expected.of(new.model), asked))
         return found, None
+
+    def _comes_first(self, found: Trace) -> bool:
+        """Whether the call may be the first of a module that sets attributes then, for which no plan was loaded."""
+        return self._pending and not self._first_is_over and found.lowered.captured.settles
 
     def _is_unlike_file(self, new: NewCall) -> bool:
         return any(
