@@ -14,12 +14,13 @@ from pathlib import Path
 from common import provenance
 
 import rekindle
-from rekindle.budget import Goal, format_bytes
+from rekindle import registry
+from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import InfeasibleBudget, RekindleError
-from rekindle.graph import BOUNDARY, Graph, Op, Value
-from rekindle.plan import Plan
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.plan import Plan
 from rekindle.planner import plan_graph
-from rekindle.solvers import registry
+from rekindle.sizes import format_bytes
 
 TABLE = Path(__file__).parent.parent / "docs" / "solver_table.md"
 SHARE = 0.5
@@ -42,10 +43,12 @@ def traced(name: str) -> Graph:
 def answer(graph: Graph, solver: str, seconds: float) -> tuple[Plan, bool]:
     """The solver's plan, and whether it is within the budget."""
     try:
-        return plan_graph(graph, Goal(fraction=SHARE), solver=solver, cost="flops", time_limit=seconds), True
+        return plan_graph(
+            graph, PlanOptions(Goal(fraction=SHARE), solver=solver, cost="flops", time_limit=seconds)
+        ), True
     except InfeasibleBudget:
         goal = Goal(least_memory=True)
-        return plan_graph(graph, goal, solver=solver, cost="flops", time_limit=seconds), False
+        return plan_graph(graph, PlanOptions(goal, solver=solver, cost="flops", time_limit=seconds)), False
 
 
 def row(graph: Graph, solver: str, seconds: float) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from rekindle.graph import BOUNDARY, Graph, Op, Value
-from rekindle.schedule import Free, Run, Schedule, Step
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.schedule import Free, Run, Schedule, Step
 
 settings.register_profile(
     "rekindle",

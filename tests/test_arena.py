@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.arena import plan_offsets
-from rekindle.budget import Goal
-from rekindle.graph import Graph, Op, Value
-from rekindle.plan import schedule_document
+from rekindle.ask import Goal, PlanOptions
+from rekindle.model.arena import plan_offsets
+from rekindle.model.graph import Graph, Op, Value
+from rekindle.model.judge import simulate
+from rekindle.model.plan import schedule_document
+from rekindle.model.schedule import Free, Run, Schedule
 from rekindle.planner import plan_graph
-from rekindle.schedule import Free, Run, Schedule
-from rekindle.simulate import simulate
 from strategies import graphs, schedules
 
 
@@ -76,7 +76,7 @@ def test_what_lives_at_once_lies_apart(data: st.DataObject, graph: Graph, alignm
 
 @given(graphs())
 def test_a_plan_says_what_one_block_takes(graph: Graph) -> None:
-    plan = plan_graph(graph, Goal(least_memory=True), solver="every")
+    plan = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="every"))
     assert plan.activation_peak_bytes <= plan.arena_bytes <= plan.sum_bytes
     assert schedule_document(plan, steps=False)["arena_bytes"] == plan.figures()["arena_bytes"] == plan.arena_bytes
 

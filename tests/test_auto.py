@@ -19,14 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import models
 import rekindle
-from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, simulate, zoo
-from rekindle.budget import Goal
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, registry, zoo
+from rekindle.ask import Goal, PlanOptions
+from rekindle.exact import search as exact
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
+from rekindle.model import judge as simulate
+from rekindle.model import plan
 from rekindle.planner import CLOSER, plan_graph
-from rekindle.solvers import anew, exact, proposals, registry
-from rekindle.solvers.base import Problem
-from rekindle.solvers.storages import Search
+from rekindle.portfolio import anew, proposals
+from rekindle.portfolio.storages import Search
+from rekindle.problem import Problem
 from rekindle.structure.saved import Dropping, runs_from_saved
 from rekindle.zoo.libraries import import_library
 from strategies import chains, dags, graphs, joint_graphs, u_nets
@@ -82,7 +85,7 @@ def test_long_chains_are_not_worse_than_what_is_published_for_them() -> None:
     for name in ("chen-sqrt", "chen-recursive", "revolve"):
         theirs = [simulate(graph, s) for s in registry.get(name).solve(Problem(graph, weights, whole=True))]
         least = min(theirs, key=lambda j: (j.peak_bytes, j.overhead))
-        found = plan_graph(graph, Goal(budget=least.peak_bytes))
+        found = plan_graph(graph, PlanOptions(Goal(budget=least.peak_bytes)))
         assert found.overhead <= least.overhead + 1e-9
 
 
@@ -151,7 +154,7 @@ def test_small_graphs_get_the_best_modes(graph: Graph) -> None:
         runs = d.runs(modes)
         assert runs is not None
         best = min(best, simulate(graph, Schedule.from_runs(graph, runs)).peak_bytes)
-    assert plan_graph(graph, Goal(least_memory=True)).peak_bytes <= best
+    assert plan_graph(graph, PlanOptions(Goal(least_memory=True))).peak_bytes <= best
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
@@ -206,7 +209,7 @@ def test_small_graphs_are_solved_exactly(graph: Graph) -> None:
     best = exact.solve(graph, graph.weights(), limit, safe=True)
     if not best.proven or best.schedule is None:
         return
-    found = plan_graph(graph, Goal(budget=limit))
+    found = plan_graph(graph, PlanOptions(Goal(budget=limit)))
     assert found.peak_bytes <= limit
     assert found.seconds <= simulate(graph, best.schedule).seconds
 
@@ -297,9 +300,9 @@ def test_what_fits_by_one_cost_fits_by_another() -> None:
             return x + self.mlp(x)
 
     graph = rekindle.trace(Block(), torch.randn(8, 128, 64), target="rtx2080ti").graph
-    least = min(plan_graph(graph, Goal(least_memory=True), cost=c).peak_bytes for c in ("seconds", "unit"))
-    assert plan_graph(graph, Goal(least_memory=True), cost="flops").peak_bytes <= least
-    assert plan_graph(graph, Goal(budget=least), cost="flops").peak_bytes <= least
+    least = min(plan_graph(graph, PlanOptions(Goal(least_memory=True), cost=c)).peak_bytes for c in ("seconds", "unit"))
+    assert plan_graph(graph, PlanOptions(Goal(least_memory=True), cost="flops")).peak_bytes <= least
+    assert plan_graph(graph, PlanOptions(Goal(budget=least), cost="flops")).peak_bytes <= least
 
 
 def _small_resnet() -> rekindle.Trace:
@@ -312,30 +315,33 @@ def _small_resnet() -> rekindle.Trace:
 def test_overhead_that_is_left_is_used() -> None:
     """The search by FLOPs ended 6 % above what the overhead allowed, and left it at that."""
     trace = _small_resnet()
-    least = rekindle.plan(trace, minimize="memory").peak_bytes
+    least = rekindle.model.plan(trace, minimize="memory").peak_bytes
     budget = int(1.0002 * least)
-    assert rekindle.plan(trace, budget=budget).flops_overhead < 0.5
-    assert rekindle.plan(trace, max_overhead=0.5, cost="flops").peak_bytes <= budget < 1.01 * least
+    assert rekindle.model.plan(trace, budget=budget).flops_overhead < 0.5
+    assert rekindle.model.plan(trace, max_overhead=0.5, cost="flops").peak_bytes <= budget < 1.01 * least
 
 
 def test_within_a_budget_that_only_another_cost_reaches_the_cheapest_is_taken() -> None:
     """Asked for by seconds, what fits was found by op runs; of that the smallest was taken, whatever it cost."""
     trace = _small_resnet()
     budget = trace.graph.resident_bytes + 109_260_000
-    assert rekindle.plan(trace, budget=budget).overhead < rekindle.plan(trace, minimize="memory").overhead - 0.3
+    assert (
+        rekindle.model.plan(trace, budget=budget).overhead
+        < rekindle.model.plan(trace, minimize="memory").overhead - 0.3
+    )
 
 
 def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> None:
     graph = rekindle.trace(*models.make("gpt")).graph
-    small = plan_graph(graph, Goal(max_overhead=0.5), cost="flops")
-    cheap = plan_graph(graph, Goal(budget=small.peak_bytes), cost="flops")
+    small = plan_graph(graph, PlanOptions(Goal(max_overhead=0.5), cost="flops"))
+    cheap = plan_graph(graph, PlanOptions(Goal(budget=small.peak_bytes), cost="flops"))
     assert (cheap.peak_bytes, cheap.overhead) >= (small.peak_bytes, small.overhead - 1e-9)
 
 
 def test_the_frontier_ends_where_the_least_memory_is() -> None:
     """It ended where the first sweep did: at the U-Net's quarter it was twice as dear as a plan."""
     graph = rekindle.trace(*zoo.load("unet", fake=True, batch=2, image=32, width=8, depth=3), target="rtx2080ti").graph
-    least = plan_graph(graph, Goal(least_memory=True), cost="unit")
+    least = plan_graph(graph, PlanOptions(Goal(least_memory=True), cost="unit"))
     assert rekindle.frontier(graph, cost="unit")[-1].peak_bytes == least.peak_bytes
 
 
@@ -363,9 +369,9 @@ def test_near_the_floor_one_search_alone_is_no_better(
 ) -> None:
     """There moves from plans that hold more lead nowhere: a beam alone was cheaper by a fourth, DTR by half."""
     graph = rekindle.trace(*zoo.load(name, fake=True, **options), target="rtx2080ti").graph
-    smallest = plan_graph(graph, Goal(least_memory=True), solver=solver, cost=cost)
+    smallest = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver=solver, cost=cost))
     budget = graph.resident_bytes + int(more * smallest.activation_peak_bytes)
-    ours, theirs = (plan_graph(graph, Goal(budget=budget), solver=s, cost=cost) for s in ("auto", solver))
+    ours, theirs = (plan_graph(graph, PlanOptions(Goal(budget=budget), solver=s, cost=cost)) for s in ("auto", solver))
     assert ours.overhead <= min(theirs.overhead, smallest.overhead)
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.graph import BOUNDARY, Graph, Op, Value
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle import registry
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.judge import simulate
+from rekindle.model.schedule import Schedule
+from rekindle.problem import Problem
 from rekindle.solvers.chen_sqrt import equally_spaced
 from rekindle.solvers.every import block_path, blocks
 from strategies import graphs

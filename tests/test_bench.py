@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from rekindle.torch.capture.capture.loss import default_loss
+from rekindle.torch.costs.node_costs.memory import storage_peak
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from libraries import needs_torchvision
-from rekindle import bench, zoo
+from rekindle import bench, registry, zoo
 from rekindle.bench.cases import Case
 from rekindle.bench.data_branches import data_branches
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, Asked, choose, parse
@@ -21,9 +23,6 @@ from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import PUBLISHED, Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
-from rekindle.solvers import registry
-from rekindle.torch.loss import default_loss
-from rekindle.torch.measure import storage_peak
 from rekindle.zoo import seeds
 from rekindle.zoo.libraries import build
 

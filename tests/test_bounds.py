@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle import Graph, Op, Schedule, Value, bounds, simulate
-from rekindle.solvers import exact, registry
-from rekindle.solvers.base import Problem
+from rekindle import Graph, Op, Schedule, Value, bounds, registry
+from rekindle.exact import search as exact
+from rekindle.model import judge as simulate
+from rekindle.problem import Problem
 from strategies import graphs, schedules
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rekindle.budget import Goal, parse_bytes
+from rekindle.ask import Goal
 from rekindle.cli.options import read_goal
 from rekindle.errors import UsageError
+from rekindle.sizes import parse_bytes
 
 
 def kind(x: Any) -> str:

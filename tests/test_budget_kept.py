@@ -9,14 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rekindle.torch.costs.node_costs.memory import allocator_peak
 from torch import nn
 
 import rekindle
-from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simulate
-from rekindle.held import held_peak, keeping_results
-from rekindle.schedule import Free, Run
-from rekindle.torch.kept import BLOCK, SCALARS, bookkeeping
-from rekindle.torch.measure import allocator_peak
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value
+from rekindle.model import judge as simulate
+from rekindle.model.held import held_peak, keeping_results
+from rekindle.model.schedule import Free, Run
+from rekindle.torch.check.kept import BLOCK, SCALARS, bookkeeping
 from strategies import chains, joint_graphs, schedules, u_nets
 
 FAST = "storages"
@@ -89,7 +90,7 @@ def loop(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
 def kept(model: nn.Module, x: torch.Tensor, trace: Trace, budget: int, **how: Any) -> bool:
     """Whether there is a plan for the budget; if there is, the measured loop stays within it."""
     try:
-        plan = rekindle.plan(trace, budget, **{"solver": FAST} | how)
+        plan = rekindle.model.plan(trace, budget, **{"solver": FAST} | how)
     except InfeasibleBudget:
         return False
     rekindle.apply(model, plan, on_new_shape="error")
@@ -104,7 +105,7 @@ def kept(model: nn.Module, x: torch.Tensor, trace: Trace, budget: int, **how: An
 
 def least_budget(trace: Trace, solver: str = FAST) -> int:
     with pytest.raises(InfeasibleBudget) as e:
-        rekindle.plan(trace, 1, solver=solver)
+        rekindle.model.plan(trace, 1, solver=solver)
     return e.value.smallest_peak
 
 
@@ -116,7 +117,7 @@ def test_the_smallest_peak_that_an_error_names_is_a_budget_that_is_kept(name: st
     assert kept(model, x, trace, least)
     assert kept(model, x, trace, least + 64)
     with pytest.raises(InfeasibleBudget) as e:
-        rekindle.plan(trace, least - 1, solver=FAST)
+        rekindle.model.plan(trace, least - 1, solver=FAST)
     assert e.value.smallest_peak == least
 
 
@@ -130,15 +131,15 @@ def test_the_room_for_results_is_not_given_up() -> None:
     """As reported: least peak and 64 B were accepted, and the loop took 30 % more."""
     model, x = hourglass()
     trace = rekindle.trace(model, x)
-    least = rekindle.plan(trace, minimize="memory", solver="dtr")
+    least = rekindle.model.plan(trace, minimize="memory", solver="dtr")
     with pytest.raises(InfeasibleBudget, match="128.0 KiB results, which a training loop holds") as e:
-        rekindle.plan(trace, least.peak_bytes + 64, solver="dtr")
+        rekindle.model.plan(trace, least.peak_bytes + 64, solver="dtr")
     assert e.value.bound_bytes <= e.value.smallest_peak
     # a bare graph knows no loop: the judge's peak alone has to fit
-    assert rekindle.plan(trace.graph, least.peak_bytes + 64, solver="dtr").peak_bytes == least.peak_bytes
+    assert rekindle.model.plan(trace.graph, least.peak_bytes + 64, solver="dtr").peak_bytes == least.peak_bytes
     # and so it is for a fraction of the plain peak
     fraction = least.activation_peak_bytes / least.baseline_activation_bytes + 1e-6
-    assert rekindle.plan(trace, fraction, solver="dtr").peak_bytes == least.peak_bytes
+    assert rekindle.model.plan(trace, fraction, solver="dtr").peak_bytes == least.peak_bytes
 
 
 @settings(max_examples=15, deadline=None)
@@ -158,8 +159,8 @@ def test_an_accepted_budget_is_kept(widths: list[int], image: bool, drop: bool, 
     model = nn.Sequential(*layers)
     x = torch.rand(min(batch, 8), widths[0], 8, 8) if image else torch.rand(batch, widths[0])
     trace = rekindle.trace(model, x)
-    bottom = rekindle.plan(trace, minimize="memory", solver=FAST).peak_bytes
-    top = rekindle.plan(trace, 1.0, solver="none").peak_bytes
+    bottom = rekindle.model.plan(trace, minimize="memory", solver=FAST).peak_bytes
+    top = rekindle.model.plan(trace, 1.0, solver="none").peak_bytes
     kept(model, x, trace, bottom + int(share * (top - bottom)))
     assert kept(model, x, trace, least_budget(trace))
 
@@ -232,12 +233,12 @@ class Many(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_many_stages_take_no_more_than_few(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch import stages
+    from rekindle.torch.run import stages
 
     monkeypatch.setattr(stages, "MIN_STAGES", 10**9)  # nothing waits
     model, x = Many(200, dtype), torch.rand(2, 4, dtype=dtype)
     trace = rekindle.trace(model, x)
-    plan = rekindle.plan(trace, 1.0, solver="none")
+    plan = rekindle.model.plan(trace, 1.0, solver="none")
     rekindle.apply(model, plan)
     assert len(next(model.forward.bounds).runner.program.stages) == 200  # type: ignore[operator, union-attr]
     beside = allocator_peak(loop(model, x)).peak_bytes - held_peak(trace.graph, plan.schedule)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.graph import BOUNDARY, Graph, Op, Value
+from rekindle import registry
 from rekindle.kernels import hong as kernel
 from rekindle.kernels.range_max import largest, range_max
-from rekindle.schedule import Schedule
-from rekindle.simulate import Simulation, simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.judge import Simulation, simulate
+from rekindle.model.schedule import Schedule
+from rekindle.problem import Problem
 from rekindle.solvers.chen_greedy import greedy
 from rekindle.solvers.chen_recursive import recursive
 from rekindle.solvers.feng import cheapest

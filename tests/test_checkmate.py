@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rekindle.graph import Graph
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
+from rekindle.model.graph import Graph
+from rekindle.model.judge import simulate
+from rekindle.model.schedule import Schedule
+from rekindle.problem import Problem
 from rekindle.solvers import checkmate
-from rekindle.solvers.base import Problem
 from strategies import chains, dags, graphs, joint_graphs
 from test_bounds import chain
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from rekindle import formats
+from rekindle import registry
 from rekindle.cli import main
 from rekindle.cli.models import load_model
 from rekindle.errors import UsageError
-from rekindle.graph import BOUNDARY, Graph, Op, Value
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle.model import formats
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.judge import simulate
+from rekindle.model.schedule import Schedule
+from rekindle.problem import Problem
 
 PLAIN = 150  # peak of `step`: 100 resident, and during b2 the values 1, 2, 3, 4 and 5
 
@@ -78,7 +78,7 @@ class Ran:
 def test_solve_gives_the_schedule_document_without_steps(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capfd, "solve", graph, "--budget", PLAIN, "--solver", "none", "--json")
     assert ran.code == 0
-    assert ran.document["format"] == "rekindle.schedule/1"
+    assert ran.document["format"] == "rekindle.model.schedule/1"
     assert ran.document["graph_hash"] == step().hash
     assert ran.document["peak_bytes"] == PLAIN
     assert "steps" not in ran.document
@@ -159,7 +159,9 @@ def test_bad_usage_exits_2(graph: Path, capfd: pytest.CaptureFixture[str], more:
     assert_one_paragraph(said.err)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format": "rekindle.graph/2"}', "[]", '{"format": "rekindle.graph/1"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"format": "rekindle.model.graph/2"}', "[]", '{"format": "rekindle.model.graph/1"}']
+)
 def test_a_damaged_file_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str) -> None:
     path = tmp_path / "graph.json"
     path.write_text(text)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rekindle import formats
+from rekindle.model import formats
 from test_cli import assert_one_paragraph, step
 
 COMMAND = [sys.executable, "-m", "rekindle"]
@@ -27,8 +27,8 @@ import sys, time
 import numba, numpy as np
 sys.orig_argv = ["python", "-m", "rekindle"]
 from rekindle.cli import main
-from rekindle.schedule import Schedule
-from rekindle.solvers import registry
+from rekindle.model.schedule import Schedule
+from rekindle import registry
 registry.all_solvers()
 
 @numba.njit(nogil=True)
@@ -114,7 +114,9 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("name", ["numpy", "numba", "typer", "torch", "torch.nn.modules", "rekindle.torch.capture"])
+@pytest.mark.parametrize(
+    "name", ["numpy", "numba", "typer", "torch", "torch.nn.modules", "rekindle.torch.capture.capture"]
+)
 @pytest.mark.parametrize("as_json", [True, False])
 def test_ctrl_c_during_an_import(name: str, as_json: bool) -> None:
     args = ("plan", "zoo:gpt", "--budget", "1GiB", "--solver", "none", *(["--json"] if as_json else []))

@@ -9,15 +9,18 @@ import sys
 
 import pytest
 import torch
+from rekindle.torch.costs.node_costs.node_costs import Cost, node_costs
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from rekindle import files
 from rekindle.errors import UsageError
-from rekindle.torch import calls, clock, cost_cache, costs, devices
-from rekindle.torch.costs import Cost, node_costs
+from rekindle.model import files
+from rekindle.torch.costs.node_costs import cache as cost_cache
+from rekindle.torch.costs.node_costs import clock, devices
+from rekindle.torch.costs.node_costs import node_costs as costs
+from rekindle.torch.costs.node_costs import operator_calls as calls
 
 aten = torch.ops.aten
 
@@ -225,7 +228,7 @@ def test_a_pipe_or_a_folder_in_the_cache_holds_nothing_up(cache):
 
 WRITER = """
 import sys
-from rekindle.torch.cost_cache import CostCache
+from rekindle.torch.costs.cache import CostCache
 number, start = int(sys.argv[1]), sys.stdin.readline()
 for i in range(25):
     cache = CostCache("here")

@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-from rekindle import formats
-from rekindle.budget import Goal
+from rekindle.ask import Goal, PlanOptions
 from rekindle.cli import main
 from rekindle.errors import FormatError, RekindleError
-from rekindle.graph import BOUNDARY, COSTS, Graph, Op, Value
-from rekindle.plan import Plan, load, schedule_document
+from rekindle.model import formats
+from rekindle.model.graph import BOUNDARY, COSTS, Graph, Op, Value
+from rekindle.model.judge import simulate, simulate_plain
+from rekindle.model.plan import Plan, load, schedule_document
+from rekindle.model.schedule import Schedule
 from rekindle.planner import plan_graph
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate, simulate_plain
 
 FILES = int(os.environ.get("REKINDLE_FUZZ", "400"))
 PATIENCE_S = 20.0  # for one file; a busy machine takes its time
@@ -38,7 +38,7 @@ CODE = f"open({str(CANARY)!r}, 'w')"
 STRINGS = [
     "", "\x1b[2J\x1b]0;owned\x07", "a\nb\rc", "\u202e", "\ud800", "\x00", "x" * 100_000, "9" * 5000, "NaN", "../../etc/passwd",
     f"__import__('os').system('touch {CANARY}')", f"'); {CODE}; ('", f"\n{CODE}\n", f"{{{CODE}}}", "%s%n", "[bold]x[/bold]",
-    "boundary", "optimal", "feasible", "rekindle.plan/1", "rekindle.graph/1", "seconds", "flops", "unit",
+    "boundary", "optimal", "feasible", "rekindle.model.plan/1", "rekindle.model.graph/1", "seconds", "flops", "unit",
 ]  # fmt: skip
 NUMBERS = [
     0, 1, -1, 2, 3, 7, 0.5, -0.0, 1e-320, 5e-324, 1e-9, 1e9, 1e18, 1e300, 1.7e308, math.inf, -math.inf, math.nan, 2**31, 2**53,
@@ -63,10 +63,10 @@ def step() -> Graph:
 
 def plans() -> list[dict[str, Any]]:
     made = [
-        plan_graph(step(), Goal(least_memory=True), solver="exact"),
-        plan_graph(step(), Goal(max_overhead=0.3), solver="storages", cost="flops"),
-        plan_graph(step(), Goal(fraction=1.0), solver="none", cost="unit"),
-        plan_graph(step(), Goal(budget=4096), solver="chen-sqrt"),
+        plan_graph(step(), PlanOptions(Goal(least_memory=True), solver="exact")),
+        plan_graph(step(), PlanOptions(Goal(max_overhead=0.3), solver="storages", cost="flops")),
+        plan_graph(step(), PlanOptions(Goal(fraction=1.0), solver="none", cost="unit")),
+        plan_graph(step(), PlanOptions(Goal(budget=4096), solver="chen-sqrt")),
     ]
     found = [json.loads(json.dumps(p.to_json())) for p in made]
     found[0]["options"] = {"time_limit": 3.0, "seed": 1, "optimizer": "adamw", "state_bytes": 4096}
@@ -268,7 +268,7 @@ def test_damaged_graphs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
             assert formats.graph_from_json(formats.graph_to_json(graph)) == graph
             goal = r.choice([Goal(budget=2**62), Goal(fraction=1.0), Goal(max_overhead=0.5), Goal(least_memory=True)])
             try:
-                plan = plan_graph(graph, goal, solver="none", cost=r.choice(COSTS))
+                plan = plan_graph(graph, PlanOptions(goal, solver="none", cost=r.choice(COSTS)))
             except RekindleError:
                 continue
             checked(plan, tmp_path / "again.json")
@@ -297,7 +297,7 @@ def test_damaged_graphs_on_the_command_line(tmp_path: Path, capfd: pytest.Captur
 
 def test_damaged_schedules(tmp_path: Path) -> None:
     graph, path, loaded = step(), tmp_path / "schedule.json", 0
-    doc = schedule_document(plan_graph(graph, Goal(least_memory=True), solver="exact"))
+    doc = schedule_document(plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="exact")))
     for seed in range(FILES):
         r = random.Random(seed)
         path.write_bytes(broken(doc, r))
@@ -318,7 +318,7 @@ def test_damaged_schedules(tmp_path: Path) -> None:
 def test_damaged_caches_of_costs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rekindle.torch import cost_cache
+    from rekindle.torch.costs.node_costs import cache as cost_cache
 
     caplog.set_level(logging.WARNING)
     store = cost_cache.CostCache("here")

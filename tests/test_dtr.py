@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.graph import BOUNDARY, Graph, Op, Value
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle import registry
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.judge import simulate
+from rekindle.model.schedule import Schedule
+from rekindle.problem import Problem
 from rekindle.solvers.dtr import evicting
 from strategies import graphs
 

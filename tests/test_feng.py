@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.graph import BOUNDARY, Graph, Op, Value
+from rekindle import registry
 from rekindle.kernels import feng as kernel
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.judge import simulate
+from rekindle.problem import Problem
 from rekindle.solvers.feng import cheapest
 from rekindle.structure.division import BRANCH, COMPLICATE, LEAF, LINEAR, division_tree, neighbours, splitting_vertices
 from rekindle.structure.forward import Dag, forward_dag

@@ -19,17 +19,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rekindle import certificates, files, formats
-from rekindle.budget import Goal
+from rekindle import certificates, registry
+from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import FormatError, RekindleError, UsageError
-from rekindle.graph import BOUNDARY, Graph, Op, Value
-from rekindle.plan import Plan, load, schedule_document
+from rekindle.model import files, formats
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.judge import simulate
+from rekindle.model.plan import Plan, load, schedule_document
+from rekindle.model.schedule import Run, Schedule
 from rekindle.planner import plan_graph
-from rekindle.report import text
-from rekindle.schedule import Run, Schedule
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle.problem import Problem
+from rekindle.show import text
 from strategies import graphs, schedules
 
 one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -47,7 +47,7 @@ def toy() -> Graph:
 
 
 def toy_plan() -> Plan:
-    return plan_graph(toy(), Goal(budget=4096), solver="none")
+    return plan_graph(toy(), PlanOptions(Goal(budget=4096), solver="none"))
 
 
 def places(doc: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -152,7 +152,7 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path: Path)
     with pytest.raises(FormatError, match="cannot read"):
         load(tmp_path / "none.json")
     formats.write_json(tmp_path / "graph.json", formats.graph_to_json(toy()))
-    with pytest.raises(FormatError, match="rekindle.graph/1"):
+    with pytest.raises(FormatError, match="rekindle.model.graph/1"):
         load(tmp_path / "graph.json")
 
 
@@ -163,7 +163,9 @@ def test_plan_round_trip(tmp_path: Path, data: st.DataObject) -> None:
     goal = data.draw(
         st.sampled_from([Goal(budget=2**40), Goal(fraction=1.0), Goal(max_overhead=0.5), Goal(least_memory=True)])
     )
-    plan = plan_graph(graph, goal, solver="none", cost=data.draw(st.sampled_from(["seconds", "flops", "unit"])))
+    plan = plan_graph(
+        graph, PlanOptions(goal, solver="none", cost=data.draw(st.sampled_from(["seconds", "flops", "unit"])))
+    )
     plan.save(tmp_path / "plan.json")
     again = load(tmp_path / "plan.json")
     assert again == plan
@@ -247,7 +249,7 @@ def wasteful() -> Iterator[str]:
 
 
 def test_a_certificate_that_is_not_proven_again_is_shown_as_such(tmp_path: Path, wasteful: str) -> None:
-    honest = plan_graph(chain(12), Goal(least_memory=True), solver=wasteful)
+    honest = plan_graph(chain(12), PlanOptions(Goal(least_memory=True), solver=wasteful))
     path = tmp_path / "plan.json"
     honest.save(path)
     again = load(path)
@@ -276,13 +278,13 @@ def test_a_certificate_that_is_not_proven_again_is_shown_as_such(tmp_path: Path,
 )
 def test_an_honest_certificate_is_proven_again(tmp_path: Path, goal: Goal) -> None:
     for solver in ("exact", "rotor"):
-        plan_graph(chain(8), goal, solver=solver).save(tmp_path / "plan.json")
+        plan_graph(chain(8), PlanOptions(goal, solver=solver)).save(tmp_path / "plan.json")
         assert load(tmp_path / "plan.json").verified
 
 
 def test_proving_again_takes_a_second_at_most_on_3000_ops(tmp_path: Path) -> None:
-    plan = plan_graph(chain(1500), Goal(max_overhead=0.4), solver="chen-sqrt")
-    warm = plan_graph(chain(8), Goal(least_memory=True), solver="none")
+    plan = plan_graph(chain(1500), PlanOptions(Goal(max_overhead=0.4), solver="chen-sqrt"))
+    warm = plan_graph(chain(8), PlanOptions(Goal(least_memory=True), solver="none"))
     for p, most in ((warm, 60.0), (plan, 1.0)):  # the first may compile
         formats.write_json(tmp_path / "plan.json", claimed(p, p.peak_bytes, "optimal"))
         with mock.patch.object(certificates, "holds", return_value=True):
@@ -296,7 +298,7 @@ def test_names_in_a_plan_are_printed_and_not_obeyed(tmp_path: Path) -> None:
     evil = "\x1b[2J\x07\r\u202e\ud800"
     graph = chain(8)
     ops = tuple(replace(o, name=o.name + evil) if o.name != BOUNDARY else o for o in graph.ops)
-    plan = plan_graph(replace(graph, ops=ops, name=evil), Goal(least_memory=True), solver="none")
+    plan = plan_graph(replace(graph, ops=ops, name=evil), PlanOptions(Goal(least_memory=True), solver="none"))
     plan.save(tmp_path / "plan.json")
     again = load(tmp_path / "plan.json")
     assert again == plan
@@ -391,7 +393,7 @@ def test_a_schedule_of_more_work_than_any_step_is_refused_at_once(tmp_path: Path
     wide = 30_000
     values = (Value(1),) * (wide + 1)
     ops = (*(Op("f", (), (i,)) for i in range(wide)), Op("g", tuple(range(wide)), (wide,)))
-    plan = plan_graph(Graph(values, ops, (wide,)), Goal(least_memory=True), solver="none")
+    plan = plan_graph(Graph(values, ops, (wide,)), PlanOptions(Goal(least_memory=True), solver="none"))
     doc = plan.to_json()
     doc["schedule"]["steps"] += [{"run": wide}] * 50_000
     formats.write_json(tmp_path / "plan.json", doc)

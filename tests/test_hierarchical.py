@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rekindle
-from rekindle.graph import Graph
 from rekindle.kernels import levels as kernel
 from rekindle.kernels import rotor as rotor_kernel
 from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
-from rekindle.solvers.base import Problem
-from rekindle.solvers.hierarchical import Known, Levels, hierarchical, nested, options
+from rekindle.model.graph import Graph
+from rekindle.model.judge import simulate
+from rekindle.model.schedule import Schedule
+from rekindle.portfolio.hierarchical import Known, Levels, hierarchical, nested, options
+from rekindle.problem import Problem
 from rekindle.structure.blocks import Block, Kinds, costly, programs
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.cuts import closed, cuts

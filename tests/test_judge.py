@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import FormatError
-from rekindle.graph import Graph, Op, Value
-from rekindle.schedule import Free, Run, Schedule
-from rekindle.simulate import simulate, simulate_plain
+from rekindle.model.graph import Graph, Op, Value
+from rekindle.model.judge import simulate, simulate_plain
+from rekindle.model.schedule import Free, Run, Schedule
 from strategies import doubtful_schedules, graphs, run_sequences, schedules
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.graph import Graph
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle import registry
+from rekindle.model.graph import Graph
+from rekindle.model.judge import simulate
+from rekindle.problem import Problem
 from rekindle.solvers.kusumoto import LEVELS, all_lower_sets, budgets, in_levels, spanned, steps, strategies
 from rekindle.structure.forward import Dag
 from strategies import graphs

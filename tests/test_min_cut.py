@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.graph import Graph
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
-from rekindle.solvers.base import Problem
+from rekindle import registry
+from rekindle.model.graph import Graph
+from rekindle.model.judge import simulate
+from rekindle.problem import Problem
 from rekindle.solvers.min_cut import Network, between, corners
 from rekindle.structure.saved import Dropping
 from strategies import graphs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from rekindle.torch.capture.capture.loss import default_loss
+from rekindle.torch.costs.node_costs.memory import storage_peak
 
 import rekindle
-from rekindle import Schedule, simulate
-from rekindle.torch.loss import default_loss
-from rekindle.torch.measure import storage_peak
+from rekindle import Schedule
+from rekindle.model import judge as simulate
 
 
 @pytest.mark.parametrize(("name", "options"), [("gpt_blocks", {}), ("unet", {"image": 64, "width": 16})])

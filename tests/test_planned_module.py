@@ -16,9 +16,10 @@ import rekindle
 from models import call, loss_of, make
 from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
+from rekindle.ask import PlanOptions
 from rekindle.planner import plan_graph
-from rekindle.torch import measure
-from rekindle.torch.planned import PlannedForward
+from rekindle.torch.costs.node_costs import memory as measure
+from rekindle.torch.run.planned import PlannedForward
 
 
 def test_nothing_stays_alive_after_a_step(pair: Any) -> None:
@@ -124,7 +125,7 @@ def test_the_source_can_be_read(pair: Any) -> None:
 def test_a_schedule_that_reorders_random_ops_is_refused() -> None:
     model, x = Net(), torch.rand(8, 16)
     trace = rekindle.trace(model, x)
-    plan = plan_graph(trace.graph, rekindle.api.Goal.parse(budget=1.0), solver="none")
+    plan = plan_graph(trace.graph, PlanOptions(rekindle.api.Goal.parse(budget=1.0), solver="none"))
     runs = plan.schedule.runs
     random = [i for i, o in enumerate(runs) if "dropout" in trace.graph.ops[o].name and not trace.graph.ops[o].backward]
     # The second block's dropout cannot come first by dependence; so ask for it on a model where it could.
@@ -141,14 +142,14 @@ def test_a_schedule_that_reorders_random_ops_is_refused() -> None:
 
     model, x = Apart(), torch.rand(8, 4)
     trace = rekindle.trace(model, x)
-    runs = rekindle.plan(trace, 1.0, solver="none").schedule.runs
+    runs = rekindle.model.plan(trace, 1.0, solver="none").schedule.runs
     names = [trace.graph.ops[o].name for o in runs]
     first, second = (i for i, n in enumerate(names) if "native_dropout.default" in n)
     ops = [trace.graph.ops[o] for o in runs]
     assert set(ops[first].outputs) & set(ops[second].inputs)  # a token, so that solvers keep their order
     b = next(i for i, n in enumerate(names) if n.startswith("b|") and i < second)
     moved = [runs[b], runs[second], *(o for o in runs if o not in (runs[b], runs[second]))]
-    from rekindle.torch.program import build
+    from rekindle.torch.run.program import build
 
     with pytest.raises(RekindleError, match="random numbers in another order"):
         build(trace.lowered, rekindle.Schedule.from_runs(trace.graph, moved))
@@ -161,7 +162,7 @@ def test_marked_modules_never_run_again(pair: Any) -> None:
         i for i, o in enumerate(trace.graph.ops) if not o.recompute and "aten" in o.name and "i64[]" not in o.name
     ]
     assert {trace.graph.ops[i].name.split("|")[0] for i in marked} >= {"blocks.1.0", "blocks.1.1", "blocks.2.0"}
-    plan = rekindle.plan(trace, minimize="memory", solver="feng")
+    plan = rekindle.model.plan(trace, minimize="memory", solver="feng")
     assert all(plan.schedule.runs.count(i) == 1 for i in marked)
     assert rekindle.verify(model, x, plan).ok
 
@@ -182,7 +183,7 @@ def test_verify_leaves_everything_as_it_was(pair: Any) -> None:
 
 def test_verify_sees_a_wrong_number(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random op that draws anew instead of being replayed must not pass."""
-    from rekindle.torch import rng
+    from rekindle.torch.capture.capture import rng
 
     plain, _, x = pair
     monkeypatch.setattr(rng, "replay", lambda saved, device, call, *args, **kwargs: call(*args, **kwargs))
@@ -213,7 +214,7 @@ def test_a_submodule_exchanged_for_one_that_cannot_be_traced_runs_plain() -> Non
             return -h if self.looks and not bool((h > -100).all()) else h
 
     model, x = nn.Sequential(nn.Linear(8, 8), Looks(False)), torch.randn(4, 8)
-    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
+    plan = rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
     rekindle.apply(model, plan, on_new_shape="plain")
     model(x)
     model[1] = Looks(True)

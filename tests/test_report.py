@@ -13,18 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rekindle.budget import Goal, format_bytes
+from rekindle import registry
+from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import UsageError
-from rekindle.graph import BOUNDARY, Graph, Op, Value
-from rekindle.plan import Plan
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.judge import simulate
+from rekindle.model.plan import Plan
+from rekindle.model.schedule import Schedule
 from rekindle.planner import plan_graph
-from rekindle.report import text
-from rekindle.report.frontier_svg import frontier_svg
-from rekindle.report.svg import byte_unit, ticks
-from rekindle.report.timeline import LEFT, PANEL, RIGHT, WIDTH, Track, memory_timeline
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
-from rekindle.solvers import registry
+from rekindle.show import text
+from rekindle.show.frontier_svg import frontier_svg
+from rekindle.show.svg import byte_unit, ticks
+from rekindle.show.timeline import LEFT, PANEL, RIGHT, WIDTH, Track, memory_timeline
+from rekindle.sizes import format_bytes
 from strategies import graphs, run_sequences
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,7 +54,7 @@ def segments(graph: Graph, length: int, each: int) -> Schedule:
 
 def plans() -> list[Plan]:
     graph = chain(12)
-    plain = plan_graph(graph, Goal(budget=2**40), solver="none")
+    plain = plan_graph(graph, PlanOptions(Goal(budget=2**40), solver="none"))
     other = simulate(graph, segments(graph, 12, 3))
     cheap = replace(plain, peak_bytes=other.peak_bytes, overhead=other.overhead, flops_overhead=other.flops_overhead)
     return [plain, cheap]
@@ -198,17 +199,17 @@ def test_tables_say_the_figures() -> None:
 
 def test_a_plan_at_the_floor_names_the_op_to_split() -> None:
     graph = chain(12)
-    least = plan_graph(graph, Goal(least_memory=True), solver="rotor")
+    least = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="rotor"))
     assert least.splitting_op.startswith("b")
     assert re.search(f"to go lower, split +{least.splitting_op}:", str(least))
-    assert plan_graph(graph, Goal(fraction=1.0), solver="none").splitting_op == ""
+    assert plan_graph(graph, PlanOptions(Goal(fraction=1.0), solver="none")).splitting_op == ""
 
 
 def test_names_that_a_terminal_or_a_browser_would_obey_are_only_shown() -> None:
     evil = "\x1b[2J\x00\ud800</text><script>alert(1)</script>"
     graph = replace(chain(3), name=evil)
     graph = replace(graph, ops=tuple(replace(o, name=o.name + evil) if o.name != BOUNDARY else o for o in graph.ops))
-    plan = plan_graph(graph, Goal(least_memory=True), solver="none")
+    plan = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="none"))
     for picture in (memory_timeline(graph, plan.schedule, title=evil), frontier_svg([plan], title=evil)):
         parsed(picture)
     html = replace(plan, bound_op=evil)._repr_html_()

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.graph import Graph
 from rekindle.kernels import rotor as kernel
 from rekindle.kernels.revolve import fewest_steps
-from rekindle.schedule import Schedule
-from rekindle.simulate import simulate
-from rekindle.solvers.base import Problem
+from rekindle.model.graph import Graph
+from rekindle.model.judge import simulate
+from rekindle.model.schedule import Schedule
+from rekindle.problem import Problem
 from rekindle.solvers.revolve import operations
 from rekindle.solvers.rotor import Curve, rotor
 from rekindle.structure.chain import BACKWARD, KEEP_ALL, chain_of

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.graph import Graph
 from rekindle.kernels import search as kernel
-from rekindle.solvers.base import Problem
-from rekindle.solvers.storages import Search
+from rekindle.model.graph import Graph
+from rekindle.portfolio.storages import Search
+from rekindle.problem import Problem
 from strategies import graphs
 
 shares = st.floats(0.1, 2.0)

@@ -8,12 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle import Graph, Op, Schedule, Value, simulate
-from rekindle.graph import Arrays
+from rekindle import Graph, Op, Schedule, Value
 from rekindle.kernels import moves, slots
 from rekindle.kernels import sequence as kernel
-from rekindle.solvers.anneal import Polish
-from rekindle.solvers.base import Problem
+from rekindle.kernels.arrays import Arrays
+from rekindle.model import judge as simulate
+from rekindle.portfolio.anneal import Polish
+from rekindle.problem import Problem
 from rekindle.structure.archive import entry
 from rekindle.structure.reduced import Reduced
 from rekindle.structure.saved import Dropping

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rekindle.torch.capture.capture.loss import default_loss
+from rekindle.torch.costs.node_costs.memory import allocator_peak
 from torch import nn
 
 import rekindle
 from rekindle import InfeasibleBudget, Plan, RekindleError, UsageError
-from rekindle.torch import kept
-from rekindle.torch.loss import default_loss
-from rekindle.torch.measure import allocator_peak
-from rekindle.torch.sample import Sample
-from rekindle.torch.verify import Check, check_step
+from rekindle.torch.check import kept
+from rekindle.torch.check.verify import Check, check_step
+from rekindle.torch.run.sample import Sample
 
 FAST = "chen-sqrt"
 
 
 def planned(model: nn.Module, sample: Any) -> Plan:
-    return rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver=FAST)
+    return rekindle.model.plan(rekindle.trace(model, sample), minimize="memory", solver=FAST)
 
 
 class Body(nn.Module):
@@ -61,7 +61,7 @@ def test_a_model_that_writes_over_its_input(write: Callable[[torch.Tensor], Any]
 
 def spoil(monkeypatch: pytest.MonkeyPatch, how: Callable[[list[Any]], None]) -> None:
     """Let planned calls do something to their inputs that plain ones do not."""
-    from rekindle.torch.planned import Bound
+    from rekindle.torch.run.planned import Bound
 
     call = Bound.__call__
 
@@ -81,7 +81,7 @@ def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPat
     handle = layers[0].weight.register_hook(lambda g: g)
     handle.remove()
     monkeypatch.setattr(
-        "rekindle.torch.steps._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
+        "rekindle.torch.run.steps._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
     )
     check = rekindle.verify(model, x, plan)
     assert check.buffers_equal is False
@@ -183,7 +183,7 @@ def test_a_model_that_draws_is_called_twice(monkeypatch: pytest.MonkeyPatch) -> 
     model, x = Noisy(), torch.rand(8, 16)
     plan = planned(model, x)
     assert rekindle.verify(model, x, plan).ok
-    from rekindle.torch.planned import Bound
+    from rekindle.torch.run.planned import Bound
 
     call = Bound.__call__
 
@@ -390,7 +390,7 @@ def deep() -> tuple[nn.Module, torch.Tensor]:
 def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
     trace = rekindle.trace(model, x)
-    first = rekindle.plan(trace, 0.8, solver="storages")
+    first = rekindle.model.plan(trace, 0.8, solver="storages")
     budget = first.peak_bytes + 2048
     with_peaks(monkeypatch, [30_000, 10_000, 0])
     rekindle.checkpoint(model, x, budget, solver="storages")
@@ -402,7 +402,7 @@ def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyP
 
 def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
-    budget = rekindle.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
+    budget = rekindle.model.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
     with_peaks(monkeypatch, [50_000, 100_000, 150_000])
     with pytest.raises(InfeasibleBudget, match="measured step takes .* while results are held") as e:
         rekindle.checkpoint(model, x, budget, solver="storages")
@@ -415,7 +415,7 @@ def test_the_peak_of_least_memory_is_no_circular_advice() -> None:
     """As reported: asked for the peak that minimize='memory' reached, the error asked for 20 B less, and so on."""
     model, x = deep()
     trace = rekindle.trace(model, x)
-    ask = rekindle.plan(trace, minimize="memory", solver="storages").peak_bytes
+    ask = rekindle.model.plan(trace, minimize="memory", solver="storages").peak_bytes
     with pytest.raises(InfeasibleBudget) as e:
         rekindle.checkpoint(model, x, ask, solver="storages")
     rekindle.checkpoint(model, x, e.value.smallest_peak, solver="storages")

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from rekindle import zoo
+from rekindle.torch.check.verify import default_loss
 from rekindle.torch.trace import call_arguments
-from rekindle.torch.verify import default_loss
 from rekindle.zoo import seeds
 
 MIB, GIB = 2**20, 2**30

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from rekindle.torch.cost_cache import cpu_model
-from rekindle.torch.measure import allocator_peak
+from rekindle.torch.costs.node_costs.cache import cpu_model
+from rekindle.torch.costs.node_costs.memory import allocator_peak
 
 Step = Callable[[], Any]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rekindle.torch.costs.node_costs.devices import closest
 
 import rekindle
 from gpu.bracket import Clock, OutOfTime, largest
@@ -21,7 +22,6 @@ from gpu.devices import Device, get
 from gpu.steps import Emit, Row, Way, by_plan, why
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import InfeasibleBudget, Plan
-from rekindle.torch.devices import closest
 
 OVERHEAD = 1 / 3  # extra seconds that a plan may take where the search begins
 ROOM = (0.02, 0.06)  # shares of the cap left free, tried in turn
@@ -118,7 +118,7 @@ class Search:
 
     def _guess(self, plain: int, work: Path, solve_seconds: float, begin: float) -> int:
         """Where to begin, from a step at the plain step's batch."""
-        plan = rekindle.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
+        plan = rekindle.model.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
         row = self._run(plain, plan, work, begin)
         if not self._kept(row) or not row:
             return plain
@@ -131,7 +131,7 @@ class Search:
         for room in ROOM[ROOM.index(self.room) :]:
             limit = int(self.cap_bytes * (1 - room) - self.beside * batch)
             try:
-                plan = rekindle.plan(self._trace(batch), max(1, limit), time_limit=solve_seconds)
+                plan = rekindle.model.plan(self._trace(batch), max(1, limit), time_limit=solve_seconds)
             except (InfeasibleBudget, torch.OutOfMemoryError) as e:
                 self.note = f"batch {batch}: {why(e)}"
                 return None

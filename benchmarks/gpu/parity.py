@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gpu.cases import with_gradients
-from rekindle.torch.verify import same
+from rekindle.torch.check.verify import same
 
 Left = dict[str, torch.Tensor | None]
 

@@ -20,16 +20,17 @@ from .errors import (
     TraceError,
     UsageError,
 )
-from .graph import Graph, Op, Value
-from .plan import Plan, load
-from .schedule import Free, Run, Schedule
-from .simulate import Simulation, simulate
+from .model.graph import Graph, Op, Value
+from .model.judge import Simulation, simulate
+from .model.plan import Plan
+from .model.schedule import Free, Run, Schedule
+from .plan_files import load
 from .version import __version__
 
 if TYPE_CHECKING:
     from . import zoo
+    from .torch.check.verify import Check, verify
     from .torch.trace import Trace, trace
-    from .torch.verify import Check, verify
 
 __all__ = [
     "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "Plan", "PlanMismatch",

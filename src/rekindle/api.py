@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import accept
-from .ask import LOSSES, PlanOptions
-from .budget import Goal
+from . import accept, arguments
+from .ask import LOSSES, Goal, PlanOptions
 from .errors import RekindleError, UsageError
-from .graph import Graph
-from .plan import Plan
-from .planner import frontier_graph, plan_graph
+from .frontiers import frontier_graph
+from .model.graph import Graph
+from .model.plan import Plan
+from .planner import plan_graph
 
 if TYPE_CHECKING:
     import torch
@@ -72,13 +72,8 @@ def plan_with(what: Trace | Graph, options: PlanOptions, target: str | None = No
     """`plan` with its options as one object."""
     progress = options.progress if callable(options.progress) else None
     trace, graph, finish = _problem(what, target, progress)
-    found = plan_graph(
-        graph, options.goal, solver=options.solver, cost=options.cost, time_limit=options.time_limit, seed=options.seed,
-        progress=progress, finish=finish, bookkeeping=_bookkeeping(trace),
-    )  # fmt: skip
-    object.__setattr__(found, "trace", trace)
-    object.__setattr__(found, "asked", options)
-    return found
+    found = plan_graph(graph, options, finish=finish, bookkeeping=_bookkeeping(trace))
+    return replace(found, trace=trace)
 
 
 def frontier(
@@ -94,20 +89,15 @@ def frontier(
     """The whole memory/cost curve: plans in order of falling peak, none dominated. Arguments as in `plan`."""
     accept.search(solver, cost, time_limit, seed, progress)
     trace, graph, finish = _problem(what, target, progress)
-    plans = frontier_graph(
-        graph, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress, finish=finish
-    )
-    for p in plans:
-        object.__setattr__(p, "trace", trace)
-        object.__setattr__(p, "asked", PlanOptions(p.goal, solver, cost, time_limit, seed, progress))
-    return plans
+    options = PlanOptions(Goal(least_memory=True), solver, cost, time_limit, seed, progress)
+    return [replace(p, trace=trace) for p in frontier_graph(graph, options, finish=finish)]
 
 
 def _bookkeeping(trace: Trace | None) -> int | None:
     """Bytes that a budget leaves for what the graph of a trace does not count; None for a bare graph."""
     if trace is None:
         return None
-    from .torch.kept import bookkeeping
+    from .torch.check.kept import bookkeeping
 
     return bookkeeping(trace)
 
@@ -123,7 +113,7 @@ def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, 
         raise UsageError(
             f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
         )
-    from .torch import stages
+    from .torch.run import stages
 
     if target is not None:
         what = what.costed(target, progress)
@@ -150,11 +140,11 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
 def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: Plan | None = None) -> nn.Module:
     """`apply`. first : the plan of the very first call, where that call has another graph."""
     from .torch.accept import module
-    from .torch.planned import NEW_SHAPE, PlannedForward
+    from .torch.run.planned import NEW_SHAPE, PlannedForward
 
     module(model)
     accept.plan(plan)
-    accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
+    arguments.choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
     forward = PlannedForward(model, plan, on_new_shape, plan_with, check)
     if first is not None:
@@ -173,7 +163,7 @@ def restore(model: nn.Module) -> nn.Module:
     UsageError : `model` is no module.
     """
     from .torch.accept import module
-    from .torch.planned import planned_forward
+    from .torch.run.planned import planned_forward
 
     module(model)
     planned = planned_forward(model)
@@ -213,18 +203,18 @@ def checkpoint(
     ParityError : the planned step does not give the plain step's numbers.
     """
     from .torch import accept as torch_accept
-    from .torch.kept import confirm
-    from .torch.planned import NEW_SHAPE, set_aside
-    from .torch.probe import probe
+    from .torch.check.kept import confirm
+    from .torch.check.probe import probe
+    from .torch.run.planned import NEW_SHAPE, set_aside
+    from .torch.run.trial import after_first_call
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
-    from .torch.trial import after_first_call
 
     torch_accept.process("checkpoint")
     goal = Goal.parse(budget, max_overhead, minimize)
     accept.search(solver, cost, time_limit, seed, progress)
-    accept.choice("on_new_shape", on_new_shape, NEW_SHAPE)
-    accept.flag("check", check)
-    accept.choice("loss", loss, LOSSES)
+    arguments.choice("on_new_shape", on_new_shape, NEW_SHAPE)
+    arguments.flag("check", check)
+    arguments.choice("loss", loss, LOSSES)
     torch_accept.module(model)
     torch_accept.optimizer(optimizer)
     must_save = torch_accept.must_save(model, must_save)

@@ -1,17 +1,109 @@
 """A user's options as frozen objects: they travel whole from the first call to every later plan.
 
-`Goal` (see `budget`) says what a plan is for, `PlanOptions` how to search for it, `TraceOptions` how to capture the step.
+`Goal` says what a plan is for, `PlanOptions` how to search for it, `TraceOptions` how to capture the step.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
-from .budget import Goal
+from .errors import UsageError
+from .printed import value
+from .sizes import MOST_BYTES, parse_bytes
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
+MOST_OVERHEAD = 1e6  # a million times the plain step
+FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Exactly one of:
+
+    budget : peak bytes of the whole step, everything included.
+    fraction : the activation peak as a fraction, in (0, 1], of the plain run's.
+    max_overhead : least memory within this extra cost (0.1: 10 %).
+    least_memory : least memory at any cost.
+    """
+
+    budget: int | None = None
+    fraction: float | None = None
+    max_overhead: float | None = None
+    least_memory: bool = False
+
+    @classmethod
+    def parse(
+        cls, budget: str | int | float | None = None, max_overhead: float | None = None, minimize: str | None = None
+    ) -> Goal:
+        """The goal a user states, in Python or on the command line.
+
+        budget : a size ("8GiB", "512MB", "123456"), an int of bytes, or a fraction in (0, 1] of the plain run's
+            activation peak: a float, or a string that is a bare number with a point ("0.5"). numpy's numbers will do.
+
+        Raises
+        ------
+        UsageError : none or several were given, or one is out of range.
+        """
+        given = [
+            k for k, x in (("budget", budget), ("max_overhead", max_overhead), ("minimize", minimize)) if x is not None
+        ]
+        if len(given) != 1:
+            what = "none" if not given else " and ".join(given)
+            raise UsageError(f"give exactly one of budget, max_overhead and minimize; got {what}")
+        if minimize is not None:
+            if not isinstance(minimize, str) or minimize != "memory":
+                raise UsageError(f'minimize={value(minimize)} is unknown; the one choice is "memory"')
+            return cls(least_memory=True)
+        if max_overhead is not None:
+            return cls(max_overhead=_overhead(max_overhead))
+        if isinstance(budget, str):
+            if not re.fullmatch(r"\s*[+-]?([0-9]+\.[0-9]*|\.[0-9]+)\s*", budget):
+                return cls(budget=parse_bytes(budget))
+            return cls(fraction=_fraction(float(budget), budget))
+        if isinstance(budget, bool):
+            raise UsageError(f"budget={budget} is no size; {FORMS}")
+        if isinstance(budget, Integral):
+            if budget < 0:
+                raise UsageError(f"budget={value(int(budget))} is no size: it is below 0; {FORMS}")
+            if int(budget) > MOST_BYTES:
+                raise UsageError(f"budget={value(int(budget))} is beyond any memory; give at most {MOST_BYTES} bytes")
+            return cls(budget=int(budget))
+        if isinstance(budget, Real):
+            return cls(fraction=_fraction(budget, budget))
+        raise UsageError(f"budget={value(budget)} is no size; {FORMS}")
+
+    @classmethod
+    def from_json(cls, doc: dict[str, Any]) -> Goal:
+        """The goal that `to_json` wrote.
+
+        Raises
+        ------
+        UsageError : it is not one goal, or out of range.
+        """
+        if doc == {"least_memory": True}:
+            return cls(least_memory=True)
+        if len(doc) != 1 or not set(doc) <= {"budget", "fraction", "max_overhead"}:
+            raise UsageError(f"{value(doc)} is not one goal")
+        ((kind, x),) = doc.items()
+        if not isinstance(x, int | float) or (kind == "fraction") != isinstance(x, float) and kind != "max_overhead":
+            raise UsageError(f"{value(doc)} is no goal")
+        return cls.parse(max_overhead=x) if kind == "max_overhead" else cls.parse(budget=x)
+
+    def limit(self, resident: int, baseline_activation: int) -> int | None:
+        """The peak in bytes to stay within, resident included; None where the goal is no budget."""
+        if self.budget is not None:
+            return self.budget
+        if self.fraction is not None:
+            return resident + int(self.fraction * baseline_activation)
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self).items() if v is not None and v is not False}
 
 
 @dataclass(frozen=True)
@@ -50,3 +142,31 @@ class TraceOptions:
     optimizer: Any = field(default=None, compare=False, repr=False)
     must_save: tuple[str, ...] = ()
     state_bytes: int | None = None
+
+
+def _fraction(x: Any, given: Any) -> float:
+    part = _float(x)
+    if not 0 < part <= 1:
+        raise UsageError(
+            f"budget={value(given)}: a number with a point is a fraction of the plain run's activation peak, in (0, 1]; "
+            "give bytes as an int or as a string like '8GiB'"
+        )
+    return part
+
+
+def _overhead(x: Any) -> float:
+    most = math.nan if isinstance(x, bool) or not isinstance(x, Real) else _float(x)
+    if not 0 <= most <= MOST_OVERHEAD:
+        raise UsageError(
+            f"max_overhead={value(x)} must be a fraction of at least 0 (0.1 means 10 % more) and at most "
+            f'{MOST_OVERHEAD:g}; for the least memory at any cost give minimize="memory"'
+        )
+    return most
+
+
+def _float(x: Any) -> float:
+    """nan for what is beyond all floats."""
+    try:
+        return float(x)
+    except (OverflowError, ValueError):
+        return math.nan

@@ -11,7 +11,7 @@ import numpy as np
 from . import bounds
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .model.plan import Plan
 
 LOOKS = (0.02, 0.06)  # time limits of bounds, in seconds; on graphs of about 100 ops they take ten times as long
 ALLOWANCE = 0.15  # seconds of this thread's work after which no longer look is begun

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from .budget import format_bytes
-from .files import write_text
-from .report import text
-from .report.timeline import memory_timeline
+from .model.files import write_text
+from .show import text
+from .show.timeline import memory_timeline
+from .sizes import format_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,8 +51,8 @@ def _model(
     name: str, batch: int, options: Mapping[str, Any], steps: int, folder: Path, console: Console, time_limit: float
 ) -> dict[str, Any]:
     from . import api, zoo
+    from .torch.check.verify import verify
     from .torch.trace import trace
-    from .torch.verify import verify
 
     console.rule(name)
     model, sample = zoo.load(name, batch=batch, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from ..plan import Plan
+from ..model.plan import Plan
 from ..torch.trace import Trace
 from .cases import Case
 from .checkpointing import per_block, sequential

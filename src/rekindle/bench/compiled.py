@@ -25,11 +25,11 @@ from torch import fx, nn
 from torch._functorch import config
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from ..plan import Plan
-from ..torch.bound import Bound
-from ..torch.call import bind
-from ..torch.capture import disable_autocast
-from ..torch.captured import Captured
+from ..model.plan import Plan
+from ..torch.capture.capture import disable_autocast
+from ..torch.capture.captured import Captured
+from ..torch.capture.module_call import bind
+from ..torch.run.bound import Bound
 from ..torch.trace import Trace, plain_forward
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]

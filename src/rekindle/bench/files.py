@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError
-from ..files import write_text
+from ..model.files import write_text
 from .row import Row, key
 
 NAMES = ("suite", "model", "method")

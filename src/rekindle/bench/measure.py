@@ -16,7 +16,7 @@ from .suites import SUITES
 from .wall import wall_ratio
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..model.plan import Plan
     from ..torch.trace import Trace
     from .cases import Case, Measured
 
@@ -96,7 +96,7 @@ def _told_by(plan: Plan) -> bytes:
 
 def _traced(case: Case, about: About) -> _Traced | Exception:
     """On real tensors seconds and workspaces are measured; on fake ones they are the target's."""
-    from ..schedule import Schedule
+    from ..model.schedule import Schedule
     from ..torch.trace import trace
     from .nodes import node_runs
 
@@ -135,8 +135,7 @@ def _compared(case: Case, about: About, method: str, traced: _Traced | Exception
 
 
 def _planned(case: Case, about: About, method: str, asked: Asked, traced: _Traced | Exception) -> Row:
-    from .. import api
-    from ..solvers import registry
+    from .. import api, registry
     from .nodes import node_runs
 
     if isinstance(traced, Exception):

@@ -21,8 +21,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .. import registry
 from ..errors import UsageError
-from ..solvers import registry
 
 COMPARATORS = (
     "checkpoint-blocks", "checkpoint-sequential", "selective-matmul", "compile-0.75", "compile-0.5", "compile-0.25",

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from ..torch.normalise import Lowered
+from ..torch.capture.normalise import Lowered
 
 
 def node_runs(low: Lowered, runs: Iterable[int]) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 
 from .row import About, Row, Task, make_row
 
-NEEDED = ["rekindle.bench.measure", "rekindle.bench.comparators", "rekindle.torch.trace", "rekindle.torch.planned"]
-NEEDED += ["rekindle.solvers.auto", "rekindle.zoo.seeds"]
+NEEDED = ["rekindle.bench.measure", "rekindle.bench.comparators", "rekindle.torch.trace", "rekindle.torch.run.planned"]
+NEEDED += ["rekindle.portfolio.auto", "rekindle.zoo.seeds"]
 WAIT = 0.5  # seconds between looks at whether the processes live
 MEASURED, ENDED_EARLY = "the process that measured ", " ended early (exit code "  # in the note of what was left undone
 

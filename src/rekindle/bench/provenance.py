@@ -52,7 +52,7 @@ def _commit() -> str | None:
 def _hardware() -> str:
     import torch
 
-    from ..torch.cost_cache import cpu_model
+    from ..torch.costs.cache import cpu_model
 
     gpu = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
     return f"{gpu}{cpu_model()}, {os.cpu_count()} cores"

@@ -13,8 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..torch.instrument import WHICH_DEVICE
-from ..torch.measure import tensors_in
+from ..torch.costs.instrument import WHICH_DEVICE
+from ..torch.costs.memory import tensors_in
 
 _OTHER_MEMORY = {torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_}
 _PLAIN = (type(None), int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -10,7 +10,7 @@ from .provenance import provenance
 from .suites import PUBLISHED
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..model.plan import Plan
     from .cases import Measured
 
 MB = 2**20

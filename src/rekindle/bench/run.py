@@ -27,7 +27,7 @@ def tasks(
     ------
     UsageError : unknown suite, model, method, target or cost; the message lists the valid ones.
     """
-    from ..torch.devices import get
+    from ..torch.costs.devices import get
 
     if suite not in SUITES:
         raise UsageError(f"suite {suite!r} is unknown; choose one of: {', '.join(SUITES)}")

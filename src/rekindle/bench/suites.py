@@ -66,7 +66,7 @@ def _seeds_case(name: str, batch: int, image: int) -> Case:
 
 def _storage_peak(model: nn.Module, step: Callable[[], None], mode: AbstractContextManager[Any]) -> PeakOf:
     """The instrument for fake tensors: parameters, their gradients (which this makes) and buffers do not count."""
-    from ..torch.measure import storage_peak
+    from ..torch.costs.memory import storage_peak
 
     with mode:
         step()
@@ -81,8 +81,8 @@ def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
 
 def _zoo_case(name: str, options: dict[str, Any]) -> Case:
     from .. import zoo
-    from ..torch import tree
-    from ..torch.loss import default_loss
+    from ..torch.capture import tree
+    from ..torch.capture.loss import default_loss
     from ..torch.trace import call_arguments
     from .cases import Case
     from .data_branches import data_branches
@@ -172,10 +172,10 @@ def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
 
 
 def _real_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
-    from ..torch.loss import default_loss
-    from ..torch.measure import allocator_peak
+    from ..torch.capture.loss import default_loss
+    from ..torch.check.verify import verify
+    from ..torch.costs.memory import allocator_peak
     from ..torch.trace import call_arguments
-    from ..torch.verify import verify
     from .cases import Case
 
     model, sample = make()

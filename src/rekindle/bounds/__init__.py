@@ -1,7 +1,7 @@
 """Certified lower bounds: what no schedule can go below, whatever the order of its ops."""
 
+from ..model.floor import Bound, single_op
 from .ahead import look_ahead
-from .base import Bound, single_op
 from .best import best, time_at
 from .lagrange import lagrangian
 from .staged import staged

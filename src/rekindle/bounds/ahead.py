@@ -15,10 +15,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..graph import Graph
+from ..exact.needed import overwritable
 from ..kernels import ahead as kernel
-from ..structure.needed import overwritable
-from .base import Bound, remembered, single_op, working_set
+from ..model.floor import Bound, remembered, single_op, working_set
+from ..model.graph import Graph
 
 WORK = 200_000  # values in the sets looked at, and as much as STEP of them for each set, per op
 STEP = 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Graph
-from ..solvers import exact
+from ..exact import search as exact
+from ..model.floor import Bound, single_op
+from ..model.graph import Graph
 from .ahead import look_ahead
-from .base import Bound, single_op
 from .lagrange import lagrangian
 from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Graph
 from ..kernels import lagrange as kernel
-from .base import Bound, single_op, working_set
+from ..model.floor import Bound, single_op, working_set
+from ..model.graph import Graph
 from .staged import path_through
 from .waiting import at_overhead
 

@@ -16,8 +16,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from ..graph import Graph
-from .base import Bound, single_op, working_set
+from ..model.floor import Bound, single_op, working_set
+from ..model.graph import Graph
 from .waiting import at_overhead
 
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..graph import Graph
 from ..kernels import waiting as kernel
-from .base import Bound, remembered, single_op, working_set
+from ..model.floor import Bound, remembered, single_op, working_set
+from ..model.graph import Graph
 
 EDGES = 50_000_000  # edges read at most: a second
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..solvers.base import Progress
+from ..problem import Progress
 
 
 @dataclass(frozen=True)

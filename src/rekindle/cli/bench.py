@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import UsageError
-from ..report import text
+from ..show import text
 from .answer import Answer, err_console
 from .options import Json, Out, check_writable
 

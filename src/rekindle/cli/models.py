@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RekindleError, UsageError
-from ..formats import graph_from_json, read_json
-from ..graph import Graph
+from ..model.formats import graph_from_json, read_json
+from ..model.graph import Graph
 from ..printed import value
 
 
 def load_graph(path: str | Path) -> Graph:
-    """The graph in a `rekindle.graph/1` file."""
+    """The graph in a `rekindle.model.graph/1` file."""
     return graph_from_json(read_json(path), str(path))
 
 

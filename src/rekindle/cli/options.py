@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from .. import files
-from ..budget import Goal
+from ..ask import Goal
 from ..errors import UsageError
+from ..model import files
 
 Model = Annotated[str, typer.Argument(help="zoo:NAME, or path/to/file.py:function which returns (model, sample).")]
 Batch = Annotated[int | None, typer.Option(max=2**31, help="Batch size; the model's own unless given.")]

@@ -7,22 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import api
-from ..budget import format_bytes
+from .. import api, registry
 from ..errors import UsageError
-from ..files import write_text
-from ..formats import write_json
-from ..graph import COSTS
-from ..plan import Plan, schedule_document
+from ..model.files import write_text
+from ..model.formats import write_json
+from ..model.graph import COSTS
+from ..model.plan import Plan, schedule_document
 from ..printed import name
-from ..report import text
-from ..report.frontier_svg import frontier_svg
-from ..report.timeline import memory_timeline
-from ..solvers import registry
-from ..solvers.base import Progress
+from ..problem import Progress
+from ..show import text
+from ..show.frontier_svg import frontier_svg
+from ..show.timeline import memory_timeline
+from ..sizes import format_bytes
 from .answer import Answer, progress
 from .models import load_graph, load_model
-from .options import (
+from .options import (  # fmt: skip
     Batch,
     Budget,
     Cost,
@@ -38,10 +37,10 @@ from .options import (
     TimeLimit,
     check_writable,
     read_goal,
-)  # fmt: skip
+)
 
-GraphFile = Annotated[Path, typer.Argument(help="A rekindle.graph/1 file.")]
-AnyModel = Annotated[str, typer.Argument(help="zoo:NAME, path/to/file.py:function, or a rekindle.graph/1 file.")]
+GraphFile = Annotated[Path, typer.Argument(help="A rekindle.model.graph/1 file.")]
+AnyModel = Annotated[str, typer.Argument(help="zoo:NAME, path/to/file.py:function, or a rekindle.model.graph/1 file.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import typer
 
-from ..report import text
-from ..solvers import registry
-from ..solvers.base import Solver
+from .. import registry
+from ..problem import Solver
+from ..show import text
 from .answer import Answer
 from .options import Json
 

@@ -1,4 +1,4 @@
-"""Best-first search over needed sets (see structure/needed.py), and the bound that guides it."""
+"""Best-first search over needed sets (see exact/needed.py), and the bound that guides it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph import Arrays
+from .arrays import Arrays
 
 NONE = -1
 GAP = 8  # slots per run

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..show.svg import Canvas, n, number, ticks
 from .markdown import mb
 from .marks import SIZE, Box, apart, label
 from .rows import Row, extra, pick, plain_mb, solver_of
-from .svg import Canvas, n, number, ticks
 
 WIDTH, LEFT, GAP, RIGHT, TOP, PANEL, BELOW = (
     860,

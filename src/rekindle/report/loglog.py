@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..errors import UsageError
-from .svg import Canvas, n
+from ..show.svg import Canvas, n
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 440, 80, 200, 76, 62
 SERIES = 6  # colours; more series repeat them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .svg import Canvas
+from ..show.svg import Canvas
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 SIZE = 4.2  # half a mark, in pixels

@@ -32,12 +32,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import bounds
-from ..graph import Graph
 from ..kernels import beam as kernel
-from ..schedule import Schedule
-from ..simulate import simulate
-from .base import Problem
-from .registry import register
+from ..model.graph import Graph
+from ..model.judge import simulate
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 
 SMALL = 0.001  # values below that part of the plain peak are never dropped for their own sake
 CHOICES = 4  # drops tried from a state

@@ -24,10 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..kernels import revolve as kernel
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of
-from .base import Problem
-from .registry import register
 from .revolve import MOST, operations, spread
 
 CANDIDATES = 16  # per variant

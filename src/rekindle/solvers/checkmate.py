@@ -27,12 +27,11 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from ..graph import Graph
-from ..schedule import Schedule
-from ..simulate import simulate
-from ..structure.needed import overwritable
-from .base import Problem
-from .registry import register
+from ..exact.needed import overwritable
+from ..model.graph import Graph
+from ..model.judge import simulate
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 
 WHOLE = 12_000  # variables of the largest program solved in whole numbers
 RELAXED = 150_000  # and of the largest that is relaxed

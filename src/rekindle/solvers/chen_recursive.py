@@ -19,10 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation, chain_of
-from .base import Problem
-from .registry import register
 
 
 @register(

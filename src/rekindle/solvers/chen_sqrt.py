@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.chain import chain_of, segmented
-from .base import Problem
-from .registry import register
 
 
 @register(

@@ -26,12 +26,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from .. import bounds
-from ..graph import Graph
 from ..kernels import dtr as kernel
-from ..schedule import Schedule
-from ..simulate import simulate
-from .base import Problem
-from .registry import register
+from ..model.graph import Graph
+from ..model.judge import simulate
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 
 BUDGETS = 16
 LONGEST = 8  # runs per op after which a budget is given up

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..graph import Graph
-from ..schedule import Schedule
+from ..model.graph import Graph
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.division import splitting_vertices
 from ..structure.forward import forward_dag, forward_ops, results
 from ..structure.saved import runs_from_saved
-from .base import Problem
-from .registry import register
 
 FEW = 4  # paths with fewer numbers than that do not tell the blocks
 

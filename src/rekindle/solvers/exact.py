@@ -1,59 +1,29 @@
-"""Least cost within a peak, or least peak within a cost, of a small graph: exact.
+"""Exact search on small graphs: least cost within a peak, or least peak within a cost. See `exact.search`.
 
-The model is the needed-set view of pebbling with recomputation: read backwards, a schedule is a path over the sets of
-values that the future needs (structure/needed.py). Least peak is a bottleneck shortest path (Dijkstra), least cost
-within a peak is a shortest path found by A* (Hart, Nilsson, Raphael, 1968) whose estimate counts every op that must
-still run, and the least cost of making again what cannot wait in memory when one of a few ops first runs, with all that
-this needs in turn (see kernels/watch.py).
+Read backwards, a schedule is a path over the sets of values that the future needs. Least peak is a bottleneck shortest
+path (Dijkstra), least cost within a peak a shortest path found by A* (Hart, Nilsson, Raphael, 1968).
 
 Problem: the goal itself, on the whole step: any order of the ops, any number of runs, workspace, ops of several
 outputs, ops that may run only once, writing in place.
 
 Optimality: least cost among all schedules that the judge accepts and that stay within `limit`; least peak among those
-within `max_overhead`; least peak of all with neither, and then least cost at that peak. So where the search ends by
-itself and no op may write over what the boundary reads or makes, as traced graphs never allow: the schedules given here
-leave that alone. When it is cut short, what is still open gives a certified bound.
+within `max_overhead`; least peak of all with neither, and then least cost at that peak. The claim holds where the search
+ends by itself and no op may write over what the boundary reads or makes (traced graphs never allow it). A search that is
+cut short gives a certified bound.
 
 Complexity: exponential; about 10^5 sets a second. Graphs of more than 128 needed ops, or values that something reads,
-are declined: there the baseline is all it gives.
+are declined: there the solver gives the baseline alone.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
-import numpy as np
-
-from ..graph import Graph
-from ..kernels import needed as kernel
-from ..kernels import watch
-from ..schedule import Schedule
-from ..simulate import simulate
-from ..structure.needed import MOST, Needed
-from ..structure.watches import Watches
-from .base import Problem
-from .registry import register
-
-NODES = 1_000_000  # labels expanded before the search gives up, about 10 s
-WATCHED = 8  # ops whose first run is looked at to bound the rest of a schedule
-NEGLIGIBLE = (0.01, 0.001, 0.0)  # the least values that together hold at most this part of all bytes are left out
-QUESTIONS = 6  # peaks asked about when the least peak is bounded
-CHUNK = 20_000  # labels between two looks at the clock
-
-
-@dataclass(frozen=True)
-class Solution:
-    """schedule : the best found, or None. peak_bound : no schedule within `max_cost` holds less, resident included.
-    cost_bound : no schedule within `limit` costs less; infinite where there is none. proven : the bound is reached.
-    nodes : labels expanded."""
-
-    schedule: Schedule | None
-    peak_bound: int
-    cost_bound: float
-    proven: bool
-    nodes: int = 0
+from ..exact.needed import MOST
+from ..exact.search import NODES, fits, solve
+from ..model.graph import Graph
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 
 
 def _declines(graph: Graph) -> str:
@@ -68,6 +38,7 @@ def _declines(graph: Graph) -> str:
     complexity="exponential; at most 10^6 sets of values are looked at",
     citation="bottleneck Dijkstra and A* (Hart, Nilsson, Raphael, 1968) over the sets of values still needed",
     declines=_declines,
+    thorough=True,
 )
 def exact(problem: Problem) -> Iterator[Schedule]:
     """A* over the sets of values that the rest of the step still needs; proves what it finds, on small graphs."""
@@ -90,226 +61,3 @@ def exact(problem: Problem) -> Iterator[Schedule]:
         found = solve(graph, weights, limit, max_cost, nodes=nodes, deadline=problem.deadline, safe=safe)
         if found.schedule is not None:
             yield Schedule.from_runs(graph, found.schedule.runs, "exact")
-
-
-def fits(graph: Graph) -> bool:
-    """Whether the graph is small enough to be searched."""
-    if int(graph.needed.sum()) > MOST:
-        return False
-    read = {v for i in np.flatnonzero(graph.needed) for v in graph.ops[i].inputs} | set(graph.keep)
-    return sum(bool(graph.arrays.producer[v] >= 0) for v in read) <= MOST
-
-
-def solve(
-    graph: Graph,
-    weights: np.ndarray,
-    limit: int | None = None,
-    max_cost: float | None = None,
-    nodes: int = NODES,
-    deadline: float | None = None,
-    safe: bool = False,
-) -> Solution:
-    """Least cost within `limit` (bytes, resident included) and `max_cost`; without a limit, least peak within
-    `max_cost`. The graph must fit.
-
-    nodes : labels expanded at most. deadline : `time.monotonic()` at which to stop.
-    safe : writes over nothing that the caller may hold; else wherever the judge allows it.
-    """
-    once = float(weights[graph.needed].sum())
-    slack = np.inf if max_cost is None else max_cost - once + 1e-9 * once
-    result = Solution(None, 0, once, False)
-    # Small values make a search long and hardly matter: each of these models bounds the truth, the last one is it.
-    models = _models(graph, weights, safe)
-    for model in models:
-        found = _search(model, limit, slack, nodes, deadline)
-        nodes -= found.nodes
-        result = _better(graph, weights, result, found, limit)
-        if limit is not None and found.schedule is not None and model is models[-2]:
-            over = simulate(graph, found.schedule).peak_bytes - limit
-            if over > 0:  # here they do matter: with them it holds too much
-                lower = _search(model, limit - over, slack, nodes, deadline)
-                nodes -= lower.nodes
-                if lower.schedule is not None:
-                    result = _better(graph, weights, result, replace(lower, peak_bound=0, cost_bound=0.0), limit)
-        if result.proven or not found.proven:
-            break
-    return result
-
-
-def _models(graph: Graph, weights: np.ndarray, safe: bool = False) -> list[Needed]:
-    """From the one that leaves out most to the whole."""
-    coarse, fine, whole = (Needed(graph, weights, safe, drop) for drop in NEGLIGIBLE)
-    same = np.array_equal(coarse.size * coarse.unit, fine.size * fine.unit)
-    return [fine, whole] if same else [coarse, fine, whole]
-
-
-def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, upper: int | None = None) -> Solution:
-    """A certified bound on the peak within an extra cost, and the smallest schedule met on the way, or None. It writes
-    over nothing that the caller may hold.
-
-    Three labels of four go into the search for the least peak, the rest into questions whether any schedule stays
-    within a given peak; `upper` is known to be reached.
-    """
-    once = float(weights[graph.needed].sum())
-    slack = once * (max(0.0, overhead) + 1e-9)
-    top = simulate(graph, Schedule.baseline(graph)).peak_bytes if upper is None else upper
-    bound, met = 0, []
-    for model in _models(graph, weights):
-        found = _search(model, None, slack, max(1, 3 * nodes // 4), None)
-        nodes -= found.nodes
-        bound = max(bound, found.peak_bound)
-        met.append(found.schedule)
-        if not found.proven and bound < top:  # finer models are harder yet
-            asked = _asked(model, slack, nodes, bound, top)
-            bound = asked.peak_bound
-            met.append(asked.schedule)
-        if not found.proven or bound >= top:
-            break
-    safe = [Schedule.from_runs(graph, s.runs, "exact") for s in met if s is not None]
-    peaks = [simulate(graph, s).peak_bytes for s in safe]
-    smallest = safe[int(np.argmin(peaks))] if safe else None
-    return Solution(smallest, bound, once, bool(safe) and min(peaks) <= bound)
-
-
-def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> Solution:
-    """The least peak from `low` to `high`, by halving: is there a schedule within it?"""
-    resident, unit = model.graph.resident_bytes, model.unit
-    least, most = (low - resident) // unit, -((resident - high) // unit)
-    probe, schedule = most - 1, None
-    for _ in range(QUESTIONS):
-        if least >= most:
-            break
-        answer = _search(model, resident + probe * unit, slack, max(1, nodes // QUESTIONS), None)
-        schedule = answer.schedule or schedule
-        if answer.proven and answer.schedule is None:
-            least = probe + 1
-        else:
-            most = probe
-        probe = (least + most - 1) // 2
-    return Solution(schedule, max(low, min(high, resident + least * unit)), 0.0, False)
-
-
-def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline: float | None) -> Solution:
-    once, resident = float(model.cost.sum()), model.graph.resident_bytes
-    floor = max([model.held(model.start)] + [model.own(k) for k in range(len(model.ops))])
-    least = resident + floor * model.unit
-    if limit is not None and limit < least or slack < 0:
-        return Solution(None, least, np.inf, True)
-    search = Search(model, floor, None if limit is None else (limit - resident) // model.unit, slack)
-    status, bound, runs = search.run(nodes, deadline)
-    schedule = None if runs is None else model.schedule(runs, "exact")
-    looked = int(search.state[kernel.EXPANDED])
-    ended = status in (kernel.GOAL, kernel.EMPTY)
-    if limit is None:
-        return Solution(schedule, resident + int(min(bound * model.unit, 2**62)), once, ended, looked)
-    return Solution(schedule, least, once + bound, ended, looked)
-
-
-def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, limit: int | None) -> Solution:
-    """What two searches for the same tell together, held against the judge."""
-    peak_bound, cost_bound = max(one.peak_bound, two.peak_bound), max(one.cost_bound, two.cost_bound)
-    if two.schedule is None and two.proven:
-        return Solution(None, peak_bound, cost_bound, True)
-    best: tuple[float, float] = (np.inf, np.inf)
-    schedule = None
-    for s in (one.schedule, two.schedule):
-        if s is None:
-            continue
-        judged = simulate(graph, s)
-        cost = float(judged.runs @ weights)
-        if limit is not None and judged.peak_bytes <= limit:
-            figure = cost, float(judged.peak_bytes)
-        elif limit is None:
-            figure = float(judged.peak_bytes), cost
-        else:
-            continue
-        if figure < best:
-            best, schedule = figure, s
-    proven = best[0] <= (peak_bound if limit is None else cost_bound * (1 + 1e-9))
-    return Solution(schedule, peak_bound, cost_bound, proven)
-
-
-class Search:
-    """Labels, heap and hash table of one search, and the ops watched in it."""
-
-    table: kernel.Table
-
-    def __init__(self, model: Needed, floor: int, cap: int | None, slack: float):
-        self.by_cost = cap is not None
-        self.cap, self.slack, self.floor = cap or 0, slack, floor
-        cost_free = not self.by_cost and slack == np.inf
-        self.model = model.arrays._replace(cost=np.zeros(len(model.ops))) if cost_free else model.arrays
-        self.start = model.start
-        self.held = model.held(model.start)
-        every = Watches(model)
-        self.room = every.room()
-        self.watches = self._pick(every)
-        self.state = np.zeros(3, np.int64)
-        self._grow(1 << 14)
-        self._enter()
-
-    def _pick(self, every: Watches) -> watch.Watches:
-        """The ops whose first run says most at the start: with the whole slack, with half of it and with none."""
-        if not self.by_cost and self.slack == np.inf:
-            return every.of([])
-        slacks = [self.slack] if self.by_cost else [self.slack, self.slack / 2, 0.0]
-        chosen: list[int] = []
-        for slack in slacks:
-            score = [self._watch(every.of([k]), slack) for k in range(len(every.rows))]
-            best = sorted(range(len(score)), key=lambda k: (-score[k], k))
-            chosen += [k for k in best if k not in chosen][: max(2, WATCHED // len(slacks))]
-        return every.of(chosen)
-
-    def _watch(self, watches: watch.Watches, slack: float) -> float:
-        low, high = self.start
-        return float(watch.watch(low, high, watches, self.cap, slack, self.by_cost, self.room))
-
-    def _enter(self) -> None:
-        bound = self._watch(self.watches, self.slack)
-        t = self.table
-        t.low[0], t.high[0] = self.start
-        t.held[0], t.parent[0], t.last[0] = self.held, -1, -1
-        t.key[0] = bound if self.by_cost else max(bound, self.floor)
-        if self.by_cost and bound > self.slack:
-            return
-        kernel.push(t.heap, 0, t.key, 0)
-        self.state[:] = 1, 1, 0
-
-    def _grow(self, capacity: int) -> None:
-        n = int(self.state[kernel.COUNT])
-        types = (np.uint64, np.uint64, np.float64, np.float64, np.int64, np.int32, np.int16, np.int16, np.int32)
-        flat = [np.zeros(capacity + 1, t) for t in types]
-        slots = 2 * capacity
-        hashed = [np.full(slots, -1, np.int32), np.full(slots, np.inf), np.full(slots, -1, np.int16)]
-        table = kernel.Table(*flat, *hashed)
-        if n:
-            for new, old in zip(flat, self.table[: len(flat)], strict=True):
-                new[: len(old)] = old
-            kernel.rehash(table.low, table.high, *self.table[len(flat) :], *hashed)
-        self.table = table
-
-    def run(self, nodes: int, deadline: float | None) -> tuple[int, float, list[int] | None]:
-        """(why it ended, bound on the goal's figure, runs of the way to the goal or None)."""
-        while True:
-            chunk = min(CHUNK, nodes - int(self.state[kernel.EXPANDED]))
-            status, label = kernel.search(
-                chunk, self.by_cost, self.cap, self.slack, self.state, self.table, self.model, self.watches, self.room
-            )
-            t = self.table
-            lowest = float(t.key[t.heap[0]]) if self.state[kernel.OPEN] else np.inf
-            if status == kernel.GOAL:
-                return status, lowest, self._way(label)
-            if status == kernel.FULL:
-                self._grow(2 * (len(t.low) - 1))
-            elif status == kernel.EMPTY:
-                return status, np.inf, None
-            elif self.state[kernel.EXPANDED] >= nodes or deadline is not None and time.monotonic() > deadline:
-                return status, lowest, None
-
-    def _way(self, label: int) -> list[int]:
-        """The ops from a label back to the start, which is the order in which they run."""
-        runs = []
-        while self.table.parent[label] >= 0:
-            runs.append(int(self.table.op[label]))
-            label = int(self.table.parent[label])
-        return runs

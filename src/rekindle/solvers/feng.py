@@ -29,12 +29,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kernels import feng as kernel
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.division import Part, division_tree
 from ..structure.forward import Dag, forward_dag
 from ..structure.saved import runs_from_saved
-from .base import Problem
-from .registry import register
 
 
 class Kept(NamedTuple):

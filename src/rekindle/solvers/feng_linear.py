@@ -21,12 +21,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of, segmented
 from ..structure.forward import Dag
-from .base import Problem
 from .feng import cheapest
-from .registry import register
 
 
 @register(

@@ -21,10 +21,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..kernels import hong as kernel
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of, segmented
-from .base import Problem
-from .registry import register
 
 
 @register(

@@ -26,11 +26,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..kernels import hong as kernel
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of, segmented
-from .base import Problem
 from .hong import followed
-from .registry import register
 
 MOST = 400
 STAGES = 400  # of the chain on which time is looked at

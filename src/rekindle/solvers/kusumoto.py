@@ -27,11 +27,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..kernels import kusumoto as kernel
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.forward import Dag, forward_dag
 from ..structure.saved import Dropping, runs_from_saved
-from .base import Problem
-from .registry import register
 
 FEW = 600  # lower sets, up to which all are taken
 MOST = 900  # sets of the smaller family

@@ -35,11 +35,10 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from ..graph import Graph
-from ..schedule import Schedule
+from ..model.graph import Graph
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.saved import Dropping, runs_from_saved
-from .base import Problem
-from .registry import register
 
 FLOWS = 96  # prices asked at most
 SCALE = 10**8  # all bytes, in units of the flow

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..schedule import Schedule
-from .base import Problem
-from .registry import register
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 
 
 @register(

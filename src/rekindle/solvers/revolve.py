@@ -24,11 +24,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..kernels import revolve as kernel
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, register
 from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation, chain_of
-from .base import Problem
 from .chen_recursive import recursive
-from .registry import register
 
 MOST = 16
 CANDIDATES = 48

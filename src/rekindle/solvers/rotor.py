@@ -26,12 +26,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..kernels import rotor as kernel
-from ..schedule import Schedule
+from ..model.schedule import Schedule
+from ..problem import Problem, choose, register
 from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import Chain, chain_of
-from .base import Problem
-from .choice import choose
-from .registry import register
 
 SLOTS = 1000
 MOST = 200

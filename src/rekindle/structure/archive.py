@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph import Arrays, Graph
+from ..kernels.arrays import Arrays
 from ..kernels.modes import peak
 from ..kernels.search import score
+from ..model.graph import Graph
 
 BINS = 256  # peaks told apart
 Goal = tuple[float, float, float, float, float, float]

@@ -13,11 +13,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ..graph import BOUNDARY, Arrays, Graph, Op, Value
 from ..kernels import blocks as kernel
 from ..kernels import modes
+from ..kernels.arrays import Arrays
 from ..kernels.order import hoist
 from ..kernels.runs import prune
+from ..model.graph import BOUNDARY, Graph, Op, Value
 from .chain import Chain
 from .saved import Dropping
 

@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph import Graph
 from ..kernels import runs as kernel
-from ..schedule import Schedule
+from ..model.graph import Graph
+from ..model.schedule import Schedule
 from .cuts import series
 from .forward import Forward, end_of_forward, forward_dag, results
 from .lives import Lives

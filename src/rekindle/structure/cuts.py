@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Graph
+from ..model.graph import Graph
 from .division import splitting_vertices
 from .forward import Forward, results
 

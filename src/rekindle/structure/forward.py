@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Graph
+from ..model.graph import Graph
 
 LIGHT = 50  # a side input is light if it takes at most a 50th of what forward makes
 SMALL = 16  # outputs only for backward are small if they take at most a 16th of the others

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Arrays, Graph
 from ..kernels import blocks, modes
 from ..kernels import runs as kernel
+from ..kernels.arrays import Arrays
+from ..model.graph import Graph
 from .lives import Lives
 
 Ops = tuple[int, ...]

@@ -11,8 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ..graph import Arrays, Graph
 from ..kernels import order as kernel
+from ..kernels.arrays import Arrays
+from ..model.graph import Graph
 from .saved import Dropping
 
 NEGLIGIBLE = 0.001

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..graph import Graph
 from ..kernels import runs as kernel
+from ..model.graph import Graph
 
 
 def prune(graph: Graph, runs: Iterable[int]) -> list[int]:

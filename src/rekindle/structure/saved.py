@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..graph import Graph
 from ..kernels import modes as kernel
+from ..model.graph import Graph
 
 
 class Dropping:

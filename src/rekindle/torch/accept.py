@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..accept import close
+from ..arguments import close
 from ..errors import UsageError
-from . import tree
-from .capture import is_fake
-from .normalise import is_marked
+from .capture import tree
+from .capture.capture import is_fake
+from .capture.normalise import is_marked
 
 # Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
@@ -171,7 +171,7 @@ def optimizer(given: Any) -> None:
     ------
     UsageError : it is something else.
     """
-    from .optimizers import check
+    from .costs.optimizers import check
 
     if given is not None:
         check(given)

@@ -13,23 +13,25 @@ from .. import notices
 from ..accept import callback, choice
 from ..ask import LOSSES, TraceOptions
 from ..errors import TraceError
-from ..graph import Graph
-from ..plan import Plan
-from . import accept, devices, opaque, tree
-from . import call as calls
-from . import capture as cap
-from .attributes import plain_tensors
-from .call import Key, as_arguments
-from .captured import Captured
-from .costs import node_costs
-from .duplicates import merge_duplicates
-from .guards import Expected
-from .in_place import write_in_place
-from .lock import LOCK
-from .normalise import Lowered, is_marked, lower, storage_bytes
-from .numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
-from .optimizers import names, not_counted, state_bytes
-from .reads import Reads
+from ..model.graph import Graph
+from ..model.plan import Plan
+from . import accept
+from .capture import capture as cap
+from .capture import module_call as calls
+from .capture import tree
+from .capture.attributes import plain_tensors
+from .capture.captured import Captured
+from .capture.duplicates import merge_duplicates
+from .capture.guards import Expected
+from .capture.in_place import write_in_place
+from .capture.lock import LOCK
+from .capture.module_call import Key, as_arguments
+from .capture.normalise import Lowered, is_marked, lower, storage_bytes
+from .capture.numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
+from .capture.reads import Reads
+from .costs import devices, opaque
+from .costs.node_costs import node_costs
+from .costs.optimizers import names, not_counted, state_bytes
 
 
 @dataclass(frozen=True)

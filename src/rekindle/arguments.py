@@ -1,0 +1,55 @@
+"""Checks arguments of the public functions before any long work."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import UsageError
+
+
+def callback(name: str, given: Any) -> None:
+    """Check that it is a function, or None, True or False in its place.
+
+    Raises
+    ------
+    UsageError : it is something else.
+    """
+    if given is not None and not isinstance(given, bool) and not callable(given):
+        raise UsageError(
+            f"{name}={given!r} cannot be called; give a function that takes one line of text, or leave it out"
+        )
+
+
+def choice(name: str, given: Any, known: Iterable[str]) -> None:
+    """Check that it is one of the known names; UsageError lists them where it is not."""
+    known = list(known)
+    if not isinstance(given, str) or given not in known:
+        raise UsageError(f"{name}={given!r} is unknown; {close(given, known)}choose one of {', '.join(known)}")
+
+
+def flag(name: str, given: Any) -> None:
+    """Check that it is True or False; UsageError where it is not."""
+    if type(given).__name__ not in ("bool", "bool_"):  # NumPy's is as good
+        raise UsageError(f"{name}={given!r} must be True or False")
+
+
+def close(given: Any, known: Iterable[str], most: int = 3) -> str:
+    """ "did you mean 'chen-sqrt'? ", or "" where no known name is like the given one."""
+    near = difflib.get_close_matches(given, list(known), most) if isinstance(given, str) else []
+    return f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+
+
+def file_name(path: Any) -> str:
+    """The path of a file as text.
+
+    Raises
+    ------
+    UsageError : it is no path.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise UsageError(f"{path!r:.80} is not the path of a file; give a str or a Path")
+    return text

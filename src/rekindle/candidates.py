@@ -1,0 +1,97 @@
+"""Candidate schedules with the judge's figures, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .model.graph import Graph
+from .model.held import held_peak, relaxed
+from .model.judge import Simulation, simulate
+from .model.schedule import Schedule
+
+EPS = 1e-9  # of an overhead
+Finish = Callable[[Graph, Schedule], Schedule]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A schedule and the judge's figures for it.
+
+    needs : bytes of the smallest budget that the schedule keeps.
+    """
+
+    schedule: Schedule
+    judged: Simulation
+    needs: int
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Turns a solver's schedules into candidates.
+
+    finish : turns a schedule into the one that will be run; the judge sees the finished one. None: it is run as it is.
+    spare : bytes that a budget must leave free beside those of a loop that holds the results of forward until the step
+        is over. None: only the judge's peak has to fit.
+    """
+
+    graph: Graph
+    cost: str
+    finish: Finish | None = None
+    spare: int | None = None
+
+    def score(self, schedule: Schedule) -> Scored:
+        """The candidate for a schedule of `graph`, or of `keeping_results(graph)`."""
+        finish = self.finish or (lambda _, same: same)
+        if self.spare is None:
+            return self.as_run(finish(self.graph, schedule))
+        # Gradients that wait in a stage must not wait on top of results that are held.
+        loose = relaxed(self.graph)
+        return self.as_run(finish(loose, Schedule.from_runs(loose, schedule.runs, schedule.solver)))
+
+    def as_run(self, schedule: Schedule) -> Scored:
+        """The candidate for a schedule that is finished already."""
+        if schedule.graph_hash != self.graph.hash:
+            schedule = Schedule.from_runs(self.graph, schedule.runs, schedule.solver)
+        judged = simulate(self.graph, schedule, self.cost)
+        needs = judged.peak_bytes if self.spare is None else held_peak(self.graph, schedule) + self.spare
+        return Scored(schedule, judged, needs)
+
+    def all(self, schedules: Iterable[Schedule]) -> list[Scored]:
+        """The candidates for several schedules."""
+        return [self.score(s) for s in schedules]
+
+
+def pick(found: list[Scored], limit: int | None, max_overhead: float | None) -> Scored | None:
+    """The candidate of least cost within the limit; without a limit, of least peak within `max_overhead` or at any cost."""
+    if limit is not None:
+        fit = [s for s in found if s.needs <= limit]
+        return min(fit, key=lambda s: (s.judged.overhead, s.judged.peak_bytes), default=None)
+    fit = [s for s in found if max_overhead is None or s.judged.overhead <= max_overhead + EPS]
+    return min(fit, key=lambda s: (s.judged.peak_bytes, s.judged.overhead), default=None)
+
+
+def smaller(one: Scored, two: Scored, limit: int) -> Scored:
+    """The second candidate if it has the lower peak, fits the limit and costs no more; else the first."""
+    lower = two.judged.peak_bytes < one.judged.peak_bytes and two.judged.overhead <= one.judged.overhead + EPS
+    return two if lower and two.needs <= limit else one
+
+
+def pareto(found: Iterable[Scored]) -> list[Scored]:
+    """The candidates that no other matches in both peak and overhead, in order of falling peak."""
+    kept: list[Scored] = []
+    for s in sorted(found, key=lambda s: (s.judged.peak_bytes, s.judged.overhead)):
+        if not kept or s.judged.overhead < kept[-1].judged.overhead - EPS:
+            kept.append(s)
+    return kept[::-1]
+
+
+def thin(kept: list[Scored], most: int) -> list[Scored]:
+    """At most `most` candidates of a frontier, evenly spread over the logarithm of the peak; both ends stay."""
+    if len(kept) <= most:
+        return kept
+    peaks = np.log([max(1, s.judged.peak_bytes) for s in kept])
+    at = np.linspace(peaks[0], peaks[-1], most)
+    return [kept[i] for i in sorted({int(np.abs(peaks - x).argmin()) for x in at})]

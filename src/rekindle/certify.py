@@ -1,0 +1,86 @@
+"""The certificate of a new plan: a lower bound on its peak, and whether the plan is proven optimal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import bounds
+from .ask import Goal
+from .candidates import EPS, Scored
+from .exact.search import least_peak
+from .model.graph import Graph
+from .model.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class CertifySettings:
+    """How long certificates are searched for. All figures are guesses that served on the benchmark's models.
+
+    thorough_s, brief_s : seconds, about, for the plans of solvers that are `thorough`, and of the others.
+    share_of_limit : part of a time limit that the search leaves for the certificate.
+    longer_if_left_s : seconds of a time limit that must be left for the exact search to look longer.
+    longer_if_gap, longer_most_ops : gap above which, and needed ops up to which, it looks longer.
+    longer_sets : sets of values that it then looks at.
+    time_bound_most_ops : ops up to which the bound on the cost is searched for beyond its fast relaxations.
+    """
+
+    thorough_s: float = 1.0
+    brief_s: float = 0.2
+    share_of_limit: float = 0.1
+    longer_if_left_s: float = 15.0
+    longer_if_gap: float = 0.02
+    longer_most_ops: int = 80
+    longer_sets: int = 400_000
+    time_bound_most_ops: int = 128
+
+
+SETTINGS = CertifySettings()
+
+
+def seconds_kept_back(time_limit: float) -> float:
+    """Seconds of a time limit that the search leaves for the certificate."""
+    return min(SETTINGS.thorough_s, SETTINGS.share_of_limit * time_limit)
+
+
+def seconds_for_bound(start: float, time_limit: float | None, thorough: bool) -> float:
+    """Seconds that the bound may take; `start` is the `time.monotonic()` at which the planner began."""
+    most = SETTINGS.thorough_s if thorough else SETTINGS.brief_s
+    if time_limit is None:
+        return most
+    return min(most, max(seconds_kept_back(time_limit), start + time_limit - time.monotonic()))
+
+
+def look_longer(
+    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, seconds_left: float
+) -> tuple[bounds.Bound, Schedule | None]:
+    """A better bound from the exact search where the graph is small and the gap large, and the smallest schedule that
+    the search met and that costs no more than `best`."""
+    peak = best.judged.peak_bytes
+    few = int(graph.needed.sum()) <= SETTINGS.longer_most_ops
+    if seconds_left <= SETTINGS.longer_if_left_s or not few or bound.bytes >= (1 - SETTINGS.longer_if_gap) * peak:
+        return bound, None
+    closer = least_peak(graph, weights, best.judged.overhead, SETTINGS.longer_sets, peak)
+    return bound._replace(bytes=max(bound.bytes, closer.peak_bound)), closer.schedule
+
+
+def is_optimal(
+    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, goal: Goal, limit: int | None
+) -> bool:
+    """Whether it is proven that no schedule serves the goal better."""
+    j = best.judged
+    if goal.least_memory:
+        return j.peak_bytes <= bounds.single_op(graph).bytes
+    if goal.max_overhead is not None:
+        if bound.bytes < j.peak_bytes:
+            return False
+        return j.peak_bytes <= bounds.best(graph, weights, goal.max_overhead, SETTINGS.thorough_s, j.peak_bytes).bytes
+    if j.overhead <= EPS:
+        return True
+    assert limit is not None
+    once = float(weights[graph.needed].sum())
+    small = len(graph.ops) <= SETTINGS.time_bound_most_ops
+    least_extra = bounds.time_at(graph, weights, limit, SETTINGS.thorough_s if small else 0.0)
+    return j.overhead * once <= least_extra + EPS * once

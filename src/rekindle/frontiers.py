@@ -1,0 +1,68 @@
+"""Graph + options -> the memory/cost curve as plans, none dominated by another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from . import bounds, registry
+from .ask import Goal, PlanOptions
+from .candidates import EPS, Finish, Scorer, pareto, thin
+from .model.graph import Graph
+from .model.plan import Plan
+from .model.schedule import Schedule
+from .planner import as_plan, make_problem
+
+
+@dataclass(frozen=True)
+class FrontierSettings:
+    """Guesses that served on the benchmark's models.
+
+    budgets : how many budgets are asked of solvers that find one plan at a time; a curve holds at most twice as many plans.
+    closer_most_ops : ops up to which a closer look at the low end of the curve is worth twice the time of all the rest.
+    """
+
+    budgets: int = 12
+    closer_most_ops: int = 400
+
+
+SETTINGS = FrontierSettings()
+
+
+def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None = None) -> list[Plan]:
+    """Plans from least cost to least memory, none dominated by another, in order of falling peak.
+
+    The goal of the options is not looked at; each plan's own goal is the budget of its peak. Arguments as `plan_graph`.
+    """
+    start = time.monotonic()
+    solver = registry.get(options.solver)
+    anything = replace(options, goal=Goal(least_memory=True))
+    scorer = Scorer(graph, options.cost, finish)
+    baseline = scorer.score(Schedule.baseline(graph))
+    top = baseline.judged.peak_bytes - graph.resident_bytes
+    bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
+    coarse = len(graph.ops) > SETTINGS.closer_most_ops
+    found = scorer.all(solver.solve(replace(make_problem(graph, anything, None), whole=True, coarse=coarse)))
+    count = SETTINGS.budgets
+    shared = replace(anything, time_limit=None if options.time_limit is None else options.time_limit / count)
+    fractions: Sequence[float] = np.linspace(1, 0, count + 1)[1:].tolist() if top > bottom else [0.0]
+    seen: set[tuple[int, ...]] = set()
+    for f in () if solver.curve else fractions:
+        limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
+        schedules = list(solver.solve(make_problem(graph, shared, limit)))
+        key = tuple(hash(s) for s in schedules)
+        if key in seen:  # a solver without a knob gives the same answer to every question
+            break
+        seen.add(key)
+        found += scorer.all(schedules)
+    kept = thin(pareto(found), 2 * count)
+    certified = bounds.at_overheads(graph, graph.weights(options.cost), [s.judged.overhead for s in kept])
+    seconds = time.monotonic() - start
+    plans = []
+    for s, bound in zip(kept, certified, strict=True):
+        asked = replace(options, goal=Goal(budget=s.judged.peak_bytes))
+        plans.append(as_plan(scorer, s, baseline, asked, bound, s.judged.overhead <= EPS, seconds))
+    return plans

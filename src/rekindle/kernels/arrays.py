@@ -1,0 +1,24 @@
+"""A graph as flat arrays, which compiled loops take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Arrays(NamedTuple):
+    """The graph as flat arrays for compiled loops; rows of inputs, outputs and inplace are compressed."""
+
+    bytes: np.ndarray  # int64 [values]; inputs of the graph count 0 (they are in resident_bytes)
+    producer: np.ndarray  # int64 [values]; -1 for inputs of the graph
+    in_ptr: np.ndarray
+    in_ids: np.ndarray
+    out_ptr: np.ndarray
+    out_ids: np.ndarray
+    inplace_ptr: np.ndarray
+    inplace_ids: np.ndarray
+    workspace: np.ndarray  # int64 [ops]
+    recompute: np.ndarray  # bool [ops]
+    keep: np.ndarray  # bool [values]
+    boundary: int  # op id, -1 where the graph has none

@@ -1,0 +1,100 @@
+"""A memory plan: a fixed offset in one block for every storage that a schedule makes.
+
+Storages that are never live at the same time share addresses, as in the memory sharing of Chen, Xu, Zhang, Guestrin,
+Training Deep Nets with Sublinear Memory Cost, 2016, arXiv:1604.06174, here for lives of unequal size.
+
+Problem: dynamic storage allocation; each life has its first and last step and its bytes. Least bytes of the block is
+NP-hard. The peak of live bytes is a lower bound.
+
+Method: lives are placed one by one, the largest first, or those first that take most bytes times steps, or most bytes
+times the root of their steps, each at the lowest offset where it fits. Then the lives that stick out above the peak are
+moved towards the front of the order and all are placed anew, a number of times; the best result counts.
+
+Optimality: none claimed; `arena_bytes` equals the peak where it is optimal and known to be. O(lives^2) per try.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..kernels import arena as kernel
+from .graph import Graph
+from .schedule import Schedule
+
+ALIGNMENT = 512  # what PyTorch's allocators round to
+WORK = 2.5e8  # pairs of lives looked at over all tries: about half a second
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Where everything that a schedule makes lies. What is held during the whole step is not in it.
+
+    first, last : int64 [lives]; the steps in which a life begins and ends, both included.
+    bytes : int64 [lives]; its size, before alignment.
+    value : int64 [lives]; the value that begins the life, -1: the workspace of the op that runs there.
+    offsets : int64 [lives].
+    arena_bytes : size of the block; at least the peak of live bytes without the resident ones.
+    sum_bytes : what all lives take where none shares with another.
+    """
+
+    first: np.ndarray
+    last: np.ndarray
+    bytes: np.ndarray
+    value: np.ndarray
+    offsets: np.ndarray
+    arena_bytes: int
+    sum_bytes: int
+
+
+def plan_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -> Arena:
+    """Offsets for all storages of a valid schedule. A life begins with each production and with each run's workspace; an
+    op that writes over an input goes on with the input's life.
+
+    alignment : every offset and size is a multiple of it.
+    """
+    first, last, size, value = (np.ascontiguousarray(c) for c in kernel.lives(schedule.array, *graph.arrays).T)
+    room = -(-size // alignment) * alignment
+    offsets = np.zeros(len(size), np.int64)
+    some = np.flatnonzero(room)
+    if len(some):
+        offsets[some] = _place(first[some], last[some], room[some])
+    top = int((offsets + room).max(initial=0))
+    return Arena(first, last, size, value, offsets, top, int(room.sum()))
+
+
+def _place(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """The best offsets of several orders."""
+    floor = live_peak(first, last, size)
+    steps = (last - first + 1).astype(np.float64)
+    best, least = np.zeros(len(size), np.int64), 2**62
+    tries = int(np.clip(WORK / len(size) ** 2, 4, 400))
+    keys = (-size, -size * np.sqrt(steps), -size * steps, -steps)
+    starts = [np.lexsort((first, -steps, key)) for key in keys]
+    for start in starts[: max(1, tries // 4)]:
+        order = start.astype(np.int64)
+        for _ in range(tries // len(starts)):
+            offsets = np.zeros(len(size), np.int64)
+            top = int(kernel.place(order, first, last, size, offsets))
+            if top < least:
+                best, least = offsets, top
+            if least <= floor:
+                return best
+            order = _sooner(order, (offsets + size > floor)[order])
+    return best
+
+
+def _sooner(order: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """The order with the marked places moved towards the front, to half their distance."""
+    rank = np.arange(len(order), dtype=np.float64)
+    rank[which] = rank[which] / 2 - 0.5
+    return order[np.argsort(rank, kind="stable")]
+
+
+def live_peak(first: np.ndarray, last: np.ndarray, size: np.ndarray) -> int:
+    """Most bytes of lives that exist in one step."""
+    change = np.zeros(int(last.max()) + 2, np.int64)
+    np.add.at(change, first, size)
+    np.add.at(change, last + 1, -size)
+    return int(np.cumsum(change).max())

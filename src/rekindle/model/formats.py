@@ -1,0 +1,183 @@
+"""JSON in and out: `rekindle.model.graph/1`, `rekindle.model.schedule/1`, `rekindle.model.plan/1`. Never pickle.
+
+Reading refuses what it does not know: another format, a missing or a mistyped field. Nothing is half-read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from ..errors import FormatError
+from ..printed import name, value
+from .files import read_text, write_text
+from .graph import Graph, Op, Value
+from .schedule import Free, Run, Schedule, Step
+
+GRAPH, SCHEDULE, PLAN = "rekindle.model.graph/1", "rekindle.model.schedule/1", "rekindle.model.plan/1"
+MOST_DIGITS = 40  # of a whole number in a file; the fields hold 19
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """The document `rekindle.model.graph/1`."""
+    return {
+        "format": GRAPH,
+        "name": graph.name,
+        "values": [{"bytes": v.bytes} for v in graph.values],
+        "ops": [
+            {
+                "name": o.name, "inputs": list(o.inputs), "outputs": list(o.outputs), "seconds": o.seconds,
+                "flops": o.flops, "workspace": o.workspace, "backward": o.backward, "recompute": o.recompute,
+                "inplace": list(o.inplace),
+            }
+            for o in graph.ops
+        ],
+        "keep": list(graph.keep),
+        "resident_bytes": graph.resident_bytes,
+    }  # fmt: skip
+
+
+def graph_from_json(doc: Any, where: str = "graph") -> Graph:
+    """A validated Graph.
+
+    Raises
+    ------
+    FormatError : not `rekindle.model.graph/1`, a field missing or of the wrong type, or an inconsistent graph.
+    """
+    r = Reader(doc, where, GRAPH)
+    values = tuple(Value(Reader(v, f"{where}: value {i}").whole("bytes")) for i, v in enumerate(r.items("values")))
+    ops = []
+    for i, o in enumerate(r.items("ops")):
+        p = Reader(o, f"{where}: op {i}")
+        ops.append(
+            Op(
+                p.text("name"), p.ints("inputs"), p.ints("outputs"), p.number("seconds", 0.0), p.whole("flops", 0),
+                p.whole("workspace", 0), p.flag("backward", False), p.flag("recompute", True), p.ints("inplace", ()),
+            )
+        )  # fmt: skip
+    return Graph(values, tuple(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
+
+
+def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
+    """The `steps` of a schedule document."""
+    return [
+        {"free": s.value} if isinstance(s, Free) else {"run": s.op} if s.into is None else {"run": s.op, "into": s.into}
+        for s in schedule.steps
+    ]
+
+
+def schedule_from_json(doc: Any, where: str = "schedule") -> Schedule:
+    """The Schedule of a `rekindle.model.schedule/1` document; `simulate` judges whether it is valid for a graph.
+
+    Raises
+    ------
+    FormatError : not `rekindle.model.schedule/1`, or a field missing or of the wrong type.
+    """
+    r = Reader(doc, where, SCHEDULE)
+    steps: list[Step] = []
+    for i, s in enumerate(r.items("steps")):
+        p = Reader(s, f"{where}: step {i}")
+        if set(s) == {"free"}:
+            steps.append(Free(p.whole("free")))
+        elif set(s) in ({"run"}, {"run", "into"}):
+            steps.append(Run(p.whole("run"), p.whole("into") if "into" in s else None))
+        else:
+            raise FormatError(f'{where}: step {i} is {value(s)}; a step is {{"run": op}} or {{"free": value}}')
+    return Schedule(tuple(steps), r.text("graph_hash"), r.text("solver", ""))
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The JSON document in a file.
+
+    Raises
+    ------
+    FormatError : the file cannot be read, is too large, or is not whole JSON.
+    """
+    where = name(os.fspath(path))
+    try:
+        return parse_json(read_text(path), where)
+    except OSError as e:
+        raise FormatError(f"cannot read {where}: {e.strerror or e}") from e
+
+
+def parse_json(text: str, where: str, constants: bool = False) -> Any:
+    """The JSON document in a text. A number of more digits than any field holds is read as an infinite one, which no field
+    accepts. constants : NaN and Infinity, which are no JSON, are read too.
+
+    Raises
+    ------
+    FormatError : it is not whole JSON.
+    """
+    try:
+        return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_whole_number)
+    except (ValueError, RecursionError) as e:
+        raise FormatError(f"{where} is damaged or is no JSON ({e}); nothing of it was used") from e
+
+
+def write_json(path: str | os.PathLike[str], doc: Any) -> None:
+    """Write a document whole or not at all: after any failure the old file is as it was. Errors as `files.write_text`."""
+    write_text(path, json.dumps(doc, indent=None, separators=(", ", ": "), allow_nan=False) + "\n")
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _whole_number(digits: str) -> int | float:
+    # Reading a number takes time that grows with the square of its digits, and Python refuses thousands of them.
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits[0] + "inf" if digits[0] == "-" else "inf")
+
+
+_MISSING: Any = object()
+
+
+class Reader:
+    """Typed access to one JSON object; every complaint is a FormatError that names the place."""
+
+    def __init__(self, doc: Any, where: str, fmt: str | None = None):
+        self.where = where
+        if not isinstance(doc, dict):
+            raise FormatError(f"{where} is not a JSON object")
+        self.doc = doc
+        if fmt is not None and doc.get("format") != fmt:
+            raise FormatError(f"{where} has format {value(doc.get('format'))}; this version reads {fmt!r}")
+
+    def _get(self, key: str, default: Any, kind: str, ok: Any) -> Any:
+        x = self.doc.get(key, default)
+        if x is _MISSING:
+            raise FormatError(f"{self.where} lacks {key!r}")
+        if not ok(x):
+            raise FormatError(f"{self.where}: {key!r} should be {kind}, not {value(x)}")
+        return x
+
+    def whole(self, key: str, default: Any = _MISSING) -> int:
+        return int(self._get(key, default, "a whole number", _is_int))
+
+    def number(self, key: str, default: Any = _MISSING) -> float:
+        return float(self._get(key, default, "a number", _is_number))
+
+    def text(self, key: str, default: Any = _MISSING) -> str:
+        return str(self._get(key, default, "a string", lambda x: isinstance(x, str)))
+
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
+        return bool(self._get(key, default, "true or false", lambda x: isinstance(x, bool)))
+
+    def items(self, key: str) -> list[Any]:
+        return list(self._get(key, _MISSING, "a list", lambda x: isinstance(x, list)))
+
+    def ints(self, key: str, default: Any = _MISSING) -> tuple[int, ...]:
+        ok = lambda x: isinstance(x, list | tuple) and all(_is_int(i) for i in x)  # noqa: E731
+        return tuple(self._get(key, default, "a list of whole numbers", ok))
+
+    def table(self, key: str, default: Any = _MISSING) -> dict[str, Any]:
+        return dict(self._get(key, default, "an object", lambda x: isinstance(x, dict)))
+
+
+def _is_number(x: Any) -> bool:
+    return _is_int(x) or isinstance(x, float) and math.isfinite(x)
+
+
+def _is_int(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and abs(x) < 2**62

@@ -1,0 +1,225 @@
+"""The graph of one training step: values (storages) and the ops that read and produce them.
+
+Immutable, validated on construction, hashed; knows no torch. The format is `rekindle.model.graph/1`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import index
+
+import numpy as np
+
+from ..errors import FormatError, UsageError
+from ..kernels.arrays import Arrays
+from ..printed import name
+
+BOUNDARY = "boundary"
+COSTS = ("seconds", "flops", "unit")
+MOST_SECONDS = 1e18  # of all ops together: sums and products of costs stay far from what a float can hold
+MOST_BYTES = 2**53  # of all values together, 8 PiB: certificates count bytes in floats, which hold no more exactly
+MOST_FLOPS = 2**62  # of all ops together: what a 64-bit count holds
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A storage of `bytes` bytes. A value that no op produces is an input, held by the caller."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator call.
+
+    inputs, outputs : value ids. Every output is produced by this op alone.
+    seconds, flops : cost of one run.
+    workspace : bytes the op needs only while it runs.
+    backward : marks the phase, for reports.
+    recompute : False forbids running the op twice.
+    inplace : inputs over which the op may write its first output.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    seconds: float = 0.0
+    flops: int = 0
+    workspace: int = 0
+    backward: bool = False
+    recompute: bool = True
+    inplace: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A training step. `ops` stand in a valid order, which is the baseline order.
+
+    Raises
+    ------
+    FormatError : an id out of range, a value with two producers, an order that reads a value
+        before it is produced, a negative size, anything else than Values and Ops of whole numbers.
+    """
+
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    keep: tuple[int, ...]
+    resident_bytes: int = 0
+    name: str = "graph"
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "values", tuple(self.values))
+            object.__setattr__(self, "ops", tuple(self.ops))
+            object.__setattr__(self, "keep", tuple(self.keep))
+            _validate(self)
+        except (TypeError, AttributeError) as e:
+            raise FormatError(
+                f"graph {self.name!r} is no graph ({e}); give values as Value(bytes), ops as Op(name, inputs, outputs), ids "
+                "and sizes as whole numbers"
+            ) from e
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.ops)} ops, {len(self.values)} values, hash {self.hash[:12]})"
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the structure: names, edges, sizes. Measured costs and the graph's own name are left out,
+        so that a plan made on one machine is recognised on another."""
+        doc = [
+            [v.bytes for v in self.values],
+            [[o.name, o.inputs, o.outputs, o.backward, o.recompute, o.inplace] for o in self.ops],
+            self.keep,
+        ]
+        return hashlib.sha256(json.dumps(doc, separators=(",", ":")).encode()).hexdigest()
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """Flat arrays for compiled loops."""
+        producer = np.full(len(self.values), -1, np.int64)
+        for i, op in enumerate(self.ops):
+            for v in op.outputs:
+                producer[v] = i
+        size = np.array([v.bytes for v in self.values], np.int64)
+        size[producer < 0] = 0
+        keep = np.zeros(len(self.values), np.bool_)
+        keep[list(self.keep)] = True
+        in_ptr, in_ids = _rows([tuple(dict.fromkeys(o.inputs)) for o in self.ops])
+        out_ptr, out_ids = _rows([o.outputs for o in self.ops])
+        inplace_ptr, inplace_ids = _rows([o.inplace for o in self.ops])
+        return Arrays(
+            size, producer, in_ptr, in_ids, out_ptr, out_ids, inplace_ptr, inplace_ids,
+            np.array([o.workspace for o in self.ops], np.int64),
+            np.array([o.recompute for o in self.ops], np.bool_),
+            keep, self.boundary if self.boundary is not None else -1,
+        )  # fmt: skip
+
+    @cached_property
+    def boundary(self) -> int | None:
+        """Id of the op where forward ends, or None."""
+        return next((i for i, o in enumerate(self.ops) if o.name == BOUNDARY), None)
+
+    @cached_property
+    def needed(self) -> np.ndarray:
+        """bool [ops]: whether `keep` depends on the op."""
+        a = self.arrays
+        need = np.zeros(len(self.ops), np.bool_)
+        for v in self.keep:
+            if a.producer[v] >= 0:
+                need[a.producer[v]] = True
+        for i in range(len(self.ops) - 1, -1, -1):
+            if need[i]:
+                for v in self.ops[i].inputs:
+                    if a.producer[v] >= 0:
+                        need[a.producer[v]] = True
+        return need
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each value the ops that read it, in baseline order."""
+        rows: list[list[int]] = [[] for _ in self.values]
+        for i, op in enumerate(self.ops):
+            for v in dict.fromkeys(op.inputs):
+                rows[v].append(i)
+        return tuple(tuple(r) for r in rows)
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """bool [values]: what the boundary reads or makes. The caller may hold it, so nothing is written over it."""
+        found = np.zeros(len(self.values), np.bool_)
+        if self.boundary is not None:
+            op = self.ops[self.boundary]
+            found[[*op.inputs, *op.outputs]] = True
+        return found
+
+    def weights(self, cost: str = "seconds") -> np.ndarray:
+        """float64 [ops]: what one run of each op costs. cost is "seconds", "flops" or "unit"
+        (one per op that produces at least a byte)."""
+        if cost == "seconds":
+            return np.array([o.seconds for o in self.ops], np.float64)
+        if cost == "flops":
+            return np.array([o.flops for o in self.ops], np.float64)
+        if cost == "unit":
+            return np.array([float(any(self.values[v].bytes for v in o.outputs)) for o in self.ops])
+        raise UsageError(f"cost={cost!r} is unknown; choose one of {', '.join(COSTS)}")
+
+    def with_costs(self, seconds: Sequence[float], workspace: Sequence[int] | None = None) -> Graph:
+        """The same graph with other measured costs; the hash stays."""
+        ws = workspace if workspace is not None else [o.workspace for o in self.ops]
+        ops = tuple(
+            replace(o, seconds=float(s), workspace=int(w)) for o, s, w in zip(self.ops, seconds, ws, strict=True)
+        )
+        return replace(self, ops=ops)
+
+
+def _rows(rows: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray]:
+    rows = list(rows)
+    ptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(r) for r in rows], out=ptr[1:])
+    return ptr, np.array([x for r in rows for x in r], np.int64)
+
+
+def _validate(g: Graph) -> None:
+    n = len(g.values)
+    graph = f"graph {name(g.name)!r}"
+    for i, value in enumerate(g.values):
+        if index(value.bytes) < 0:
+            raise FormatError(f"{graph}: value {i} has {value.bytes} bytes; a size cannot be negative")
+    produced: dict[int, int] = {}
+    all_outputs = {v for o in g.ops for v in o.outputs}
+    for i, op in enumerate(g.ops):
+        where = f"{graph}: op {i} ({name(op.name)})"
+        for v in (*op.inputs, *op.outputs, *op.inplace):
+            if not 0 <= index(v) < n:
+                raise FormatError(f"{where} names value {v}, but the graph has values 0 to {n - 1}")
+        for v in op.inputs:
+            if v in all_outputs and v not in produced:
+                raise FormatError(f"{where} reads value {v} before it is produced; ops must stand in a valid order")
+        for v in op.outputs:
+            if v in produced:
+                raise FormatError(f"{where} produces value {v}, which op {produced[v]} produces already")
+            produced[v] = i
+        if not set(op.inplace) <= set(op.inputs):
+            raise FormatError(f"{where}: inplace {list(op.inplace)} must be inputs of the op")
+        if op.inplace and not op.outputs:
+            raise FormatError(f"{where} has inplace but no output")
+        if not op.seconds >= 0 or index(op.flops) < 0 or index(op.workspace) < 0:
+            raise FormatError(f"{where}: seconds, flops and workspace must be numbers of at least 0")
+        if not op.seconds <= MOST_SECONDS:
+            raise FormatError(f"{where} takes {op.seconds} seconds; that is no time of an op")
+    for v in g.keep:
+        if not 0 <= index(v) < n:
+            raise FormatError(f"{graph}: keep names value {v}, but the graph has values 0 to {n - 1}")
+    most = max((o.workspace for o in g.ops), default=0)
+    if g.resident_bytes + 2 * sum(v.bytes for v in g.values) + most >= MOST_BYTES:
+        raise FormatError(f"{graph} holds more bytes than can be counted; sizes are in bytes")
+    if sum(o.flops for o in g.ops) >= MOST_FLOPS:
+        raise FormatError(f"{graph} takes more FLOPs than can be counted")
+    if not sum(o.seconds for o in g.ops) <= MOST_SECONDS:
+        raise FormatError(f"{graph} takes more than {MOST_SECONDS:g} seconds; that is no time of a step")
+    if g.resident_bytes < 0:
+        raise FormatError(f"{graph}: resident_bytes is {g.resident_bytes}; it cannot be negative")

@@ -1,0 +1,216 @@
+"""A plan: a schedule with its costs, its certificate and its provenance."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from typing import Any
+
+from ..arguments import file_name
+from ..ask import Goal, PlanOptions, TraceOptions
+from ..printed import name
+from ..sizes import format_bytes
+from ..version import __version__
+from . import formats
+from .arena import Arena, plan_offsets
+from .floor import single_op
+from .graph import Graph
+from .schedule import Schedule
+
+LONGEST_NAME = 64  # letters of an optimizer's or a device's name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, what it costs, and how far from the best possible it is.
+
+    peak_bytes : bytes held at the peak of the step, everything included: parameters, buffers, the user's inputs,
+        a gradient for every trained parameter, activations, workspace.
+    activation_peak_bytes : the same less what is held during the whole step (`graph.resident_bytes`).
+    baseline_peak_bytes : peak_bytes of the step that recomputes nothing.
+    seconds : modelled time of one planned step.
+    overhead : extra cost / baseline cost, in the unit `cost`.
+    flops_overhead : extra FLOPs / baseline FLOPs.
+    status : "optimal" if proven, else "feasible".
+    bound_bytes : certified lower bound on peak_bytes at that overhead; bound_op : the op that sets it.
+    gap : (peak_bytes - bound_bytes) / peak_bytes.
+    solve_seconds : how long the solver took.
+    verified : False: status, bound_bytes and gap were read from a file and could not be proven again in short time.
+    options_json : of a plan from a file, the known fields of its object "options": what it was made with. A plan for another
+        shape is made with the same.
+
+    `arena_bytes` is what one block takes that holds everything made during the step, each storage at a fixed offset: to
+    be compared with activation_peak_bytes. `sum_bytes` is the same where no storage shares an address with another.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    peak_bytes: int
+    activation_peak_bytes: int
+    baseline_peak_bytes: int
+    seconds: float
+    overhead: float
+    flops_overhead: float
+    solver: str
+    status: str
+    bound_bytes: int
+    bound_op: str
+    gap: float
+    graph_hash: str
+    goal: Goal
+    cost: str
+    solve_seconds: float
+    created_with: dict[str, str] = field(default_factory=lambda: _created_with())
+    trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
+    asked: PlanOptions | None = field(default=None, repr=False, compare=False)
+    verified: bool = field(default=True, compare=False)
+    options_json: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    FIGURES = (
+        "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
+        "seconds", "overhead", "flops_overhead",
+        "solver", "status", "bound_bytes", "bound_op", "gap", "graph_hash", "cost", "solve_seconds", "created_with",
+    )  # fmt: skip
+
+    @property
+    def options(self) -> PlanOptions:
+        """The options that it was made with; a plan for another shape is made with the same ones."""
+        o = self.options_json
+        return self.asked or PlanOptions(self.goal, self.solver, self.cost, o.get("time_limit"), o.get("seed", 0))
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer whose state was counted: an optimizer, a class or a name; None: no state was counted."""
+        return self.options_json.get("optimizer") if self.trace is None else self.trace.options.optimizer
+
+    @property
+    def trace_options(self) -> TraceOptions:
+        """How the step was captured; a call of another shape is captured the same way."""
+        if self.trace is not None:
+            return self.trace.options
+        o = self.options_json
+        return TraceOptions(
+            o.get("loss", "auto"), o.get("target"), o.get("optimizer"), tuple(o.get("must_save", ())), o.get("state_bytes")
+        )  # fmt: skip
+
+    def _options(self) -> dict[str, Any]:
+        """The object "options" of a plan file."""
+        o, how = self.optimizer, self.trace_options
+        known = o if o is None or isinstance(o, str) else (o if isinstance(o, type) else type(o)).__name__.lower()
+        state = how.state_bytes if self.trace is None else self.trace.state_bytes
+        more = {"loss": how.loss, "must_save": list(how.must_save), "target": how.target, "state_bytes": state}
+        given = {k: x for k, x in more.items() if x not in (None, "auto", []) and (k != "state_bytes" or known)}
+        return {
+            "time_limit": self.options.time_limit,
+            "seed": self.options.seed,
+            "optimizer": known and known[:LONGEST_NAME],
+        } | given
+
+    @property
+    def baseline_activation_bytes(self) -> int:
+        """activation_peak_bytes of the step that recomputes nothing."""
+        return self.baseline_peak_bytes - self.graph.resident_bytes
+
+    @cached_property
+    def arena(self) -> Arena:
+        """The memory plan of the schedule."""
+        return plan_offsets(self.graph, self.schedule)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of one block that holds all storages of the step at fixed offsets."""
+        return self.arena.arena_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of all storages of the step where none shares an address with another."""
+        return self.arena.sum_bytes
+
+    @property
+    def splitting_op(self) -> str:
+        """Name of the op that by itself needs what the plan holds at its peak, to within 2 %: below that no schedule
+        helps, only splitting the op. "" where there is none."""
+        floor = single_op(self.graph)
+        at_floor = self.activation_peak_bytes <= 1.02 * (floor.bytes - self.graph.resident_bytes)
+        return self.graph.ops[floor.op].name if at_floor and floor.op is not None else ""
+
+    def figures(self) -> dict[str, Any]:
+        """The plan's figures by name, as `plan --json` prints them."""
+        return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The document `rekindle.model.plan/1`."""
+        return {
+            "format": formats.PLAN,
+            **self.figures(),
+            "options": self._options(),
+            "graph": formats.graph_to_json(self.graph),
+            "schedule": schedule_document(self),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a JSON file, whole or not at all; a link stays a link.
+
+        Raises
+        ------
+        UsageError : `path` is no path, or is a folder, a device or a pipe, or its folder cannot be written to.
+        RekindleError : the disk is full or fails; a file that was there is as it was.
+        """
+        formats.write_json(file_name(path), self.to_json())
+
+    @property
+    def doubt(self) -> str:
+        """Text that follows a certificate which was read from a file and not proven again; else ""."""
+        return "" if self.verified else ", as its file says: not verified"
+
+    @property
+    def sentence(self) -> str:
+        """One plain sentence: does it fit, at what price, how far from the best possible."""
+        of = f" of {format_bytes(self.goal.budget)}" if self.goal.budget is not None else ""
+        best = "proven the best possible" if self.status == "optimal" else f"within {self.gap:.0%} of the best possible"
+        if not self.verified:
+            best = f"said by its file to be {best.replace('proven ', '')} (not verified)"
+        left_out = getattr(self.trace, "not_counted", "") if self.goal.budget is not None else ""
+        unit = {"seconds": "step time", "flops": "FLOPs", "unit": "op runs"}[self.cost]
+        return (
+            f"fits: {format_bytes(self.peak_bytes)}{of}, +{self.overhead:.1%} {unit}, {best}, "
+            f"solved in {self.solve_seconds:.1f} s" + (f"; not counted: {left_out}" if left_out else "")
+        )
+
+    def __str__(self) -> str:
+        runs = self.schedule.runs
+        rows = [
+            ("peak", f"{format_bytes(self.peak_bytes)} (plain {format_bytes(self.baseline_peak_bytes)})"),
+            ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
+                                       f"(plain {format_bytes(self.baseline_activation_bytes)})"),
+            ("  in one block", f"{format_bytes(self.arena_bytes)} (no sharing {format_bytes(self.sum_bytes)})"),
+            ("no schedule below", format_bytes(self.bound_bytes)
+                                  + (f", by {name(self.bound_op)}" if self.bound_op else "") + self.doubt),
+            *([("to go lower, split", f"{name(self.splitting_op)}: it alone needs that much")] if self.splitting_op else []),
+            ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
+            ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
+            ("solver", f"{name(self.solver)} ({self.status}{self.doubt})"),
+        ]  # fmt: skip
+        width = max(len(k) for k, _ in rows)
+        return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
+    """The document `rekindle.model.schedule/1` of a plan."""
+    doc: dict[str, Any] = {
+        "format": formats.SCHEDULE, "graph_hash": plan.graph_hash, "solver": plan.solver, "status": plan.status,
+        "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "overhead": plan.overhead,
+        "flops_overhead": plan.flops_overhead, "bound_bytes": plan.bound_bytes, "gap": plan.gap,
+        "arena_bytes": plan.arena_bytes,
+    }  # fmt: skip
+    return doc | {"steps": formats.steps_to_json(plan.schedule)} if steps else doc
+
+
+def _created_with() -> dict[str, str]:
+    return {"rekindle": __version__, "python": platform.python_version()}

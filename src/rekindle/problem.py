@@ -1,0 +1,150 @@
+"""The interface of solvers: a solver is a function from a `Problem` to candidate schedules.
+
+A solver reports no figures. It proposes schedules, the judge scores them, and the planner picks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .model.graph import Graph
+from .model.schedule import Schedule
+
+if TYPE_CHECKING:
+    from .structure.archive import Entry
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is asked of a solver.
+
+    graph : the step to schedule.
+    weights : float64 [ops], positive where an op costs anything: what one run of each op costs.
+    limit : the peak in bytes (resident included) to fit in at least cost, or None.
+    max_overhead : the extra cost as a fraction of running each needed op once, within which to use least
+        memory, or None. With neither, least memory is asked for at any cost.
+    seed : makes a randomised solver repeatable.
+    deadline : `time.monotonic()` at which to stop and give the best so far; None: no limit.
+    progress : called with one line of text now and then.
+    effort : how much work a search may do, as a part of what it does by default.
+    whole : the whole frontier is wanted: a solver that finds it in one search yields all of it.
+    coarse : with `whole`: as a first sweep finds it, without closer looks.
+    interrupted : set once the user has asked for the best so far.
+    """
+
+    graph: Graph
+    weights: np.ndarray
+    limit: int | None = None
+    max_overhead: float | None = None
+    seed: int = 0
+    deadline: float | None = None
+    progress: Progress = field(default=lambda _: None)
+    effort: float = 1.0
+    whole: bool = False
+    coarse: bool = False
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def base_cost(self) -> float:
+        """The cost of running each needed op once."""
+        return float(self.weights[self.graph.needed].sum())
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until the deadline; none after an interruption."""
+        if self.interrupted.is_set():
+            return 0.0
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Ctrl-C inside ends the search and not the call: the best found so far is what it gives."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted.set()
+            self.progress("interrupted: going on with the best found so far")
+
+
+Solve = Callable[[Problem], Iterable[Schedule]]
+Retry = Callable[[Problem, Schedule | None], Iterable[Schedule]]
+
+
+def no_retry(problem: Problem, best: Schedule | None) -> Iterable[Schedule]:
+    """The `Solver.retry` of solvers that have nothing to add."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A registered algorithm and what is known of it; `rekindle solvers` and the docs are made from this.
+
+    graphs : "chain" (other graphs are taken as a series of blocks, see `structure.cuts.series`) or "any".
+    objective : what it minimises, in one line.
+    optimal : what its optimality claim is; "" for none. A claim is about its own stated objective.
+    curve : asked for the whole frontier, it yields all of it at once, and is not asked for single budgets too.
+    declines : Graph -> why it only gives the baseline there, or "".
+    thorough : its plans get a long search for their certificate; plans of solvers that serve comparisons get a short one.
+    retry : (problem, best schedule so far, or None where none meets the goal) -> further candidates. The planner asks
+        once, after `solve`.
+    """
+
+    name: str
+    solve: Solve
+    graphs: str
+    objective: str
+    optimal: str
+    complexity: str
+    citation: str
+    curve: bool = False
+    declines: Callable[[Graph], str] = lambda _: ""
+    thorough: bool = False
+    retry: Retry = no_retry
+
+    @property
+    def doc(self) -> str:
+        """The solver's own documentation."""
+        return self.solve.__doc__ or ""
+
+
+REGISTERED: dict[str, Solver] = {}
+
+
+def register(
+    name: str, *, graphs: str, objective: str, optimal: str = "", complexity: str, citation: str, **more: Any
+) -> Callable[[Solve], Solve]:
+    """Decorator that registers a function `Problem -> iterable of Schedule` as the solver `name`.
+
+    The keyword arguments are the fields of `Solver`. `registry.get` finds the solver by its name.
+    """
+
+    def enter(solve: Solve) -> Solve:
+        REGISTERED[name] = Solver(name, solve, graphs, objective, optimal, complexity, citation, **more)
+        return solve
+
+    return enter
+
+
+def choose(problem: Problem, entries: list[Entry]) -> list[Entry]:
+    """The entry of a frontier that the problem asks for, and the smallest one, which errors name where nothing fits.
+
+    entries : in order of falling peak. All of them come back where the problem asks for the whole frontier.
+    """
+    if problem.whole or not entries:
+        return entries
+    fit: list[Entry] = []
+    if problem.limit is not None:
+        fit = [e for e in entries if e.peak <= problem.limit - problem.graph.resident_bytes][:1]
+    elif problem.max_overhead is not None:
+        most = problem.max_overhead * problem.base_cost
+        fit = [e for e in entries if e.extra <= most + 1e-9 * problem.base_cost][-1:]
+    return [*fit, entries[-1]]

@@ -1,0 +1,34 @@
+"""The registry: every solver by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+
+from . import portfolio, solvers
+from .errors import UsageError
+from .problem import REGISTERED, Solver
+
+
+def all_solvers() -> list[Solver]:
+    """Every solver, in order of name. Each file in the two folders is imported, so that a new one is found by itself."""
+    for package in (solvers, portfolio):
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+    return [REGISTERED[name] for name in sorted(REGISTERED)]
+
+
+def get(name: str) -> Solver:
+    """The solver of that name.
+
+    Raises
+    ------
+    UsageError : there is none; the message lists the valid names.
+    """
+    names = {s.name: s for s in all_solvers()}
+    if not isinstance(name, str) or name not in names:
+        near = difflib.get_close_matches(str(name), names)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise UsageError(f"solver={name!r} is unknown; {hint}choose one of: {', '.join(names)}")
+    return names[name]

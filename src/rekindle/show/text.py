@@ -1,0 +1,160 @@
+"""Tables for the terminal. They take plain data and return rich renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..model.plan import Plan
+from ..printed import name, printable
+from ..problem import Solver
+from ..sizes import format_bytes
+
+UNITS = {"seconds": "time", "flops": "FLOPs", "unit": "op runs"}
+
+
+def plan_table(plan: Plan) -> Table:
+    """What a plan holds and costs, beside the plain step."""
+    table = _table(f"{name(plan.graph.name)}: {len(plan.graph.ops):,} ops", "", "plain", "planned")
+    table.add_row("peak", format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes))
+    table.add_row(
+        "  of which activations",
+        format_bytes(plan.baseline_activation_bytes),
+        format_bytes(plan.activation_peak_bytes),
+    )
+    table.add_row("  these in one block", "", format_bytes(plan.arena_bytes))
+    table.add_row("  these without sharing", "", format_bytes(plan.sum_bytes))
+    runs = plan.schedule.runs
+    table.add_row("op runs", f"{len(set(runs)):,}", f"{len(runs):,}")
+    table.add_row(f"extra {UNITS[plan.cost]}", "", percent(plan.overhead))
+    if plan.cost != "flops":
+        table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
+    setter = f" (set by {name(plan.bound_op)})" if plan.bound_op else ""
+    table.add_row("no schedule below", "", format_bytes(plan.bound_bytes) + setter + plan.doubt)
+    if plan.splitting_op:
+        table.add_row("to go lower, split", "", f"{name(plan.splitting_op)}: it alone needs that much")
+    table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
+    return table
+
+
+def frontier_table(plans: Sequence[Plan]) -> Table:
+    """One row per plan of the memory/time curve."""
+    unit = UNITS[plans[0].cost] if plans else "time"
+    title = f"{name(plans[0].graph.name)}: memory against {unit}" if plans else "no plan"
+    table = _table(title, "peak", "activations", "of plain", f"extra {unit}", "extra FLOPs", "gap at most", "status")
+    for p in plans:
+        share = p.activation_peak_bytes / p.baseline_activation_bytes if p.baseline_activation_bytes else 1.0
+        table.add_row(
+            format_bytes(p.peak_bytes), format_bytes(p.activation_peak_bytes), f"{share:.0%}", percent(p.overhead),
+            percent(p.flops_overhead), f"{p.gap:.0%}", p.status + ("" if p.verified else ", not verified"),
+        )  # fmt: skip
+    return table
+
+
+def solvers_table(solvers: Iterable[Solver]) -> Table:
+    """Every solver: problem, objective, complexity, optimality, citation."""
+    table = _table("solvers", "name", "graphs", "minimises", "optimal", "complexity", "citation", numbers=False)
+    for s in solvers:
+        table.add_row(s.name, s.graphs, s.objective, s.optimal or "no claim", s.complexity, s.citation)
+    table.show_lines = True
+    return table
+
+
+BENCH_COLUMNS = (
+    "model", "batch", "method", "peak_mb", "plain_mb", "flops_overhead", "seconds_overhead", "overhead", "gap",
+    "published_ogc_mb", "measured_ogc_nonreentrant_mb", "solve_seconds", "status", "note",
+)  # fmt: skip
+
+
+def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Table:
+    """One row per model and method. Of rows with many keys the chief ones are shown; `--json` has them all."""
+    columns = list(dict.fromkeys(k for row in rows for k in row))
+    if len(columns) > len(BENCH_COLUMNS):
+        columns = [c for c in BENCH_COLUMNS if c in columns and any(row.get(c) not in (None, "") for row in rows)]
+    table = _table(title, *(c.replace("_", " ") for c in columns))
+    last = None
+    for row in rows:
+        if last is not None and row.get("model") != last:
+            table.add_section()
+        last = row.get("model")
+        table.add_row(*(figure(c, row.get(c)) for c in columns))
+    return table
+
+
+def changes_table(changes: Sequence[Mapping[str, Any]]) -> Table:
+    """What changed between two sets of rows; each entry as `bench.regress.Change.to_json` gives it."""
+    table = _table("changes", "model", "method", "cost", "field", "old", "new", "regression")
+    for c in changes:
+        values = (figure(c["field"], c[k]) for k in ("old", "new"))
+        table.add_row(
+            f"{c['suite']}: {c['model']}", c["method"], c["cost"] or "", c["field"], *values,
+            Text("REGRESSION", "bold red") if c["regression"] else "",
+        )  # fmt: skip
+    return table
+
+
+def demo_table(row: Mapping[str, Any]) -> Table:
+    """What was promised of one model and what was measured; `row` is one entry of `demo.run(...)["models"]`."""
+    table = _table(f"{row['model']}, batch {row['batch']}", "", "predicted", "measured")
+    peak = row["measured_peak_bytes"]
+    table.add_row(
+        "plain activation peak", *(format_bytes(row[k]) for k in ("modelled_plain_bytes", "plain_peak_bytes"))
+    )
+    table.add_row("budget for activations", format_bytes(row["budget_bytes"]), "")
+    kept = Text(format_bytes(peak), "green" if peak <= row["budget_bytes"] else "bold red")
+    table.add_row("planned activation peak", format_bytes(row["predicted_peak_bytes"]), kept)
+    table.add_row("extra FLOPs", percent(row["flops_overhead"]), figure("overhead", row["measured_flops_overhead"]))
+    table.add_row("extra time", percent(row["overhead"]), percent(row["measured_overhead"]))
+    table.add_section()
+    for what in ("loss", "gradients", "buffers", "rng"):
+        table.add_row(f"{what if what != 'rng' else 'RNG state'} bitwise equal", "", yes_no(row[f"{what}_equal"]))
+    table.add_row("weights after training bitwise equal", "", yes_no(row["weights_equal"]))
+    return table
+
+
+def losses_table(row: Mapping[str, Any]) -> Table:
+    """The losses of the same training, plain and planned, side by side."""
+    table = _table(f"{row['model']}: training losses", "step", "plain", "planned", "bitwise equal")
+    for i, (a, b) in enumerate(zip(row["plain_losses"], row["planned_losses"], strict=True), 1):
+        table.add_row(str(i), f"{a:.9g}", f"{b:.9g}", yes_no(a == b))
+    return table
+
+
+def percent(x: float) -> str:
+    """0.1234 -> "+12.3 %"."""
+    return f"{x:+.1%}".replace("%", " %")
+
+
+def figure(name: str, x: Any) -> str:
+    """A value as its name's unit asks: bytes, a share in percent, seconds."""
+    if x is None:
+        return "-"
+    if isinstance(x, bool):
+        return "yes" if x else "no"
+    if not isinstance(x, int | float):
+        return printable(str(x))
+    if name.endswith("_bytes"):
+        return format_bytes(x)
+    if name.endswith("overhead"):
+        return percent(x)
+    if name == "gap":
+        return f"{x:.1%}"
+    return f"{x:,}" if isinstance(x, int) else f"{x:,.4g}" if abs(x) < 1000 else f"{x:,.1f}"
+
+
+def yes_no(x: bool | None) -> Text:
+    """None: could not be told."""
+    if x is None:
+        return Text("not compared", "yellow")
+    return Text("yes", "green") if x else Text("NO", "bold red")
+
+
+def _table(title: str, *columns: str, numbers: bool = True) -> Table:
+    """A table whose first column is words and the others figures, unless told otherwise."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")
+    return table

@@ -1,0 +1,39 @@
+"""Bytes as people write them: "8GiB" to 8589934592 and back."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from .errors import UsageError
+from .printed import value
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+MOST_BYTES = 2**62  # beyond any memory; what counts bytes counts no further
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in "8GiB", "8 GB", "512MiB", "1.5GiB" or "123456".
+
+    Raises
+    ------
+    UsageError : the text is no size, is part of a byte, or is beyond any memory.
+    """
+    m = re.fullmatch(r"\s*([0-9]+)(\.[0-9]*)?\s*([a-zA-Z]*)\s*", text)
+    if not m or m[3].upper() not in _UNITS or (m[2] and not m[3]):
+        raise UsageError(f"{value(text)} is no size; write it like 8GiB, 8GB, 512MiB or as a number of bytes")
+    unit = _UNITS[m[3].upper()]
+    # Counted before it is read: reading takes time that grows with the square of the digits.
+    if len(m[1].lstrip("0")) > 30 or int(m[1]) * unit > MOST_BYTES:
+        raise UsageError(f"{value(text)} is beyond any memory; give at most {MOST_BYTES >> 60} EiB")
+    return int(m[1]) * unit + int(Fraction("0" + (m[2] or ".")[:30] + "0") * unit)
+
+
+def format_bytes(n: float) -> str:
+    """1536 -> "1.5 KiB"; one decimal, binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"

@@ -1,0 +1,38 @@
+"""Which of a model's results is the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import UsageError
+from . import tree
+
+
+def loss_index(tensors: Sequence[torch.Tensor], places: Sequence[str] | Mapping[int, str]) -> int | None:
+    """Index of the result that is the loss: the one scalar under a key called loss, or a scalar that comes first."""
+    scalars = [i for i, t in enumerate(tensors) if t.numel() == 1 and t.requires_grad]
+    called = [i for i in scalars if places[i].endswith("['loss']")]
+    if len(called) == 1:
+        return called[0]
+    return 0 if scalars[:1] == [0] and places[0] in ("output", "output[0]") else None
+
+
+def default_loss(result: Any) -> torch.Tensor:
+    """The loss a result carries (its `loss`, or a scalar that comes first), else the sum of all that requires grad."""
+    tensors, spec = tree.flatten(result, opaque_ok=True)
+    loss = loss_index(tensors, tree.paths(spec))
+    able = [t for t in tensors if t.requires_grad] if loss is None else [tensors[loss]]
+    if not able:
+        raise UsageError("no result of the model requires grad, so there is no step to verify")
+    total = _sum(able[0])
+    for t in able[1:]:
+        total = total + _sum(t).to(total.device)
+    return total
+
+
+def _sum(t: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor as a real number, from which backward can start."""
+    return torch.view_as_real(t.resolve_conj()).sum() if t.is_complex() else t.sum()

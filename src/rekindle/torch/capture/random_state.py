@@ -1,0 +1,92 @@
+"""While tracing, forward may only draw from torch's default random generators; anything else is a TraceError."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...errors import TraceError
+from ...frames import in_words, is_users
+from .other_random import numpys, pythons
+
+# Functions in these modules act for whoever calls them.
+_PASSED_OVER = {"torch.random", "torch.cuda.random", "torch._compile", "torch._dynamo.eval_frame", "contextlib"}
+_REFUSED = {"get_state", "set_state", "manual_seed", "seed", "initial_seed", "get_offset", "set_offset",
+            "graphsafe_get_state", "graphsafe_set_state", "clone_state"}  # fmt: skip
+
+
+@contextlib.contextmanager
+def only_draws() -> Iterator[None]:
+    """Raise TraceError, naming the line, where code that is not torch's own reads, sets or seeds the state of torch's
+    default generators: that would happen once, while tracing, and never in a planned step."""
+    cpu, cuda = torch.random.default_generator, getattr(torch.cuda, "default_generators", ())
+    before, seed = _state(cpu), cpu.initial_seed()
+    torch.random.default_generator = _Guarded(cpu)  # type: ignore[assignment]
+    torch.cuda.default_generators = tuple(map(_Guarded, cuda))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.random.default_generator = cpu
+        torch.cuda.default_generators = cuda  # type: ignore[assignment]
+    # Past the guard. Tracing itself draws nothing, but other threads may have; what they do not do is seed.
+    if cpu.initial_seed() != seed or _state(cpu) != before and threading.active_count() == 1:
+        cpu.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
+        raise TraceError(_message("the model changes the state of torch's random generator"))
+
+
+def _state(generator: torch.Generator) -> bytes:
+    with _disable_current_modes():
+        return generator.get_state().numpy().tobytes()
+
+
+class _Guarded:
+    """A generator of torch's, for one thread; to others it is what it was."""
+
+    def __init__(self, generator: torch.Generator):
+        self._generator, self._thread = generator, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        asks = name in _REFUSED and threading.get_ident() == self._thread
+        if asks and (frame := _user_frame(sys._getframe(1))) is not None:
+            file, line, function = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+            where = in_words(traceback.FrameSummary(file, line, function))
+            raise TraceError(_message(f"the model reads or sets the state of torch's random generator at {where}"))
+        return getattr(self._generator, name)
+
+
+def _message(what: str) -> str:
+    return (
+        f"{what}, which happens once, while the call is captured, and not in planned steps. Seed outside of forward; or draw "
+        "there and pass the numbers in"
+    )
+
+
+def _user_frame(frame: FrameType | None) -> FrameType | None:
+    """The frame that asks, unless torch or this library asks for its own ends."""
+    while frame is not None and frame.f_globals.get("__name__") in _PASSED_OVER:
+        frame = frame.f_back
+    return frame if frame is not None and is_users(frame) else None
+
+
+@contextlib.contextmanager
+def no_other_random() -> Iterator[None]:
+    """Raise TraceError where forward uses Python's or NumPy's random generator, whose numbers would be constants of the graph.
+
+    Both start from fresh states, so that a forward that seeds them is noticed at every capture.
+    """
+    with pythons() as python_used, numpys() as numpy_used:
+        yield
+        used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
+    if used:
+        raise TraceError(
+            f"the model draws from {used[0]} random generator, or seeds it; a plan would fix its numbers for good; draw "
+            "with torch and decide with torch.where, or draw outside of forward and pass the result in"
+        )

@@ -1,0 +1,69 @@
+"""Which attributes of modules forward reads while it is captured: a plan takes those for granted, and no others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from ...frames import is_users
+
+# Attributes that torch itself uses. Parameters, buffers, submodules and hooks are looked at in any case.
+INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+_HERE = (nn.Module.__getattr__.__code__.co_filename,)  # torch reads `__dict__` for itself there
+
+
+class Reads:
+    """names : id of a module -> names of the attributes that were read; "*" stands for all of them."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, set[str]] = {}
+
+    def by_path(self, model: nn.Module) -> dict[str, set[str]]:
+        """The same by qualified name of the module."""
+        return {path: self.names[id(m)] for path, m in model.named_modules() if id(m) in self.names}
+
+    def recorded(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward`, whose reads are recorded in every call."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._recording(lambda frame: frame.f_code.co_filename not in _HERE):
+                return forward(*args, **kwargs)
+
+        return call
+
+    def in_backward(self) -> AbstractContextManager[None]:
+        """Meanwhile what the user's code reads outside of forward is recorded: in hooks, and in autograd functions."""
+        return self._recording(is_users, is_users)
+
+    @contextmanager
+    def _recording(
+        self, takes_all: Callable[[FrameType], bool], takes: Callable[[FrameType], bool] | None = None
+    ) -> Iterator[None]:
+        """takes, takes_all : whether a frame's reads of an attribute count, and its reads of `__dict__`; by default all of the
+        former."""
+        own: Any = nn.Module.__dict__.get("__getattribute__")
+        look_up: Any = own or object.__getattribute__
+        names = self.names
+
+        def read(module: Any, name: str) -> Any:
+            if name not in INTERNAL:
+                if name != "__dict__":
+                    if takes is None or takes(sys._getframe(1)):
+                        names.setdefault(id(module), set()).add(name)
+                elif takes_all(sys._getframe(1)):
+                    names.setdefault(id(module), set()).add("*")
+            return look_up(module, name)
+
+        nn.Module.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            if own is None:
+                del nn.Module.__getattribute__
+            else:
+                nn.Module.__getattribute__ = own  # type: ignore[method-assign]

@@ -1,0 +1,73 @@
+"""Why a capture stopped, in words: the user's line, the reason, and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from ...errors import TraceError
+from ...frames import users_line
+from .module_paths import printable
+
+_DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+# Attributes that hold the probability of leaving a layer out: self.layerdrop, self.config.layerdrop, self.drop_path, …
+_LEAVES_OUT = re.compile(
+    r"\bself((?:\.\w+)*\.\w*(?:layer_?drop|drop_?path|skip_?prob|survival_?prob|stochastic_depth)\w*)", re.IGNORECASE
+)
+
+
+def trace_error(e: BaseException, model: nn.Module) -> TraceError:
+    """The error to raise where a call of the model could not be captured because of `e`."""
+    if isinstance(e, TraceError):
+        return e
+    frame, words = users_line(e)
+    where = words or "an unknown line"
+    data_dependent = isinstance(e, _DATA_DEPENDENT) or "data-dependent" in str(e).lower()
+    if isinstance(e, DynamicOutputShapeException):
+        return TraceError(
+            f"the shape of what {e.func} gives depends on tensor values at {where}. A plan is made for one graph, whatever "
+            "the data. In the place of boolean indexing or nonzero, keep the shape: torch.where, or a product with the mask; "
+            "or take the choice outside of forward, or plan the submodules before and after that line"
+        )
+    if data_dependent and (drop := _leaves_layers_out(frame, model)):
+        name, value = drop
+        return TraceError(
+            f"a random number decides at {where} whether a layer runs. A plan is made for one graph, with the layer or "
+            f"without it: set {name} = 0 (it is {value}), or plan the layers one by one"
+        )
+    if data_dependent:
+        return TraceError(
+            f"the model's control flow or shapes depend on tensor values at {where}. A plan is made for one graph, "
+            "whatever the data. Take the decision outside of forward, or write it with torch.where or a mask; or plan "
+            "the submodules before and after that line"
+        )
+    text = str(e).strip().splitlines()
+    return TraceError(
+        f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
+        "Check that the call works with this sample; plan the submodules around that line if it must stay"
+    )
+
+
+def _leaves_layers_out(frame: FrameType | None, model: nn.Module) -> tuple[str, float] | None:
+    """The attribute, from the model on, that says how often that function leaves a layer out, and its value."""
+    owner = frame.f_locals.get("self") if frame is not None else None
+    path = next((name for name, m in model.named_modules() if m is owner), None)
+    if frame is None or path is None:
+        return None
+    try:
+        source = inspect.getsource(frame.f_code)
+    except (OSError, TypeError):
+        return None
+    for found in _LEAVES_OUT.finditer(source):
+        value: Any = owner
+        for attribute in found[1].split(".")[1:]:
+            value = getattr(value, attribute, None)
+        if isinstance(value, int | float) and value > 0:
+            return ".".join(["model", *([printable(path)] if path else [])]) + found[1], float(value)
+    return None

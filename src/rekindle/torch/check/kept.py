@@ -1,0 +1,85 @@
+"""Keeps a budget in bytes: bytes of a step that its graph does not count, and a measured step that confirms the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ... import bounds
+from ...errors import InfeasibleBudget, ParityError
+from ...model.held import relaxed
+from ...model.plan import Plan
+from ...sizes import format_bytes
+from ..capture import rules
+from ..capture.normalise import tensors_of
+from ..trace import Trace
+from .verify import Check, check_step
+
+BLOCK = 512  # bytes of the smallest block that CUDA's allocator gives, to a scalar too
+SCALARS = 4  # at once: the loss and its gradient, and two more while a loss is added up from several results
+GENERATOR = 5056  # bytes of the state of the CPU's generator, which is read where a random op runs again
+AGAIN = 2  # times that a plan is made anew because its measured step took more than the budget
+
+
+def bookkeeping(trace: Trace) -> int:
+    """Bytes that a step may take beside the storages of its graph. The tokens between stages are empty."""
+    nodes = [c.node for c in trace.lowered.calls if c.node is not None and rules.draws_random(c.node.target)]
+    on_cpu = any(t.device.type == "cpu" for n in nodes for _, t in tensors_of(n))
+    return BLOCK * SCALARS + (GENERATOR if on_cpu else 0)
+
+
+def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Plan]) -> tuple[Plan, Check]:
+    """A plan whose measured step gives the plain step's numbers and, where its goal is a budget in bytes, stays within it
+    in a loop that holds the results; and the check that says so. Where the plan's step takes more, others are made.
+
+    again : function from a budget in bytes to another plan of the same trace.
+
+    Raises
+    ------
+    ParityError : a planned step does not give the plain step's numbers.
+    InfeasibleBudget : no step stayed within the budget; the error names the smallest peak that was measured.
+    """
+    budget = plan.goal.budget
+    aim, measured = budget, []
+    while True:
+        check = check_step(model, sample, plan, held=budget is not None)
+        if not check.ok:
+            raise ParityError(
+                f"the planned step does not give the plain step's numbers: {'; '.join(check.differences)}. "
+                "The model is as it was. It may use a kernel that is not deterministic on this device; "
+                "see rekindle.verify(model, sample, plan)"
+            )
+        if budget is None or aim is None or check.held_peak_bytes is None:
+            return plan, check
+        measured.append(check.held_peak_bytes + plan.graph.resident_bytes)
+        if measured[-1] <= budget:
+            return _as_asked(plan, budget), check
+        aim -= measured[-1] - budget
+        if len(measured) > AGAIN or aim <= 0:
+            raise _exceeded(plan, budget, measured)
+        try:
+            plan = again(aim)
+        except InfeasibleBudget as e:
+            raise _exceeded(plan, budget, measured) from e
+
+
+def _as_asked(plan: Plan, budget: int) -> Plan:
+    """The plan as one for the budget that was asked for, not for the one that was aimed at; later plans are for it too."""
+    asked = None if plan.asked is None else replace(plan.asked, goal=replace(plan.asked.goal, budget=budget))
+    return replace(plan, goal=replace(plan.goal, budget=budget), asked=asked)
+
+
+def _exceeded(plan: Plan, budget: int, measured: list[int]) -> InfeasibleBudget:
+    floor = bounds.look_ahead(relaxed(plan.graph))
+    op = "what must be live at the end" if floor.op is None else plan.graph.ops[floor.op].name
+    least = min(measured)
+    return InfeasibleBudget(
+        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept: the plan's predicted peak fits, but the measured "
+        f"step takes {format_bytes(least)} ({least} bytes) while results are held, and no "
+        f"plan that takes less was found in {len(measured)} tries. The model is as it was; raise the budget to "
+        f"{least} bytes or make the batch smaller",
+        budget=budget, smallest_peak=least, bound_bytes=floor.bytes, op=op,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""One call of the module beforehand, to see that it works on the sample."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import RekindleError, TraceError
+from ...frames import users_line
+from ..capture import tree
+from ..run.as_before import WritesUndone, as_before
+
+LONGEST = 20.0  # seconds that the call may take; what it has met by then is enough
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forward: Callable[..., Any]) -> None:
+    """Check that the module works on this sample: one plain call of `forward` on real tensors, which leaves no trace.
+
+    Under no_grad, so that nothing is kept for backward; only where that fails, once more with gradients, for a forward that
+    needs them itself. Fake and meta tensors hold nothing to try, and a call that does not fit into memory or takes longer
+    than `LONGEST` says nothing.
+
+    Raises
+    ------
+    TraceError : the module itself fails on the sample (the message names the user's line), or returns no tensor.
+    """
+    tensors, spec = tree.flatten((args, dict(kwargs)))
+    every = [*tensors, *model.parameters(), *model.buffers()]
+    if torch._guards.detect_fake_mode(every) is not None or any(t.is_meta for t in every):
+        return
+    # Compiled parts of a model run as they are written: compiling them for one call would take long.
+    for grad in (False, True):
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+        writes = _InTime([*model.parameters(), *tensors])
+        put_back = as_before(model, given=[*tensors, *tree.leaves(spec), *args, *kwargs.values()], writes=writes)
+        try:
+            with put_back, eager, torch.set_grad_enabled(grad):
+                with writes:
+                    result = forward(*args, **kwargs)
+                found, made = tree.flatten(result, opaque_ok=True)
+            if not found:
+                kind = ", ".join(sorted(set(tree.opaque_kinds(made)))) or type(result).__name__
+                raise TraceError(
+                    f"the module returns no tensor that can be found (it returns {kind}), so nothing can be trained by it; "
+                    "return tensors, in tuples, lists, dicts or dataclasses"
+                )
+            return
+        except (torch.OutOfMemoryError, MemoryError, _Enough):
+            return
+        except RekindleError:
+            raise
+        except Exception as e:
+            if any(words in str(e) for words in _OUT_OF_MEMORY):
+                return
+            if grad:
+                text = (str(e).strip().splitlines() or [""])[0]
+                raise TraceError(
+                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at "
+                    f"{users_line(e)[1] or 'the call itself'}). Give a sample that model(…) works on"
+                ) from e
+
+
+class _Enough(BaseException):
+    """Ends a call that takes too long. Not an Exception, since forward may catch those."""
+
+
+class _InTime(WritesUndone):
+    """Ends a call that takes too long."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.end = time.monotonic() + LONGEST
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if time.monotonic() > self.end:
+            raise _Enough
+        super().before(func, args, kwargs)

@@ -1,0 +1,246 @@
+"""One real step each way: the same numbers, and the peak that was promised."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...accept import plan as accept_plan
+from ...errors import PlanMismatch, RekindleError, UsageError
+from ...model.plan import Plan
+from .. import accept
+from ..capture import tree
+from ..capture.loss import default_loss
+from ..capture.module_call import casts_shared
+from ..capture.rng import cuda_indices
+from ..run.as_before import same
+from ..run.planned import PlannedForward, planned_forward
+from ..run.sample import Sample
+from ..run.steps import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
+from ..trace import call_arguments
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `verify` found.
+
+    loss_equal, gradients_equal, buffers_equal, rng_equal : bitwise equality of the planned step with the plain one;
+        None where it could not be told (fake tensors, or the plain step does not fit the device). The gradients are those
+        of parameters and inputs; with the buffers goes whatever else forward writes: attributes, inputs.
+    predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
+        step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
+    plain_seconds, planned_seconds : one step each, measured with the instruments on.
+    flops_overhead : extra FLOPs of the executed step over the plain one, counted; None where it was not asked for.
+    differences : what differs, in words.
+    held_peak_bytes : the measured activation peak of the planned step in a loop that holds the results until the step is
+        over; None where it was not asked for.
+    """
+
+    loss_equal: bool | None
+    gradients_equal: bool | None
+    buffers_equal: bool | None
+    rng_equal: bool | None
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    plain_peak_bytes: int | None
+    plain_seconds: float | None
+    planned_seconds: float
+    flops_overhead: float | None
+    differences: list[str] = field(default_factory=list)
+    held_peak_bytes: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Nothing differs."""
+        return not self.differences
+
+    @property
+    def peak_error(self) -> float:
+        """(measured - predicted) / predicted activation peak."""
+        return self.measured_peak_bytes / self.predicted_peak_bytes - 1 if self.predicted_peak_bytes else 0.0
+
+    def __str__(self) -> str:
+        from ...sizes import format_bytes
+
+        word = {True: "bitwise equal", False: "DIFFERS", None: "not compared"}
+        return "\n".join(
+            [f"{k:<10} {word[x]}" for k, x in (("loss", self.loss_equal), ("gradients", self.gradients_equal),
+                                               ("buffers", self.buffers_equal), ("RNG state", self.rng_equal))]
+            + [f"peak       {format_bytes(self.measured_peak_bytes)} measured, "
+               f"{format_bytes(self.predicted_peak_bytes)} predicted ({self.peak_error:+.2%})"]
+            + ([] if self.held_peak_bytes is None else
+               [f"           {format_bytes(self.held_peak_bytes)} measured while the results are held"])
+            + self.differences
+        )  # fmt: skip
+
+
+def verify(
+    model: nn.Module,
+    sample: Any,
+    plan: Plan | None = None,
+    *,
+    loss: LossOf | None = None,
+    count_flops: bool = False,
+) -> Check:
+    """Run one step plain and one planned, from the same parameters, buffers and RNG state, and compare them bit by bit. A
+    model that draws random numbers, or uses a parameter more than once, makes a second step each way: it is called twice,
+    random numbers are drawn in between, and one backward goes through both calls.
+
+    The module and the sample are left as they were: gradients, buffers, inputs and RNG state. Algorithms are deterministic
+    meanwhile.
+
+    Parameters
+    ----------
+    plan : the plan to check; None: the one the module has (see `apply`).
+    loss : result of the model -> scalar; default `default_loss`.
+    count_flops : run one more step each way and count its FLOPs.
+
+    Raises
+    ------
+    UsageError : there is no plan, or no result that requires grad, or the model has no numbers (on the meta device).
+    PlanMismatch : the sample is not what the plan is for.
+    RekindleError : a step fails; the message tells the error of the module, which is its cause.
+    """
+    return check_step(model, sample, plan, loss=loss, count_flops=count_flops)
+
+
+def check_step(
+    model: nn.Module,
+    sample: Any,
+    plan: Plan | None = None,
+    *,
+    loss: LossOf | None = None,
+    count_flops: bool = False,
+    held: bool = False,
+) -> Check:
+    """`verify`; with `held` one more planned step is run and measured, in which the results are held to its end."""
+    accept.process("verify")
+    accept.module(model)
+    if plan is not None:
+        accept_plan(plan)
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss={loss!r} cannot be called; give a function from the model's result to a scalar")
+    planned = planned_forward(model)
+    if plan is not None:
+        planned = PlannedForward(model, plan, "error", lambda trace, options: plan, check=False)
+    if planned is None:
+        raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
+    accept.measurable(model, *call_arguments(sample))
+    s = _subject(model, sample, loss or default_loss, planned)
+    plain = planned.plain
+    fake = s.fake is not None
+
+    with (
+        accept.gradients_on(),
+        planned.untold(),
+        gradients_as_before(model, s.sample.tensors),
+        s.fake or deterministic(),
+    ):
+        ours = run(s, planned, "planned")
+        theirs = None
+        with contextlib.suppress(torch.OutOfMemoryError):  # that it does not fit plain may be why there is a plan
+            theirs = run(s, plain, "plain")
+        equal, differences = _compare(ours, theirs, fake)
+        ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
+        adds_up = planned.last is not None and planned.last.runner.adds_up
+        if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
+            differences += _compare_twice(s, planned, plain, equal)
+        extra = None
+        if count_flops and theirs is not None:
+            counts = [flops(s, f) for f in (planned, plain)]
+            extra = counts[0] / counts[1] - 1 if counts[1] else None
+        top = run(s, planned, "planned", Way.HELD).peak if held else None
+    used = planned.last.plan if planned.last is not None else planned.plan
+    return Check(
+        equal["loss"], equal["gradients"], equal["buffers"], equal["rng"],
+        predicted_peak_bytes=used.activation_peak_bytes,
+        measured_peak_bytes=ours.peak,
+        plain_peak_bytes=None if theirs is None else theirs.peak,
+        plain_seconds=None if theirs is None else theirs.seconds,
+        planned_seconds=ours.seconds,
+        flops_overhead=extra,
+        differences=differences,
+        held_peak_bytes=top,
+    )  # fmt: skip
+
+
+def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForward) -> Subject:
+    args, kwargs = call_arguments(sample)
+    tensors = tree.flatten((args, kwargs))[0]
+    state = [*model.parameters(), *model.buffers()]
+    fake = torch._guards.detect_fake_mode([*state, *tensors])
+    devices = {t.device for t in [*state, *tensors]}
+    cuda = cuda_indices([*state, *tensors])
+    if fake is None and any(d.type == "meta" for d in devices):
+        raise UsageError(
+            f"{type(model).__name__} or its sample lies on the meta device, where there are no numbers to compare; build it "
+            "under FakeTensorMode to measure without memory, or move it with to_empty and initialise it"
+        )
+    if fake is None and len(cuda) > 1:
+        raise UsageError(
+            f"{type(model).__name__} and its sample lie on {', '.join(f'cuda:{i}' for i in cuda)}; a plan is for one device, "
+            "whose peak is measured: plan the part on each device by itself"
+        )
+    others = sorted({d.type for d in devices} - {"cpu", "cuda"})
+    device = torch.device("cuda", cuda[0]) if cuda else torch.device(others[0] if others else "cpu")
+    written = [] if planned.plan.trace is None else planned.plan.trace.lowered.captured.written_parameters
+    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, written)
+
+
+def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, equal: dict[str, bool | None]) -> list[str]:
+    """Differences, in words, where the model is called twice, random numbers are drawn in between, and one backward goes
+    through both calls; `equal` is updated."""
+    # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
+    found, now = _twice(s, planned, plain, Way.TWICE if casts_shared() else Way.JOINED)
+    bound = planned.last
+    if found and bound is not None and bound.runner.adds_up:
+        # What one backward adds up from both calls may round otherwise; a warning says so when such a call is made.
+        wrong = [k for k in ("loss", "buffers", "rng") if not now[k]]
+        apart, now_apart = _twice(s, planned, plain, Way.TWICE)
+        if not wrong and not apart:
+            bound.runner.let_round()
+            return []
+        found, now = (apart, now_apart) if apart else (found, now)
+    equal |= {k: equal[k] and now[k] for k in equal}
+    return [f"called twice before backward, with random numbers drawn in between: {x}" for x in found]
+
+
+def _twice(s: Subject, planned: Any, plain: Any, way: Way) -> tuple[list[str], dict[str, bool | None]]:
+    nothing: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"), True)
+    try:
+        theirs = run(s, plain, "plain", way)
+    except (RekindleError, torch.OutOfMemoryError):
+        return [], nothing  # it cannot be called twice before one backward, or there is no room
+    try:
+        ours = run(s, planned, "planned", way)
+    except (PlanMismatch, torch.OutOfMemoryError):
+        return [], nothing  # the first call left something by which the second is another call; or there is no room
+    equal, found = _compare(ours, theirs, False)
+    return found, equal
+
+
+def _compare(ours: Outcome, theirs: Outcome | None, fake: bool) -> tuple[dict[str, bool | None], list[str]]:
+    """(equality of each kind, what differs in words)."""
+    found: list[str] = []
+    equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
+    if theirs is None or fake:
+        return equal, found
+    equal["loss"] = same(ours.loss, theirs.loss)
+    if not equal["loss"]:
+        found.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
+    kinds: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        ("gradients", "gradients", ours.gradients, theirs.gradients),
+        ("buffers", "tensors that forward writes", ours.written, theirs.written),
+    ]
+    for kind, what, a, b in kinds:
+        known = list(dict.fromkeys([*b, *a]))
+        wrong = [k for k in known if not same(a.get(k), b.get(k))]
+        equal[kind] = not wrong
+        found += [f"{len(wrong)} of {len(known)} {what} differ, first {wrong[0]}"] if wrong else []
+    equal["rng"] = all(same(a, b) for a, b in zip(ours.rng, theirs.rng, strict=True))
+    found += [] if equal["rng"] else ["the RNG state after the step differs"]
+    return equal, found

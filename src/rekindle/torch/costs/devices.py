@@ -1,0 +1,99 @@
+"""Devices by name, and the roofline: how long an operator takes where it cannot be timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import UsageError
+
+_T, _GB, _GIB = 1e12, 1e9, 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device can do at best.
+
+    float32, float64 : FLOP/s of plain arithmetic and, for float64, of matrix products.
+    tf32 : FLOP/s of float32 matrix products where TF32 is allowed (equal to float32 where there is none).
+    half : FLOP/s of bfloat16 and float16 matrix products, accumulated in float32, without sparsity.
+    bandwidth : bytes/s of its memory.
+    launch : seconds that any operator takes at least.
+    memory : bytes.
+    """
+
+    name: str
+    float32: float
+    tf32: float
+    half: float
+    float64: float
+    bandwidth: float
+    launch: float
+    memory: int
+
+
+# Vendors print tensor-core figures with 2:4 sparsity where there is any; here they are halved. Memory is what the
+# driver leaves to programs (torch's "total capacity"), a little below the name plate. The launch times are no vendor's:
+# a kernel of an eager program costs the host some 4 µs; a CPU operator some 2 µs.
+_TABLE = (
+    # NVIDIA H200 data sheet, SXM: the compute of the H100, 141 GB of HBM3e at 4.8 TB/s
+    Device("h200", 67 * _T, 494.5 * _T, 989.5 * _T, 67 * _T, 4800 * _GB, 4e-6, int(139.7 * _GIB)),
+    # NVIDIA H100 data sheet, SXM: FP32 67, TF32 989 sparse, BF16 1,979 sparse, FP64 tensor core 67 TFLOPS; 80 GB at
+    # 3.35 TB/s
+    Device("h100", 67 * _T, 494.5 * _T, 989.5 * _T, 67 * _T, 3350 * _GB, 4e-6, int(79.1 * _GIB)),
+    # NVIDIA A100 data sheet, 80 GB SXM: FP32 19.5, TF32 156, BF16 312, FP64 tensor core 19.5 TFLOPS; 2,039 GB/s
+    Device("a100", 19.5 * _T, 156 * _T, 312 * _T, 19.5 * _T, 2039 * _GB, 4e-6, int(79.2 * _GIB)),
+    # NVIDIA Ada GPU architecture paper, RTX 4090: FP32 82.6, TF32 82.6, FP16 with FP32 accumulate 165.2, FP64 1/64
+    # of FP32; 24 GB at 1,008 GB/s
+    Device("rtx4090", 82.6 * _T, 82.6 * _T, 165.2 * _T, 1.29 * _T, 1008 * _GB, 4e-6, int(23.6 * _GIB)),
+    # NVIDIA Turing GPU architecture paper, RTX 2080 Ti reference: FP32 13.4, FP16 with FP32 accumulate 53.8, FP64 1/32
+    # of FP32; no TF32; 11 GB at 616 GB/s
+    Device("rtx2080ti", 13.4 * _T, 13.4 * _T, 53.8 * _T, 0.42 * _T, 616 * _GB, 4e-6, int(10.7 * _GIB)),
+    # No vendor's: two cores at 2.5 GHz with two 8-wide multiply-add units each reach 160 GFLOP/s; two thirds of it in
+    # practice. One channel of memory. Half precision is computed in float32.
+    Device("cpu", 100e9, 100e9, 100e9, 50e9, 20 * _GB, 2e-6, 16 * _GIB),
+)
+_BY_NAME = {d.name: d for d in _TABLE}
+
+
+def names() -> list[str]:
+    """The names that `get` knows."""
+    return list(_BY_NAME)
+
+
+def get(name: str) -> Device:
+    """The device called `name` ("h200", "a100", "cpu", …).
+
+    Raises
+    ------
+    UsageError : no such device; the message lists those there are.
+    """
+    found = _BY_NAME.get(name.lower().replace(" ", "")) if isinstance(name, str) else None
+    if found is None:
+        raise UsageError(f"device {name!r} is unknown; choose one of {', '.join(names())}")
+    return found
+
+
+def closest(device: torch.device) -> Device:
+    """The entry for a torch device: the GPU at hand by its own name, the H100 for any other GPU, else "cpu"."""
+    if device.type != "cuda":
+        return get("cpu")
+    if torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count():
+        own = torch.cuda.get_device_name(device).lower().replace(" ", "")
+        return next((d for d in _TABLE if d.name in own), get("h100"))
+    return get("h100")
+
+
+def roofline(device: Device, flops: float, bytes_moved: float, dtype: torch.dtype, *, tf32: bool = False) -> float:
+    """Seconds of an operator: the slower of its arithmetic and its memory traffic, and the launch.
+
+    dtype : in which the FLOPs are done; tf32 : float32 matrix products may use TF32.
+    """
+    if dtype in (torch.float16, torch.bfloat16) or dtype.itemsize == 1:
+        peak = device.half
+    elif dtype in (torch.float64, torch.complex128):
+        peak = device.float64
+    else:
+        peak = device.tf32 if tf32 else device.float32
+    return max(flops / peak, bytes_moved / device.bandwidth) + device.launch

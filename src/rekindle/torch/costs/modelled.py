@@ -1,0 +1,53 @@
+"""Instrument: how long a step would take on a named device, by the roofline of every operator that really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import devices
+from .instrument import Instrument
+from .memory import tensors_in
+from .operator_calls import costs_nothing, flops_of, moved_bytes, roofline
+
+
+def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:
+    """Roofline seconds of one call of an operator overload; its tensors may be real or fake.
+
+    What `costs.node_costs` says of a graph's node with the same arguments: 0 for views, unwritten memory and what computes
+    nothing (a question such as a fake tensor's device).
+    """
+    if not isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) or target.namespace == "prim":
+        return 0.0
+    ins = {id(t): t for t in tensors_in((args, kwargs))}
+    outs = tensors_in(out)
+    if costs_nothing(target, ins.values(), outs):
+        return 0.0
+    every = [*ins.values(), *outs]
+    moved = sum(map(moved_bytes, every))
+    return roofline(target, flops_of(target, args, kwargs, out), moved, every, device)
+
+
+class ModelledTime(Instrument):
+    """Context manager: `total` is the roofline seconds, on the device called `target`, of every operator that ran
+    inside, forward and backward, real or fake. Operators are taken to run one after another.
+
+    >>> with ModelledTime("h200") as time:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)
+    >>> time.total > 0
+    True
+
+    Raises
+    ------
+    UsageError : no such device.
+    """
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self.device = devices.get(target)
+        self.total = 0.0
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self.total += op_seconds(func, args, kwargs, out, self.device)

@@ -1,0 +1,138 @@
+"""What each operator of a captured graph costs: seconds, FLOPs and workspace.
+
+Measured, where the operators' device is at hand: every distinct call runs on made-up tensors of the right shape (`clock`).
+Elsewhere by roofline (`devices`), with no workspace.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx import Node
+
+from . import devices
+from .cache import CostCache, environment
+from .clock import Measured, measure_cpu, measure_cuda
+from .operator_calls import Call, at_hand, call_of, undisturbed
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one call. seconds : its time. flops : see `flops`. workspace : bytes it needs beside inputs and outputs."""
+
+    seconds: float
+    flops: int
+    workspace: int
+
+
+def node_costs(
+    nodes: Iterable[Node],
+    *,
+    target: str | None = None,
+    measure: bool | None = None,
+    limit_s: float = 8.0,
+    progress: Callable[[str], None] | None = None,
+) -> list[Cost]:
+    """The cost of each call_function node of a captured graph, whose metas hold fake tensors.
+
+    Views, getitems and whatever is no operator cost nothing. What cannot be measured (a failing run, a device that is
+    not at hand, no time left) takes its roofline, scaled as the measured operators were.
+
+    target : name in `devices`: roofline for that device, nothing runs.
+    measure : False: roofline for the nodes' own device. None: measured, unless a target is given or a FakeTensorMode
+        is active. True: measured under such a mode too (it is set aside meanwhile).
+    limit_s : seconds after which no further operator is measured.
+    progress : called with one line of text now and then.
+
+    Raises
+    ------
+    UsageError : unknown target.
+    """
+    named = None if target is None else devices.get(target)
+    distinct: dict[Any, Call] = {}
+    per_node: list[Call | None] = []
+    for node in nodes:
+        call = call_of(node, named)
+        per_node.append(call if call is None else distinct.setdefault(call.key or node, call))
+    calls = list(distinct.values())
+    if measure is None:
+        measure = not isinstance(torch.empty(0), FakeTensor)
+    costs: dict[Call, Cost] = {}
+    for device_type in sorted({c.device.type for c in calls}):
+        group = [c for c in calls if c.device.type == device_type]
+        wanted = measure and named is None and at_hand(group[0].device)
+        found = _cached_or_measured(group, limit_s, progress) if wanted else Measured()
+        costs |= _filled_in(group, found)
+    nothing = Cost(0.0, 0, 0)
+    return [nothing if call is None else costs[call] for call in per_node]
+
+
+# What this process has measured, also where the figures did not settle: asking again must not measure again.
+_SESSION: dict[tuple[str, str], tuple[float, int]] = {}
+_PASSED_OVER: set[tuple[str, str]] = set()  # what it had no time for or could not run: estimated from then on
+
+
+def _cached_or_measured(calls: Sequence[Call], limit_s: float, progress: Callable[[str], None] | None) -> Measured:
+    """Costs of calls on one kind of device, from the disk or else measured, the greatest roofline first."""
+    found = Measured()
+    cache = CostCache(environment(calls[0].device))
+    todo = []
+    for call in sorted(calls, key=lambda c: -c.roofline):
+        kept = None if call.key is None else cache.get(call.key) or _SESSION.get((cache.environment, call.key))
+        if kept is not None:
+            found.seconds[call], found.workspace[call] = kept
+        elif call.key is not None and (cache.environment, call.key) not in _PASSED_OVER:
+            todo.append(call)
+    if todo:
+        if progress is not None:
+            progress(f"measuring {len(todo)} operators ({len(calls) - len(todo)} known)")
+        run = measure_cuda if calls[0].device.type == "cuda" else measure_cpu
+        with undisturbed(todo):
+            run(todo, found, limit_s)
+        for call in todo:
+            if call not in found.workspace:
+                _PASSED_OVER.add((cache.environment, str(call.key)))
+                continue
+            seconds = found.seconds[call]
+            assert call.key is not None
+            _SESSION[cache.environment, call.key] = (seconds, found.workspace[call])
+            if call in found.settled:
+                cache.put(call.key, seconds, found.workspace[call])
+        cache.save()
+    return found
+
+
+def _filled_in(calls: Sequence[Call], found: Measured) -> dict[Call, Cost]:
+    """A cost for every call: measured, or its roofline scaled by what measuring found for the same operator, else for
+    all; the workspace as that of the measured call of the same operator nearest in size, scaled by the output's bytes.
+    """
+    ratios: dict[Any, list[float]] = {}
+    known: dict[Any, list[Call]] = {}
+    for call, seconds in found.seconds.items():
+        for kind in (call.target, None):
+            ratios.setdefault(kind, []).append(seconds / call.roofline)
+    for call in found.workspace:
+        if call.out_bytes > 0:
+            known.setdefault(call.target, []).append(call)
+    scales = {kind: statistics.median(r) for kind, r in ratios.items()}
+
+    def seconds_of(call: Call) -> float:
+        measured = found.seconds.get(call)
+        return call.roofline * scales.get(call.target, scales.get(None, 1.0)) if measured is None else measured
+
+    def workspace_of(call: Call) -> int:
+        if call in found.workspace:
+            return found.workspace[call]
+        like = known.get(call.target)
+        if not like or not call.out_bytes:
+            return 0
+        near = min(like, key=lambda c: abs(math.log(c.out_bytes / call.out_bytes)))
+        return math.ceil(found.workspace[near] * call.out_bytes / near.out_bytes)
+
+    return {c: Cost(seconds_of(c), c.flops, workspace_of(c)) for c in calls}

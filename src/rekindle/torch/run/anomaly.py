@@ -1,0 +1,73 @@
+"""Under `torch.autograd.set_detect_anomaly(True)`: which op of a planned backward made a NaN, and of which module."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..capture.module_paths import printable
+from ..capture.normalise import Lowered
+from .program import Program
+
+
+class NamesNaN(TorchDispatchMode):
+    """Raises RuntimeError, as autograd does, where a backward op gives a NaN that leaves the autograd function it is part
+    of; inside of one, NaNs may be masked away again."""
+
+    def __init__(self, lowered: Lowered, program: Program):
+        super().__init__()
+        self._low, self._program = lowered, program
+        self._given = set(lowered.captured.gradients.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _is_view(func):
+            return out
+        line = _line(self._program.file)
+        op = self._program.ops.get(line)
+        node = self._low.calls[op].node if op is not None else None
+        if op is None or node is None or not self._low.graph.ops[op].backward or not self._leaves(node):
+            return out
+        made = out if isinstance(out, tuple | list) else [out]
+        for t in made:
+            if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) and bool(t.isnan().any()):
+                path = printable(self._low.captured.module_path.get(node, ""))
+                source = linecache.getline(self._program.file, line).strip()
+                raise RuntimeError(
+                    f"{node.target} returned nan values in the backward of {path or 'the model'}, in line {line} of the "
+                    f"planned program: {source}"
+                )
+        return out
+
+    def _leaves(self, node: fx.Node) -> bool:
+        """Whether another autograd function reads what the node gives, or the caller does."""
+        seq = node.meta.get("seq_nr")
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if seq is None or n in self._given:
+                return True
+            for u in n.users:
+                if u.op == "output" or u.meta.get("seq_nr") != seq:
+                    return True
+                if u in self._low.views:
+                    stack.append(u)
+        return False
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns if isinstance(func, torch._ops.OpOverload) else ()
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _line(file: str) -> int:
+    """The line of that file that is being run, or 0."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0 if frame is None else frame.f_lineno

@@ -1,0 +1,119 @@
+"""A plan on its module: the program, and where on the module and among the arguments its inputs are found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...model.plan import Plan
+from ..capture import tree
+from ..capture.guards import Guards
+from ..capture.known import Question
+from ..capture.module_call import Call
+from ..capture.numbers import read
+from ..trace import Trace
+from .execute import Runner
+from .program import build
+
+# The user's tensor of that index; or an attribute of a submodule, or of the module itself (None), which must not be held
+Place = int | tuple[nn.Module | None, str]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """modules : the submodules where these places were found, by id. sources : of what the program is given. assigned : of the
+    attributes that it sets, with the output, or the place of the source. aliased : of results that are no outputs."""
+
+    modules: tuple[int, ...]
+    sources: list[Place]
+    assigned: list[tuple[tuple[nn.Module | None, str], int | None, Place]]
+    aliased: dict[int, Place]
+
+
+class Bound:
+    """Runs a plan for the calls that it is for.
+
+    plan, trace : what it runs. guards : whether the module is still as it was captured. turn : when it ran last. uses : how
+    often it ran.
+    """
+
+    def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
+        self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
+        self.plan, self.trace = plan, traced
+        self.turn = self.uses = 0
+        self.guards = Guards(model, traced.expected)
+        self.numbers = traced.lowered.captured.numbers
+        self.questions = traced.lowered.captured.questions
+        self._places: _Places | None = None
+
+    def serves(self, model: nn.Module, call: Call, at_a_glance: bool = False) -> bool:
+        """Whether this plan may run the call; the caller has seen that the call has the trace's key.
+
+        at_a_glance : only if the module is as it was when the plan ran last, which a quick look tells.
+        """
+        if self.numbers.places:
+            numbers = read(self.numbers.places, call.spec, model)
+            if numbers is None or not self.numbers.serve(numbers):
+                return False
+        look = self.guards.unchanged if at_a_glance else self.guards.hold
+        return look(model) and answered(self.questions, call.tensors)
+
+    def let_go(self) -> None:
+        """Keep no submodule and no attribute alive until the next look whether it serves."""
+        self.guards.let_go()
+        self._places = None
+
+    def __call__(self, model: nn.Module, call: Call) -> Any:
+        """The module's result for a call that it serves."""
+        tensors, places = call.tensors, self._places
+        if places is None or places.modules != self.guards.modules:  # submodules exchanged for others in the same state
+            places = self._places = self._find_places(model)
+
+        def find(place: Place) -> Any:
+            return (
+                tensors[place] if isinstance(place, int) else getattr(model if place[0] is None else place[0], place[1])
+            )
+
+        made = self.runner([find(s) for s in places.sources], self._numbers_now(model, call))
+        for (owner, leaf), output, source in places.assigned:
+            setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
+        in_order = iter(made)
+        count = len(made) - sum(output is not None for _, output, _ in places.assigned) + len(places.aliased)
+        results = [find(places.aliased[k]) if k in places.aliased else next(in_order) for k in range(count)]
+        return tree.unflatten(results, self.trace.lowered.captured.output_spec)
+
+    def _numbers_now(self, model: nn.Module, call: Call) -> list[Any]:
+        if not self.numbers.places:
+            return []
+        numbers = read(self.numbers.places, call.spec, model)
+        assert numbers is not None
+        return self.numbers.values(numbers)
+
+    def _find_places(self, model: nn.Module) -> _Places:
+        c = self.trace.lowered.captured
+        return _Places(
+            self.guards.modules or tuple(map(id, model.modules())),
+            [
+                _owner(model, c.params.get(p) or c.buffers[p]) if p not in c.inputs else c.inputs[p]
+                for p in self.runner.given
+            ],
+            [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()],
+            {k: _place(model, a) for k, a in c.aliased_inputs.items()},
+        )
+
+
+def answered(questions: list[Question], tensors: list[torch.Tensor]) -> bool:
+    """Whether forward would get the same answers from these inputs."""
+    return all(q.same(tensors) for q in questions)
+
+
+def _place(model: nn.Module, source: int | str) -> Place:
+    return source if isinstance(source, int) else _owner(model, source)
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path) if path else None, leaf

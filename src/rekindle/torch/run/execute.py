@@ -1,0 +1,243 @@
+"""A program inside autograd: one Function per stage, chained by a token, so that gradients arrive when they are ready.
+
+Forward runs once, whole. Each stage's Function takes the token of the stage that comes after it in backward and the
+parameters whose gradients it finishes; the engine calls the stages in order and hands each one's gradients to `.grad`
+and its hooks before the next stage runs. Real values pass between stages inside one suspended generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...errors import RekindleError
+from ..capture.capture import disable_autocast
+from ..capture.normalise import Lowered
+from .anomaly import NamesNaN
+from .program import Program
+from .uses import additions
+
+
+@dataclass(eq=False)
+class Step:
+    """One forward call and what its backward needs."""
+
+    runner: Runner
+    inputs: list[Any]
+    rng: dict[int | str, Any] = field(default_factory=dict)
+    generator: Iterator[None] | None = None
+    out: list[Any] = field(default_factory=list)
+    absent: tuple[int, ...] = ()
+    trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
+
+    def forward(self) -> tuple[list[Any], list[Any]]:
+        inputs, self.inputs = self.inputs, []
+        self.trained = self.runner.trained(inputs)
+        known = {id(t) for t in inputs}
+        with disable_autocast():
+            results, saved = self.runner.program.forward(inputs, self.rng)
+        for i, t in enumerate(results):
+            if id(t) in known:  # autograd would take two results, or a result and a parameter, for one tensor
+                results[i] = t.detach()
+            known.add(id(t))
+        return results, saved
+
+    def start(self, saved: list[Any], tangents: list[Any]) -> None:
+        """Begin a backward; one left unfinished before (autograd.grad on a subset) is dropped."""
+        self.runner.waiting.discard(self)
+        self.out.clear()
+        apart = _given_before(self.trained, self.runner.may_part)
+        self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
+        for i in self.absent:
+            tangents[i] = self.runner.zero_tangent(i)
+        # The flag of the backward call at work; AOTAutograd asks for it the same way, there is no public one.
+        retain = torch._C._autograd._get_current_graph_task_keep_graph()
+        self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
+
+    def stage(self, j: int) -> list[Any]:
+        """Run stage j and take its gradients."""
+        if torch.is_grad_enabled():
+            raise RekindleError(
+                "a planned step cannot be differentiated twice (create_graph=True); "
+                "call rekindle.restore(model) for steps that need second derivatives"
+            )
+        if self.generator is None:
+            raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
+        try:
+            with disable_autocast(), self.runner.watched():
+                next(self.generator)
+        except BaseException:
+            self.generator = None  # what it held must not outlive the error
+            self.out.clear()
+            raise
+        gradients = self.out[:]
+        self.out.clear()
+        if j == len(self.runner.program.stages) - 1:
+            self.generator.close()  # type: ignore[attr-defined]
+            self.generator = None
+        for k in self.runner.without(j, self.absent) if self.absent else ():
+            gradients[k] = None
+        return self.runner.in_parts(j, gradients)
+
+
+# What each of the latest backward calls has brought gradients to so far: the engine's number of the call -> ids of tensors.
+_given: dict[int, frozenset[int]] = {}
+_MOST_BACKWARDS = 8  # that run at the same time: in several threads, or one inside of another
+
+
+def _given_before(tensors: frozenset[int], ask: bool) -> bool:
+    """Whether the backward call at work has brought gradients to one of these tensors before; only looked up if asked for."""
+    number = torch._C._current_graph_task_id()
+    before = _given.pop(number, frozenset())
+    _given[number] = before | tensors if before else tensors
+    while len(_given) > _MOST_BACKWARDS:
+        _given.pop(next(iter(_given)), None)
+    return ask and not before.isdisjoint(tensors)
+
+
+class _Boundary(torch.autograd.Function):
+    """Owns the results and what forward saved. Its backward computes nothing: the engine holds on to the gradients it is
+    called with until it returns, and the first stage must be able to free them."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, token: torch.Tensor) -> tuple[Any, ...]:
+        results, saved = step.forward()
+        ctx.step = step
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        runner = step.runner
+        ctx.mark_non_differentiable(*[t for i, t in enumerate(results) if i not in runner.differentiable])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        step, runner = ctx.step, ctx.step.runner
+        for i, place in runner.lowered.captured.ignored_outputs.items():
+            if grads[i] is not None:
+                raise RekindleError(
+                    f"a gradient came back to {place}, but the plan was made for the loss alone; "
+                    "trace with loss='all' to plan for gradients of every output"
+                )
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()
+        tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
+        del grads
+        step.start(saved, tangents)
+        return None, _token()
+
+
+class _Stage(torch.autograd.Function):
+    """One stage: nothing in forward, its piece of the program in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+        ctx.step, ctx.j = step, j
+        return _token()
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> tuple[Any, ...]:
+        return (None, None, _token(), *ctx.step.stage(ctx.j))
+
+
+def _token() -> torch.Tensor:
+    # no memory on any device, and always on the same one: gradients that join must agree
+    return torch.empty(0, device="cpu")
+
+
+class Runner:
+    """Runs a program as part of the user's autograd graph."""
+
+    def __init__(self, lowered: Lowered, program: Program):
+        self.lowered, self.program = lowered, program
+        c = lowered.captured
+        self.given = [p for p in c.placeholders if p.op == "placeholder"]
+        place = {p: i for i, p in enumerate(self.given)}
+        self._sums = additions(c)
+        self._parts = program.whole
+        # A tensor whose gradient may be handed over in parts stands there as often.
+        self.stage_inputs = [
+            [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
+        ]
+        self._trained = [place[p] for p in c.gradients]
+        self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
+        self._tangents = list(c.tangents)
+        self.waiting: weakref.WeakSet[Step] = weakref.WeakSet()  # calls whose backward has not begun
+        self.adds_up = bool(self._sums)
+        self._depends = self._tangent_dependence()
+
+    def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
+        """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
+        step = Step(self, inputs)
+        self.waiting.add(step)
+        if numbers:
+            step.rng["numbers"] = numbers
+        token = _token().requires_grad_()
+        for j in range(len(self.stage_inputs) - 1, -1, -1):
+            token = _Stage.apply(step, j, token, *[inputs[i] for i in self.stage_inputs[j]])
+        return list(_Boundary.apply(step, token))
+
+    def watched(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of a stage: in autograd's anomaly mode, one that names the op that makes a NaN."""
+        if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+            return NamesNaN(self.lowered, self.program)
+        return contextlib.nullcontext()
+
+    @property
+    def may_part(self) -> bool:
+        """Whether a gradient is added up inside, or handed over in parts where that is needed."""
+        return bool(self._parts)
+
+    def trained(self, inputs: list[Any]) -> frozenset[int]:
+        """ids of the tensors among a call's that gradients come to."""
+        return frozenset([id(inputs[i]) for i in self._trained])
+
+    def in_parts(self, j: int, gradients: list[Any]) -> list[Any]:
+        """The gradients of stage j, one for each of its `stage_inputs`."""
+        if not self._parts:
+            return gradients
+        found: list[Any] = []
+        for p, g in zip(self.program.stages[j], gradients, strict=True):
+            parts = g if isinstance(g, tuple) else (g,)
+            found += [*parts, *[None] * (self._parts.get(p, 1) - len(parts))]
+        return found
+
+    @property
+    def rounds(self) -> str:
+        """Names of parameters whose gradients differ from eager's by rounding where one backward goes through two calls."""
+        names = self.lowered.captured.rounds
+        return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+    def let_round(self) -> None:
+        """Note that the gradients that are added up from several uses do so."""
+        c = self.lowered.captured
+        c.rounds = [name for p in self._sums if (name := c.params.get(p))] or ["an input"]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call lives whose backward has not begun."""
+        return len(self.waiting) > 0
+
+    def zero_tangent(self, i: int) -> torch.Tensor:
+        """The gradient of a result that the loss does not depend on."""
+        t = self._tangents[i].meta["val"]
+        return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
+
+    def without(self, j: int, absent: tuple[int, ...]) -> list[int]:
+        """Positions in stage j of gradients that depend on no tangent that came: eager leaves them None."""
+        return [
+            k for k, p in enumerate(self.program.stages[j])
+            if not self._depends[self.lowered.captured.gradients[p]] - set(absent)
+        ]  # fmt: skip
+
+    def _tangent_dependence(self) -> dict[fx.Node, frozenset[int]]:
+        c = self.lowered.captured
+        found: dict[fx.Node, frozenset[int]] = {t: frozenset([i]) for i, t in enumerate(c.tangents)}
+        for n in c.nodes:
+            found[n] = frozenset().union(*(found.get(a, frozenset()) for a in n.all_input_nodes))
+        return found

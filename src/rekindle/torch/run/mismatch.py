@@ -1,0 +1,60 @@
+"""Whether a plan is for the module at hand, and in words where it is not."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import nn
+
+from ...errors import PlanMismatch
+from ...model.graph import Graph
+from ...printed import name as printed
+from ..trace import Trace, module_kinds
+
+
+def check_same_module(model: nn.Module, traced: Trace) -> None:
+    """
+    Raises
+    ------
+    PlanMismatch : the module lacks a parameter of the one that was traced, or has other submodules.
+    """
+    c = traced.lowered.captured
+    state = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    for p, name in c.params.items():
+        t = state.get(name)
+        if t is None or t.shape != p.meta["val"].shape:
+            has = "lacks it" if t is None else f"has {list(t.shape)}"
+            raise PlanMismatch(
+                f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), whose parameter {name} is "
+                f"{list(p.meta['val'].shape)}; this {type(model).__name__} {has}. Plan this module itself"
+            )
+    kinds = module_kinds(model)
+    if kinds != traced.module_kinds:
+        pairs = itertools.zip_longest(traced.module_kinds, kinds, fillvalue=("", "nothing"))
+        (_, planned), (name, found) = next((a, b) for a, b in pairs if a != b)
+        raise PlanMismatch(
+            f"the plan was made for {traced.module_name} (graph {traced.graph.hash[:12]}), which has a {planned} where this "
+            f"{type(model).__name__} has {found}{f' ({name})' if name else ''}. Plan this module itself"
+        )
+
+
+def mismatch(planned: Graph, found: Graph) -> str:
+    """Both fingerprints and the first difference."""
+    for i, (a, b) in enumerate(zip(planned.ops, found.ops, strict=False)):
+        if a.name != b.name:
+            where = f"op {i} is '{printed(b.name)}', the plan has '{printed(a.name)}'"
+            break
+        if (a.inputs, a.outputs) != (b.inputs, b.outputs):
+            where = f"op {i} ({printed(a.name)}) reads or makes other values"
+            break
+    else:
+        sizes = [i for i, (a, b) in enumerate(zip(planned.values, found.values, strict=False)) if a != b]
+        where = (
+            f"the model has {len(found.ops)} ops, the plan {len(planned.ops)}" if len(found.ops) != len(planned.ops)
+            else f"value {sizes[0]} has {found.values[sizes[0]].bytes} bytes, in the plan {planned.values[sizes[0]].bytes}"
+            if sizes else "the ops may be run again or kept under other rules"
+        )  # fmt: skip
+    return (
+        f"the plan is for graph {planned.hash[:12]}, but this call gives graph {found.hash[:12]}; first difference: {where}. "
+        "Call the model with what it was planned for (batch size, shapes, dtypes, modes, masks), or make a new plan"
+    )

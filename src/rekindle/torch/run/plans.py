@@ -1,0 +1,79 @@
+"""The plans on one module, and which of them is for the call at hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import nn
+
+from ..capture.module_call import Call, Key
+from ..capture.numbers import Place, numbers_in, replaced
+from .bound import Bound
+
+MOST_KEPT = 16  # plans in all; the one that was used longest ago goes
+
+
+class Plans:
+    """Calls with one key may have several plans: one per state of the module.
+
+    changing : places of the numbers that are inputs of plans.
+    """
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, list[Bound]] = {}
+        self.changing: dict[tuple[Place, ...], None] = {}
+
+    def __iter__(self) -> Iterator[Bound]:
+        for family in [*self._by_key.values()]:
+            yield from family
+
+    def family(self, key: Key) -> list[Bound]:
+        """The plans for calls with this key, the one that ran last first."""
+        return self._by_key.get(key, [])
+
+    def find(self, model: nn.Module, key: Key, call: Call) -> Bound | None:
+        """The plan for the call. All plans get a quick look before one gets a thorough one: a module may go to and fro
+        between two states."""
+        keys = [key]
+        for k in itertools.chain((key,), (_key_with(p, call) for p in [*self.changing])):
+            if (found := self._in_family(k, model, call, True)) is not None:
+                return found
+            if k not in keys:
+                keys.append(k)
+        return next(filter(None, (self._in_family(k, model, call, False) for k in keys)), None)
+
+    def _in_family(self, key: Key, model: nn.Module, call: Call, at_a_glance: bool) -> Bound | None:
+        for b in self.family(key):
+            if b.serves(model, call, at_a_glance):
+                self._put_first(key, b)
+                return b
+        return None
+
+    def add(self, bound: Bound) -> None:
+        """Serve calls by this plan too."""
+        if len(every := list(self)) >= MOST_KEPT:
+            self.remove(min(every, key=lambda b: b.turn))
+        self._put_first(bound.trace.key, bound)
+
+    def remove(self, bound: Bound) -> None:
+        """Serve no call by this plan any more."""
+        key = bound.trace.key
+        left = [b for b in self.family(key) if b is not bound]
+        if left:
+            self._by_key[key] = left
+        else:
+            self._by_key.pop(key, None)
+
+    def _put_first(self, key: Key, bound: Bound) -> None:
+        """It is likely the next one too. Lists are replaced, not changed: another thread may go through them."""
+        family = self.family(key)
+        if not family or family[0] is not bound:
+            self._by_key[key] = [bound, *(b for b in family if b is not bound)]
+
+
+def _key_with(places: tuple[Place, ...], call: Call) -> Key:
+    """The key of the call, whatever the numbers at these places are."""
+    given = numbers_in(call.spec)
+    return replace(call, spec=replaced(call.spec, {p: type(given[p]) for p in places if p in given})).key

@@ -1,0 +1,98 @@
+"""The tensors of a call, copied for each step that is run with them: the user's own are never written to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import tree
+from ..costs.memory import storage_of
+
+_ALIGNED = 512  # bytes: kernels may choose by the alignment of what they read, so copies keep it
+
+
+class Sample:
+    """The arguments of a model's call. tensors : the user's. names : of each tensor, a readable place."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], fake: bool):
+        self.tensors, self._spec = tree.flatten((args, dict(kwargs)))
+        places = tree.paths(self._spec, "")
+        self.names = ["sample" + places[i].removeprefix("[0]").removeprefix("[1]") for i in range(len(self.tensors))]
+        self._fake = fake
+        self._owned = owned(model)
+
+    def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
+        """(args, kwargs, their tensors): copies with the same strides, which share storage where the user's do, and are
+        leaves. Fake tensors hold nothing that could be written over: those come as they are, made leaves."""
+        if self._fake:
+            twins = [_as_leaf(t.detach(), t) if t.requires_grad and not t.is_leaf else t for t in self.tensors]
+        else:
+            twins = copies(self.tensors, self._owned)
+        args, kwargs = tree.unflatten(twins, self._spec)
+        return args, kwargs, twins
+
+    @property
+    def objects(self) -> list[Any]:
+        """What is no tensor among the arguments and in their containers."""
+        return [x for x in tree.leaves(self._spec) if not isinstance(x, tree.Leaf)]
+
+    def is_owned(self, i: int) -> bool:
+        """Whether the tensor lies in a parameter or buffer of the model."""
+        return _storage(self.tensors[i]) in self._owned
+
+
+def owned(model: nn.Module) -> set[Any]:
+    """The storages of a model's own tensors, which are passed as they are: forward would not know a copy of them."""
+    return {_storage(t) for t in [*model.parameters(), *model.buffers()]}
+
+
+def copies(tensors: list[torch.Tensor], apart_from: set[Any]) -> list[torch.Tensor]:
+    """Copies with the same strides, which share storage where these tensors do, and are leaves. apart_from : storages whose
+    tensors come as they are."""
+    together: dict[Any, list[int]] = {}  # storage -> tensors that lie in it
+    twins = list(tensors)
+    for i, t in enumerate(tensors):
+        key = _storage(t)
+        if key is None or type(t) not in (torch.Tensor, nn.Parameter):
+            twins[i] = _as_leaf(t.detach().clone(), t)
+        elif key not in apart_from:
+            together.setdefault(key, []).append(i)
+        elif not t.is_leaf:
+            twins[i] = _as_leaf(t.detach(), t)
+    for ids in together.values():
+        _copy_storage([tensors[i] for i in ids], ids, twins)
+    return twins
+
+
+def _storage(t: torch.Tensor) -> Any:
+    s = storage_of(t)
+    return None if s is None else s._cdata
+
+
+@torch.no_grad()
+def _copy_storage(tensors: list[torch.Tensor], ids: list[int], twins: list[torch.Tensor]) -> None:
+    """Copies of tensors that lie in one storage, in one new storage as long as the part that they take."""
+    ends = [
+        t.storage_offset()
+        + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0)
+        for t in tensors
+    ]
+    low = min(t.storage_offset() * t.element_size() for t in tensors) // _ALIGNED * _ALIGNED
+    high = max(end * t.element_size() for end, t in zip(ends, tensors, strict=True))
+    device, storage = tensors[0].device, tensors[0].untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage, low, (max(0, high - low),), (1,))
+    made = whole.clone().untyped_storage()
+    for i, t in zip(ids, tensors, strict=True):
+        at = t.storage_offset() - low // t.element_size()
+        twin = torch.empty(0, dtype=t.dtype, device=device).set_(made, at, t.shape, t.stride())
+        twin = twin.conj() if t.is_conj() else twin
+        twins[i] = _as_leaf(torch._neg_view(twin) if t.is_neg() else twin, t)
+
+
+def _as_leaf(twin: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if isinstance(like, nn.Parameter) and not isinstance(twin, nn.Parameter):
+        return nn.Parameter(twin, requires_grad=like.requires_grad)
+    return twin.requires_grad_(like.requires_grad)

@@ -1,0 +1,210 @@
+"""One step of a model, plain or planned, run and measured from the model's present state."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import RekindleError
+from ..capture.attributes import plain_tensors
+from ..capture.capture import disable_autocast
+from ..costs.flops import FlopCount
+from ..costs.memory import allocator_peak, storage_peak
+from .as_before import as_before, same
+from .sample import Sample
+
+LossOf = Callable[[Any], torch.Tensor]
+
+
+class Way(Enum):
+    """How a step calls the model.
+
+    ONCE : the results are dropped once the loss has read them. HELD : the caller holds them until the step is over.
+    TWICE : two calls before the first backward; random numbers are drawn after each call and backward.
+    JOINED : two calls, and one backward goes through both.
+    """
+
+    ONCE = auto()
+    HELD = auto()
+    TWICE = auto()
+    JOINED = auto()
+
+
+@dataclass
+class Outcome:
+    """The results of a step. gradients, written : by name. drew : whether it drew random numbers."""
+
+    loss: torch.Tensor
+    gradients: dict[str, torch.Tensor | None]
+    written: dict[str, torch.Tensor]
+    rng: list[torch.Tensor]
+    drew: bool
+    peak: int
+    seconds: float
+
+    def figures(self) -> Outcome:
+        """The outcome without its tensors, which take as much as the model."""
+        return Outcome(torch.empty(0), {}, {}, [], self.drew, self.peak, self.seconds)
+
+
+@dataclass
+class Subject:
+    """A model and its sample. device : its allocator is measured. written : parameters that forward writes to."""
+
+    model: nn.Module
+    sample: Sample
+    loss: LossOf
+    fake: Any
+    device: torch.device
+    cuda: list[int]
+    written: list[str]
+
+
+def run(s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE) -> Outcome:
+    """One step with this forward, from the model's present state, which is put back. which : its name in errors."""
+    left: list[torch.Tensor] = []
+    args, kwargs, tensors = s.sample.fresh()
+
+    def step() -> None:
+        result = s.model(*args, **kwargs)
+        value = s.loss(result)
+        if way is not Way.HELD:
+            del result
+        if way in (Way.TWICE, Way.JOINED):
+            _draw(s)
+            other = s.loss(s.model(*args, **kwargs))
+            _draw(s)
+            if way is Way.JOINED:
+                value = value + other
+            else:
+                _backward(other)
+                _draw(s)
+        _backward(value)
+        left.append(value.detach() + other.detach() if way is Way.TWICE else value.detach())
+
+    with (
+        as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
+        _forward(s.model, forward),
+        _telling(s.model, which),
+    ):
+        for p in s.model.parameters():
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        before = _rng(s)
+        begin = time.perf_counter()
+        if s.fake is not None:
+            grads = [p.grad for p in s.model.parameters() if p.grad is not None]
+            peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
+        else:
+            peak = allocator_peak(step, s.device).peak_bytes
+        seconds = time.perf_counter() - begin
+        rng = _rng(s)
+        gradients = {k: p.grad for k, p in s.model.named_parameters()}
+        written = {k: b.detach().clone() for k, b in _carried(s).items()}
+        if s.fake is None:
+            for i, (name, t) in enumerate(zip(s.sample.names, tensors, strict=True)):
+                if t.requires_grad and t.is_leaf and not s.sample.is_owned(i):
+                    gradients[name] = t.grad
+                if not s.sample.is_owned(i) and not same(t.detach(), s.sample.tensors[i].detach()):
+                    written[name] = t.detach()
+        drew = not all(map(same, before, rng))
+        return Outcome(left[0], gradients, written, rng, drew, peak, seconds)
+
+
+def flops(s: Subject, forward: Callable[..., Any]) -> int:
+    """FLOPs of one more step, apart from those that are compared: counting gets between the model and its kernels."""
+    for p in s.model.parameters():
+        p.grad = None  # those of the compared steps are not to be added to
+    args, kwargs, _ = s.sample.fresh()
+    with (
+        as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
+        _forward(s.model, forward),
+        FlopCount() as count,
+    ):
+        _backward(s.loss(s.model(*args, **kwargs)))
+    return count.total
+
+
+@contextlib.contextmanager
+def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Gradients as before, afterwards; their hooks (an optimizer that steps in backward, say) are off meanwhile."""
+    leaves: list[Any] = [*model.parameters(), *(t for t in tensors if t.is_leaf and t.requires_grad)]
+    kept = [(t, t.grad) for t in leaves]
+    hooks = [h for t in leaves for h in (t._backward_hooks, t._post_accumulate_grad_hooks) if h]
+    off = [(h, dict(h)) for h in hooks]
+    for h in hooks:
+        h.clear()
+    try:
+        yield
+    finally:
+        for t, grad in kept:
+            t.grad = grad
+        for h, content in off:
+            h.update(content)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Kernels are deterministic inside, where there are such ones."""
+    on, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(on, warn_only=warn)
+
+
+def _backward(value: torch.Tensor) -> None:
+    with disable_autocast():  # backward belongs outside of it, also where the caller compares inside
+        value.backward()  # type: ignore[no-untyped-call]
+
+
+def _draw(s: Subject) -> None:
+    """Draw random numbers, as a loss, a hook or the loop may do between two calls."""
+    for d in {"cpu", str(s.device)}:
+        torch.rand(3, device=d)
+
+
+@contextlib.contextmanager
+def _telling(model: nn.Module, which: str) -> Iterator[None]:
+    """An exception of the module becomes the cause of an error that names the step."""
+    try:
+        yield
+    except (RekindleError, torch.OutOfMemoryError):
+        raise
+    except Exception as e:
+        raise RekindleError(
+            f"the {which} step of {type(model).__name__} failed with {type(e).__name__}: {e}. The model is as it was; see that "
+            "model(sample), its loss and backward work"
+        ) from e
+
+
+@contextlib.contextmanager
+def _forward(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    before = model.__dict__.get("forward")
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del model.__dict__["forward"]
+        else:
+            model.__dict__["forward"] = before
+
+
+def _carried(s: Subject) -> dict[str, torch.Tensor]:
+    """Buffers, tensors that are plain attributes, and parameters that forward writes to, by name."""
+    parameters = {k: s.model.get_parameter(k).detach() for k in s.written}
+    return dict(s.model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(s.model)} | parameters
+
+
+def _rng(s: Subject) -> list[torch.Tensor]:
+    if s.fake is not None:
+        return []
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in s.cuda)]

@@ -1,0 +1,73 @@
+"""A plan made in the middle of a run is tried on the very call that it was made for, before that call trains by it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import tree
+from ..capture.capture import disable_autocast
+from ..capture.loss import default_loss
+from ..capture.module_call import Call
+from .as_before import as_before, same
+from .bound import Bound
+from .sample import copies, owned
+from .steps import gradients_as_before
+
+
+def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: Call) -> list[str]:
+    """Where one planned step differs from one plain step, both on copies of the call's inputs; [] where the steps agree, or
+    the plain step does not fit the device.
+
+    Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; the model is put back.
+    """
+
+    def planned(tensors: list[torch.Tensor]) -> Any:
+        return bound(model, replace(call, tensors=tensors))
+
+    def eager(tensors: list[torch.Tensor]) -> Any:
+        args, kwargs = call.form.arguments(tree.unflatten(tensors, call.spec))
+        return plain(*args, **kwargs)
+
+    outcomes = []
+    written = bound.trace.lowered.captured.written_parameters
+    with contextlib.suppress(torch.OutOfMemoryError), gradients_as_before(model, []):
+        for forward in (planned, eager):
+            with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
+                outcomes.append(_step(model, forward, call.tensors))
+    if len(outcomes) < 2:
+        return []
+    (ours, mine), (theirs, its) = outcomes
+    found = [] if same(ours, theirs) else ["the loss"]
+    wrong = [k for k in its if not same(mine[k], its[k])]
+    return found + ([f"the gradients of {', '.join(wrong[:3])}"] if wrong else [])
+
+
+def _step(
+    model: nn.Module, forward: Callable[[list[torch.Tensor]], Any], given: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+    """The loss, and gradients by name."""
+    twins = copies(given, owned(model))
+    leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
+    loss = default_loss(forward(twins))
+    with disable_autocast():
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return loss.detach(), dict(zip(leaves, gradients, strict=True))
+
+
+@contextlib.contextmanager
+def after_first_call(
+    model: nn.Module, call: Call, forward: Callable[..., Any], written: Sequence[str] = ()
+) -> Iterator[None]:
+    """The module as its first plain call leaves it (position indices and states that forward makes then); afterwards it is as
+    it was. written : parameters that forward writes to."""
+    args, kwargs = call.form.arguments(tree.unflatten(copies(call.tensors, owned(model)), call.spec))
+    with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
+        forward(*args, **kwargs)
+        yield
