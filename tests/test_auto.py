@@ -19,14 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import models
 import rekindle
-from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, registry, zoo
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, frontier, plan, registry, simulate, zoo
 from rekindle.ask import Goal, PlanOptions
 from rekindle.exact import search as exact
+from rekindle.frontiers import SETTINGS
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
-from rekindle.model import judge as simulate
-from rekindle.model import plan
-from rekindle.planner import CLOSER, plan_graph
+from rekindle.planner import plan_graph
 from rekindle.portfolio import anew, proposals
 from rekindle.portfolio.storages import Search
 from rekindle.problem import Problem
@@ -352,7 +351,7 @@ def test_the_frontier_of_a_larger_graph_is_the_sweep_alone() -> None:
         graph = unrolled(steps)
         told: list[str] = []
         assert len(rekindle.frontier(graph, cost="unit", progress=told.append)) > 1
-        looks[len(graph.ops) > CLOSER] = [line for line in told if line.startswith("auto: ")]
+        looks[len(graph.ops) > SETTINGS.closer_most_ops] = [line for line in told if line.startswith("auto: ")]
     assert looks[False]
     assert not looks[True]
 

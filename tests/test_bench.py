@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.capture.capture.loss import default_loss
-from rekindle.torch.costs.node_costs.memory import storage_peak
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from libraries import needs_torchvision
@@ -23,6 +21,8 @@ from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import PUBLISHED, Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
+from rekindle.torch.capture.loss import default_loss
+from rekindle.torch.costs.memory import storage_peak
 from rekindle.zoo import seeds
 from rekindle.zoo.libraries import build
 

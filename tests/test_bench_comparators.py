@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.flops import FlopCount
-from rekindle.torch.costs.node_costs.memory import allocator_peak, storage_peak
-from rekindle.torch.costs.node_costs.modelled import ModelledTime
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -20,6 +17,9 @@ from rekindle.bench.checkpointing import NotApplicable, _around, per_block, sequ
 from rekindle.bench.compiled import compiled
 from rekindle.bench.fused_dropout import fused_dropout
 from rekindle.bench.suites import SUITES
+from rekindle.torch.costs.flops import FlopCount
+from rekindle.torch.costs.memory import allocator_peak, storage_peak
+from rekindle.torch.costs.modelled import ModelledTime
 from rekindle.torch.trace import trace
 
 

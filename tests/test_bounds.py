@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle import Graph, Op, Schedule, Value, bounds, registry
+from rekindle import Graph, Op, Schedule, Value, bounds, registry, simulate
 from rekindle.exact import search as exact
-from rekindle.model import judge as simulate
 from rekindle.problem import Problem
 from strategies import graphs, schedules
 

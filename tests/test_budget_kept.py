@@ -9,15 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rekindle.torch.costs.node_costs.memory import allocator_peak
 from torch import nn
 
 import rekindle
-from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value
-from rekindle.model import judge as simulate
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simulate
 from rekindle.model.held import held_peak, keeping_results
 from rekindle.model.schedule import Free, Run
 from rekindle.torch.check.kept import BLOCK, SCALARS, bookkeeping
+from rekindle.torch.costs.memory import allocator_peak
 from strategies import chains, joint_graphs, schedules, u_nets
 
 FAST = "storages"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rekindle.torch.capture.capture.contents import content, entries, refill
 from torch import Tensor, nn
 
 import rekindle
+from rekindle.torch.capture.contents import content, entries, refill
 
 
 class Registry(OrderedDict[str, Any]):

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.node_costs import Cost, node_costs
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses import FakeTensorMode
@@ -17,10 +16,11 @@ from torch.utils._pytree import tree_map_only
 
 from rekindle.errors import UsageError
 from rekindle.model import files
-from rekindle.torch.costs.node_costs import cache as cost_cache
-from rekindle.torch.costs.node_costs import clock, devices
-from rekindle.torch.costs.node_costs import node_costs as costs
-from rekindle.torch.costs.node_costs import operator_calls as calls
+from rekindle.torch.costs import cache as cost_cache
+from rekindle.torch.costs import clock, devices
+from rekindle.torch.costs import node_costs as costs
+from rekindle.torch.costs import operator_calls as calls
+from rekindle.torch.costs.node_costs import Cost, node_costs
 
 aten = torch.ops.aten
 

@@ -26,8 +26,9 @@ from rekindle.errors import FormatError, RekindleError
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, COSTS, Graph, Op, Value
 from rekindle.model.judge import simulate, simulate_plain
-from rekindle.model.plan import Plan, load, schedule_document
+from rekindle.model.plan import Plan, schedule_document
 from rekindle.model.schedule import Schedule
+from rekindle.plan_files import load
 from rekindle.planner import plan_graph
 
 FILES = int(os.environ.get("REKINDLE_FUZZ", "400"))
@@ -318,7 +319,7 @@ def test_damaged_schedules(tmp_path: Path) -> None:
 def test_damaged_caches_of_costs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rekindle.torch.costs.node_costs import cache as cost_cache
+    from rekindle.torch.costs import cache as cost_cache
 
     caplog.set_level(logging.WARNING)
     store = cost_cache.CostCache("here")

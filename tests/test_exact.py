@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rekindle.exact.search import fits, least_peak, solve
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
-from rekindle.solvers.exact import exact, fits, least_peak, solve
+from rekindle.solvers.exact import exact
 from strategies import chains, dags, graphs, joint_graphs, schedules, u_nets
 
 Front = list[tuple[int, float]]

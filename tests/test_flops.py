@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.flops import FlopCount, op_flops
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
+
+from rekindle.torch.costs.flops import FlopCount, op_flops
 
 aten = torch.ops.aten
 

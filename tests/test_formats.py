@@ -25,8 +25,9 @@ from rekindle.errors import FormatError, RekindleError, UsageError
 from rekindle.model import files, formats
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
-from rekindle.model.plan import Plan, load, schedule_document
+from rekindle.model.plan import Plan, schedule_document
 from rekindle.model.schedule import Run, Schedule
+from rekindle.plan_files import load
 from rekindle.planner import plan_graph
 from rekindle.problem import Problem
 from rekindle.show import text

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.operator_calls import costs_nothing
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 from rekindle.bench.compiled import compiled
 from rekindle.torch.check.verify import same
+from rekindle.torch.costs.operator_calls import costs_nothing
 
 
 class Count(TorchDispatchMode):

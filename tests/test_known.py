@@ -15,13 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rekindle.torch.capture.capture.known import KnownValues
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import rekindle
 from rekindle.errors import PlanMismatch, TraceError
-from rekindle.torch.capture.capture import capture, tree
+from rekindle.torch.capture import capture, tree
+from rekindle.torch.capture.known import KnownValues
 from rekindle.torch.check.verify import same
 from rekindle.torch.run import new_call, refusals
 

@@ -6,12 +6,12 @@ import weakref
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.flops import FlopCount
-from rekindle.torch.costs.node_costs.memory import AllocatorPeak, allocator_peak, cpu_allocations, storage_peak
-from rekindle.torch.costs.node_costs.modelled import ModelledTime
 from torch._subclasses import FakeTensorMode
 
 from rekindle.errors import UsageError
+from rekindle.torch.costs.flops import FlopCount
+from rekindle.torch.costs.memory import AllocatorPeak, allocator_peak, cpu_allocations, storage_peak
+from rekindle.torch.costs.modelled import ModelledTime
 
 KIB = 1024
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import rekindle
 from rekindle import PlanMismatch, RekindleWarning
-from rekindle.torch.capture.capture import guards
+from rekindle.torch.capture import guards
 from rekindle.torch.run import new_call
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages"}

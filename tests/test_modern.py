@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.flops import FlopCount
 from torch import Tensor, nn
 
 import rekindle
 import rekindle.zoo as zoo
 from libraries import needs_torchvision
+from rekindle.torch.costs.flops import FlopCount
 from rekindle.zoo import deep, lstm_steps, moe
 from rekindle.zoo.mamba import scan
 

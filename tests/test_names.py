@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.capture.capture.module_paths import printable
-from rekindle.torch.capture.capture.normalise import ACCUMULATE, is_marked
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
+from rekindle.torch.capture.module_paths import printable
+from rekindle.torch.capture.normalise import ACCUMULATE, is_marked
 
 EVIL = [
     "x\nopen('owned', 'w')\n#", "x\n    open('owned', 'w')\n    #",

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.optimizers import names, not_counted, state_bytes
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import rekindle
 from rekindle import UsageError
+from rekindle.torch.costs.optimizers import names, not_counted, state_bytes
 
 OPTIM: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adafactor": (torch.optim.Adafactor, {}),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.capture.capture.rules import OVERWRITES
 
 import rekindle
+from rekindle.torch.capture.rules import OVERWRITES
 
 aten: Any = torch.ops.aten
 SHAPES = [(64, 100), (3, 7, 11), (16, 3001)]

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.memory import allocator_peak
 from torch import nn
 
 import rekindle
 from models import HF, MODELS, call, context, loss_of, make
-from rekindle import Plan, Schedule, Trace
+from rekindle import Plan, Schedule, Trace, simulate
 from rekindle.kernels.modes import HOLD, KEEP, TRANSIENT
-from rekindle.model import judge as simulate
 from rekindle.structure.saved import Dropping
+from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.run import stages
 
 SOLVERS = ("none", "every", "chen-sqrt", "feng")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from rekindle.torch.capture.capture.loss import default_loss
-from rekindle.torch.costs.node_costs.memory import storage_peak
 
 import rekindle
-from rekindle import Schedule
-from rekindle.model import judge as simulate
+from rekindle import Schedule, simulate
+from rekindle.torch.capture.loss import default_loss
+from rekindle.torch.costs.memory import storage_peak
 
 
 @pytest.mark.parametrize(("name", "options"), [("gpt_blocks", {}), ("unet", {"image": 64, "width": 16})])

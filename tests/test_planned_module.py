@@ -18,7 +18,7 @@ from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
 from rekindle.ask import PlanOptions
 from rekindle.planner import plan_graph
-from rekindle.torch.costs.node_costs import memory as measure
+from rekindle.torch.costs import memory as measure
 from rekindle.torch.run.planned import PlannedForward
 
 
@@ -183,7 +183,7 @@ def test_verify_leaves_everything_as_it_was(pair: Any) -> None:
 
 def test_verify_sees_a_wrong_number(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random op that draws anew instead of being replayed must not pass."""
-    from rekindle.torch.capture.capture import rng
+    from rekindle.torch.capture import rng
 
     plain, _, x = pair
     monkeypatch.setattr(rng, "replay", lambda saved, device, call, *args, **kwargs: call(*args, **kwargs))

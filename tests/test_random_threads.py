@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rekindle.torch.capture.capture.other_random import numpys, pythons
 from torch import nn
 
 import rekindle
+from rekindle.torch.capture.other_random import numpys, pythons
 
 
 def every_generator() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.costs.node_costs.flops import FlopCount
-from rekindle.torch.costs.node_costs.memory import storage_peak
-from rekindle.torch.costs.node_costs.modelled import ModelledTime
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import models
 from rekindle.bench.remembered import Remembered
+from rekindle.torch.costs.flops import FlopCount
+from rekindle.torch.costs.memory import storage_peak
+from rekindle.torch.costs.modelled import ModelledTime
 
 
 def described(t: Any) -> Any:

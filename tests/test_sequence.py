@@ -8,11 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle import Graph, Op, Schedule, Value
+from rekindle import Graph, Op, Schedule, Value, simulate
 from rekindle.kernels import moves, slots
 from rekindle.kernels import sequence as kernel
 from rekindle.kernels.arrays import Arrays
-from rekindle.model import judge as simulate
 from rekindle.portfolio.anneal import Polish
 from rekindle.problem import Problem
 from rekindle.structure.archive import entry

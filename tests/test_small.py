@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle import Graph, Schedule
+from rekindle import Graph, Schedule, simulate
 from rekindle.ask import Goal, PlanOptions
 from rekindle.exact import search as exact
-from rekindle.model import judge as simulate
 from rekindle.planner import plan_graph
 
 

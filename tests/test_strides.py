@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.capture.capture.strides import eager_strides
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rekindle
+from rekindle.torch.capture.strides import eager_strides
 
 STEPS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "batch norm": (lambda x: nn.BatchNorm1d(8)(x), (2, 8, 6)),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from rekindle.torch.capture.capture.lock import Lock
 from torch import nn
 
 import rekindle
-from rekindle.torch.capture.capture import module_call as calls
+from rekindle.torch.capture import module_call as calls
+from rekindle.torch.capture.lock import Lock
 
 
 class Net(nn.Module):

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rekindle.torch.capture.capture.loss import default_loss
-from rekindle.torch.costs.node_costs.memory import allocator_peak
 from torch import nn
 
 import rekindle
 from rekindle import InfeasibleBudget, Plan, RekindleError, UsageError
+from rekindle.torch.capture.loss import default_loss
 from rekindle.torch.check import kept
 from rekindle.torch.check.verify import Check, check_step
+from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.run.sample import Sample
 
 FAST = "chen-sqrt"

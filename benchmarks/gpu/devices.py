@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rekindle.torch.costs.node_costs.cache import cpu_model
-from rekindle.torch.costs.node_costs.memory import allocator_peak
+
+from rekindle.torch.costs.cache import cpu_model
+from rekindle.torch.costs.memory import allocator_peak
 
 Step = Callable[[], Any]
 

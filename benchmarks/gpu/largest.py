@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rekindle.torch.costs.node_costs.devices import closest
 
 import rekindle
 from gpu.bracket import Clock, OutOfTime, largest
@@ -22,6 +21,7 @@ from gpu.devices import Device, get
 from gpu.steps import Emit, Row, Way, by_plan, why
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import InfeasibleBudget, Plan
+from rekindle.torch.costs.devices import closest
 
 OVERHEAD = 1 / 3  # extra seconds that a plan may take where the search begins
 ROOM = (0.02, 0.06)  # shares of the cap left free, tried in turn

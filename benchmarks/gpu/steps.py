@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rekindle.torch.costs.node_costs.devices import closest
 from torch import nn
 
 import rekindle
@@ -22,6 +21,7 @@ from gpu.parity import differences
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import Plan, Trace
 from rekindle.bench.checkpointing import by_hand
+from rekindle.torch.costs.devices import closest
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import accept, arguments
+from . import accept
+from .arguments import choice, flag
 from .ask import LOSSES, Goal, PlanOptions
 from .errors import RekindleError, UsageError
 from .frontiers import frontier_graph
@@ -144,7 +145,7 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
 
     module(model)
     accept.plan(plan)
-    arguments.choice("on_new_shape", on_new_shape, NEW_SHAPE)
+    choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
     forward = PlannedForward(model, plan, on_new_shape, plan_with, check)
     if first is not None:
@@ -212,9 +213,9 @@ def checkpoint(
     torch_accept.process("checkpoint")
     goal = Goal.parse(budget, max_overhead, minimize)
     accept.search(solver, cost, time_limit, seed, progress)
-    arguments.choice("on_new_shape", on_new_shape, NEW_SHAPE)
-    arguments.flag("check", check)
-    arguments.choice("loss", loss, LOSSES)
+    choice("on_new_shape", on_new_shape, NEW_SHAPE)
+    flag("check", check)
+    choice("loss", loss, LOSSES)
     torch_accept.module(model)
     torch_accept.optimizer(optimizer)
     must_save = torch_accept.must_save(model, must_save)
