@@ -39,7 +39,7 @@ test: $(STAMP) ## all tests
 	$(PY) -m pytest -n 2 --dist loadfile
 
 sweep: $(STAMP) ## the long tests: 300 sequences against an eager twin, and 243 configurations of timm and transformers
-	REKINDLE_TWIN=300 $(PY) -m pytest -n 2 tests/test_twin.py
+	REKINDLE_TWIN=300 $(PY) -m pytest -n 2 tests/sweep/test_twin.py
 	REKINDLE_SWEEP=1 $(PY) -m pytest tests/sweep
 
 lint: $(STAMP) ## ruff: rules and formatting

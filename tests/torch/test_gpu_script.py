@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu.largest as gpu_largest  # noqa: E402

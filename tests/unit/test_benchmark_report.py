@@ -20,7 +20,7 @@ from rekindle.report.benchmarks import page, write
 from rekindle.report.published import published_part
 from rekindle.report.rows import Row, pick, read
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "report.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report.py"
 SVG = "{http://www.w3.org/2000/svg}"
 
 

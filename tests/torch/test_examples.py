@@ -13,7 +13,7 @@ import pytest
 
 from libraries import needs_torchvision
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def example(name):
