@@ -17,6 +17,11 @@ settings.register_profile("test", max_examples=25, derandomize=True, deadline=No
 settings.register_profile("sweep", max_examples=200, print_blob=True, deadline=None, suppress_health_check=slow_is_fine)
 settings.load_profile("test")  # --hypothesis-profile=sweep loads the other one
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    from compile_once import compile_once
+
+    compile_once()
+
 
 @pytest.fixture
 def pair() -> Any:

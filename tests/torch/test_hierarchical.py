@@ -264,8 +264,14 @@ def test_the_table_is_the_least_of_all_ways_to_take_a_chain_apart(c: Small, memo
     assert table[0, rotor_kernel.row(0, n - 1), memory] == least(0, 0, n - 1, memory)
 
 
-@given(graphs(), st.integers(1, 3), st.integers(0, 400))
-def test_no_plan_takes_more_time_than_the_table_says(graph: Graph, size: int, memory: int) -> None:
+def enough(times: np.ndarray, part: float) -> int:
+    """A memory with which the table has a time: the least (0), the most (1), or one between."""
+    memories = np.flatnonzero(np.isfinite(times))
+    return int(memories[int(part * (len(memories) - 1))])
+
+
+@given(graphs(), st.integers(1, 3), st.floats(0, 1))
+def test_no_plan_takes_more_time_than_the_table_says(graph: Graph, size: int, part: float) -> None:
     """Ops with several outputs among them, of which some are kept."""
     forward = forward_dag(graph)
     assume(forward is not None)
@@ -273,7 +279,7 @@ def test_no_plan_takes_more_time_than_the_table_says(graph: Graph, size: int, me
     curve = Levels(graph, weights, forward, cuts(graph, forward, size))
     curve.unit, curve.slots = 1, 400
     table = curve.solve()[rotor_kernel.row(0, len(curve.chain) - 1)]
-    assume(np.isfinite(table[memory]))
+    memory = enough(table, part)
     found = curve.runs(memory)
     assert found
     for runs in found:
@@ -295,14 +301,14 @@ def test_batch_norm_runs_again_where_its_output_is_wanted_again() -> None:
             assert judged.peak_bytes - graph.resident_bytes <= 1.05 * curve.bytes(slots)
 
 
-@given(chains(), st.integers(1, 3), st.integers(0, 200))
-def test_on_chains_the_judge_finds_no_larger_peak_than_the_table(graph: Graph, size: int, memory: int) -> None:
+@given(chains(), st.integers(1, 3), st.floats(0, 1))
+def test_on_chains_the_judge_finds_no_larger_peak_than_the_table(graph: Graph, size: int, part: float) -> None:
     forward = forward_dag(graph)
     assert forward is not None
     curve = Levels(graph, graph.weights(), forward, cuts(graph, forward, size))
     curve.unit, curve.slots = 1, 600
     curve.table = curve.solve()
-    assume(np.isfinite(curve.table[rotor_kernel.row(0, len(curve.chain) - 1)][memory]))
+    memory = enough(curve.table[rotor_kernel.row(0, len(curve.chain) - 1)], part)
     judged = simulate(graph, Schedule.from_runs(graph, curve.runs(memory)[0]))
     assert judged.peak_bytes - graph.resident_bytes <= memory + curve.chain.held
 
