@@ -30,6 +30,7 @@ from gpu.rows import Row, appended, newest, read  # noqa: E402
 from gpu.suite import outcomes  # noqa: E402
 
 import rekindle  # noqa: E402
+from marks import sweep
 from rekindle import zoo  # noqa: E402
 from rekindle.bench.checkpointing import by_hand  # noqa: E402
 from rekindle.zoo import seeds  # noqa: E402
@@ -320,8 +321,8 @@ def test_all_published_rows_are_among_the_jobs(tmp_path: Path) -> None:
     [
         ("gpt", {"n_layer": 3, "d": 32, "length": 16, "vocab": 50, "dropout": 0.1}),
         ("resnet18", {"image": 32}),
-        ("densenet121", {"image": 32}),
-        ("vgg11", {"image": 32}),
+        pytest.param("densenet121", {"image": 32}, marks=sweep),
+        pytest.param("vgg11", {"image": 32}, marks=sweep),
         ("darts_cifar10", {"image": 16, "cells": 3, "channels": 4}),
     ],
 )
@@ -381,6 +382,7 @@ def test_outcomes_of_tests_become_rows(tmp_path: Path) -> None:
     assert rows[2]["note"] == "not here"
 
 
+@sweep
 def test_a_step_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
     command = [
         sys.executable,
