@@ -153,7 +153,7 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path: Path)
     with pytest.raises(FormatError, match="cannot read"):
         load(tmp_path / "none.json")
     formats.write_json(tmp_path / "graph.json", formats.graph_to_json(toy()))
-    with pytest.raises(FormatError, match="rekindle.model.graph/1"):
+    with pytest.raises(FormatError, match="rekindle.graph/1"):
         load(tmp_path / "graph.json")
 
 

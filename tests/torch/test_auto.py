@@ -314,10 +314,10 @@ def _small_resnet() -> rekindle.Trace:
 def test_overhead_that_is_left_is_used() -> None:
     """The search by FLOPs ended 6 % above what the overhead allowed, and left it at that."""
     trace = _small_resnet()
-    least = rekindle.model.plan(trace, minimize="memory").peak_bytes
+    least = rekindle.plan(trace, minimize="memory").peak_bytes
     budget = int(1.0002 * least)
-    assert rekindle.model.plan(trace, budget=budget).flops_overhead < 0.5
-    assert rekindle.model.plan(trace, max_overhead=0.5, cost="flops").peak_bytes <= budget < 1.01 * least
+    assert rekindle.plan(trace, budget=budget).flops_overhead < 0.5
+    assert rekindle.plan(trace, max_overhead=0.5, cost="flops").peak_bytes <= budget < 1.01 * least
 
 
 def test_within_a_budget_that_only_another_cost_reaches_the_cheapest_is_taken() -> None:
@@ -325,8 +325,8 @@ def test_within_a_budget_that_only_another_cost_reaches_the_cheapest_is_taken() 
     trace = _small_resnet()
     budget = trace.graph.resident_bytes + 109_260_000
     assert (
-        rekindle.model.plan(trace, budget=budget).overhead
-        < rekindle.model.plan(trace, minimize="memory").overhead - 0.3
+        rekindle.plan(trace, budget=budget).overhead
+        < rekindle.plan(trace, minimize="memory").overhead - 0.3
     )
 
 

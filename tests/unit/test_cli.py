@@ -78,7 +78,7 @@ class Ran:
 def test_solve_gives_the_schedule_document_without_steps(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capfd, "solve", graph, "--budget", PLAIN, "--solver", "none", "--json")
     assert ran.code == 0
-    assert ran.document["format"] == "rekindle.model.schedule/1"
+    assert ran.document["format"] == "rekindle.schedule/1"
     assert ran.document["graph_hash"] == step().hash
     assert ran.document["peak_bytes"] == PLAIN
     assert "steps" not in ran.document
@@ -160,7 +160,7 @@ def test_bad_usage_exits_2(graph: Path, capfd: pytest.CaptureFixture[str], more:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"format": "rekindle.model.graph/2"}', "[]", '{"format": "rekindle.model.graph/1"}']
+    "text", ["", "{", '{"format": "rekindle.graph/2"}', "[]", '{"format": "rekindle.graph/1"}']
 )
 def test_a_damaged_file_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str) -> None:
     path = tmp_path / "graph.json"
