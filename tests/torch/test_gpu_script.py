@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from marks import sweep
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -30,7 +32,6 @@ from gpu.rows import Row, appended, newest, read  # noqa: E402
 from gpu.suite import outcomes  # noqa: E402
 
 import rekindle  # noqa: E402
-from marks import sweep
 from rekindle import zoo  # noqa: E402
 from rekindle.bench.checkpointing import by_hand  # noqa: E402
 from rekindle.zoo import seeds  # noqa: E402

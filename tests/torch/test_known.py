@@ -77,6 +77,12 @@ def ops(graph: rekindle.Graph, what: str) -> int:
     return sum(f"aten.{what}." in op.name and not op.backward for op in graph.ops)
 
 
+def checked(model: nn.Module, sample: Any) -> bool:
+    """Whether a step by a plan for the least memory passes the check."""
+    plan = rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+    return rekindle.verify(model, sample, plan).ok
+
+
 def test_a_branch_is_taken_as_eager_takes_it() -> None:
     model, x = masked()
     whole, padded = (rekindle.trace(model, (x, m)).graph for m in (ONES, PADDED))
