@@ -13,8 +13,9 @@ from typing import Any
 from ..errors import FormatError
 from ..printed import name, value
 from .files import read_text, write_text
-from .graph import Graph, Op, Value
+from .graph import DESCRIBING, Graph, Op, Value
 from .schedule import Free, Run, Schedule, Step
+from .traced_names import filled_in
 
 GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
 MOST_DIGITS = 40  # of a whole number in a file; the fields hold 19
@@ -30,7 +31,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
             {
                 "name": o.name, "inputs": list(o.inputs), "outputs": list(o.outputs), "seconds": o.seconds,
                 "flops": o.flops, "workspace": o.workspace, "backward": o.backward, "recompute": o.recompute,
-                "inplace": list(o.inplace),
+                "inplace": list(o.inplace), **{key: text for key in DESCRIBING if (text := getattr(o, key))},
             }
             for o in graph.ops
         ],
@@ -55,9 +56,10 @@ def graph_from_json(doc: Any, where: str = "graph") -> Graph:
             Op(
                 p.text("name"), p.ints("inputs"), p.ints("outputs"), p.number("seconds", 0.0), p.whole("flops", 0),
                 p.whole("workspace", 0), p.flag("backward", False), p.flag("recompute", True), p.ints("inplace", ()),
+                **{key: p.text(key, "") for key in DESCRIBING},
             )
         )  # fmt: skip
-    return Graph(values, tuple(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
+    return Graph(values, filled_in(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
 
 
 def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:

@@ -25,8 +25,11 @@ from .capture.duplicates import merge_duplicates
 from .capture.guards import Expected
 from .capture.in_place import write_in_place
 from .capture.lock import LOCK
+from .capture.lowered import Lowered
 from .capture.module_call import Key, as_arguments
-from .capture.normalise import Lowered, is_marked, lower, storage_bytes
+from .capture.module_paths import is_marked
+from .capture.node_tensors import storage_bytes
+from .capture.normalise import lower
 from .capture.numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
 from .capture.reads import Reads
 from .costs import devices, opaque

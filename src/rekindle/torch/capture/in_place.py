@@ -16,7 +16,7 @@ from torch import fx
 
 from . import hidden, rules
 from .captured import Captured, Writing
-from .normalise import is_member, storage_bytes, tensors_of
+from .node_tensors import is_member, storage_bytes, tensors_of
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default

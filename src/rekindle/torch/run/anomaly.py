@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..capture.lowered import Lowered
 from ..capture.module_paths import printable
-from ..capture.normalise import Lowered
 from .program import Program
 
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from ...errors import RekindleError
 from ..capture.capture import disable_autocast
-from ..capture.normalise import Lowered
+from ..capture.lowered import Lowered
 from .anomaly import NamesNaN
 from .program import Program
 from .uses import additions
