@@ -108,8 +108,8 @@ class _Lowering:
         for p in list(self.snapshots):
             t = p.meta["val"]
             source = self.storages.value_of[(p, 0)]
-            self.snapshots[p] = copy = self.storages.new(storage_bytes(t))
-            self._add(_op(SNAPSHOT, [source], [copy], shape=describe(t)), OpCall(SNAPSHOT, p))
+            self.snapshots[p] = self.storages.new(storage_bytes(t))
+            self._add(_op(SNAPSHOT, [source], [self.snapshots[p]], shape=describe(t)), OpCall(SNAPSHOT, p))
 
     def _node(self, n: fx.Node, backward: bool, once: bool) -> None:
         s = self.storages
@@ -127,21 +127,17 @@ class _Lowering:
         run_once = once or marked or rules.must_save(n.target, {t.device.type for t in tensors if t.dim()})
         made = tensors_of(n)
         over = s.overwritable(n) if n not in self.c.writing else {}
-        op = _op(
-            OPERATOR, inputs, outputs, module=printable(path), target=str(n.target),
-            shape=describe(made[0][1]) if made else "",
-        )  # fmt: skip
-        self._add(
-            replace(op, backward=backward, recompute=not run_once, inplace=tuple(over)), OpCall(OPERATOR, n, over)
-        )  # fmt: skip
+        shape = describe(made[0][1]) if made else ""
+        op = _op(OPERATOR, inputs, outputs, module=printable(path), target=str(n.target), shape=shape)
+        op = replace(op, backward=backward, recompute=not run_once, inplace=tuple(over))
+        self._add(op, OpCall(OPERATOR, n, over))
 
     def _made_by(self, n: fx.Node) -> list[int]:
         """New values for the tensors that a node returns in storages of their own."""
         s = self.storages
         outputs: list[int] = []
-        in_place = n in self.c.writing and isinstance(
-            n.meta["val"], torch.Tensor
-        )  # it returns the tensor that it writes
+        # An op that writes in place returns the tensor that it writes.
+        in_place = n in self.c.writing and isinstance(n.meta["val"], torch.Tensor)
         for i, t in () if in_place else tensors_of(n):
             v = s.find(t)
             if v is None:
