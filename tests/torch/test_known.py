@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -24,6 +24,7 @@ from rekindle.torch.capture import capture, tree
 from rekindle.torch.capture.known import KnownValues
 from rekindle.torch.check.verify import same
 from rekindle.torch.run import new_call, refusals
+from strategies import examples
 
 
 class Masked(nn.Module):
@@ -140,7 +141,7 @@ def test_a_model_that_fails_in_its_own_forward_is_told() -> None:
     assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
 def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -> None:
     model, x = masked()
