@@ -15,8 +15,8 @@ from ...model.plan import Plan
 from .. import accept
 from ..capture import tree
 from ..capture.loss import default_loss
-from ..capture.module_call import casts_shared
 from ..capture.rng import cuda_indices
+from ..capture.surroundings import shares_casts
 from ..run.as_before import same
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
@@ -195,7 +195,7 @@ def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, equal: dict[
     """Differences, in words, where the model is called twice, random numbers are drawn in between, and one backward goes
     through both calls; `equal` is updated."""
     # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
-    found, now = _twice(s, planned, plain, Way.TWICE if casts_shared() else Way.JOINED)
+    found, now = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED)
     bound = planned.last
     if found and bound is not None and bound.runner.adds_up:
         # What one backward adds up from both calls may round otherwise; a warning says so when such a call is made.

@@ -16,8 +16,9 @@ import torch
 from torch.autograd.profiler import record_function
 
 from ..capture.rules import runnable
-from .memory import cpu_allocations, peak_and_end
-from .operator_calls import Call, new_bytes, real_arguments
+from .allocations import cpu_allocations, peak_and_end
+from .made_up import new_bytes, real_arguments
+from .operator_calls import Call
 
 log = logging.getLogger(__name__)
 SLOW = 0.05  # seconds; above it one timed run a round is enough

@@ -9,8 +9,8 @@ import torch
 
 from . import devices
 from .instrument import Instrument
-from .memory import tensors_in
 from .operator_calls import costs_nothing, flops_of, moved_bytes, roofline
+from .storages import tensors_in
 
 
 def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
-from ..capture.rules import UNWRITTEN, runnable
+from ..capture.rules import UNWRITTEN
 from . import devices
 from .flops import op_flops
-from .memory import storage_of, tensors_in
+from .storages import storages_of, tensors_in
 
 log = logging.getLogger(__name__)
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -79,22 +76,6 @@ def _is_convolution(op: Any) -> bool:
     return "conv" in str(op)
 
 
-def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
-    """What the node calls, as text, and a function that runs it on made-up inputs, leaving no trace."""
-    call = call_of(node, None)
-    if call is None:
-        raise TypeError(f"{node} computes nothing")
-
-    def run() -> Any:
-        if not at_hand(call.device):
-            raise RuntimeError(f"no {call.device} here")
-        with undisturbed([call]):
-            args, kwargs = real_arguments(call)
-            return runnable(call.target)(*args, **kwargs)
-
-    return call.key, run
-
-
 def _value(node: Node) -> Any:
     if node.op == "get_attr" and "val" not in node.meta:
         return operator.attrgetter(str(node.target))(node.graph.owning_module)
@@ -103,10 +84,10 @@ def _value(node: Node) -> Any:
 
 def moved_bytes(t: torch.Tensor) -> int:
     """Bytes that reading t once moves: an expanded tensor's own, not those it shows."""
-    return min(t.numel(), _span(t)) * t.dtype.itemsize
+    return min(t.numel(), span(t)) * t.dtype.itemsize
 
 
-def _span(t: torch.Tensor) -> int:
+def span(t: torch.Tensor) -> int:
     """Elements from the first to the last in memory."""
     if t.layout is not torch.strided:
         return int(t.numel())
@@ -123,11 +104,6 @@ def _is_view(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor])
     if not outs or getattr(getattr(op, "_schema", None), "is_mutable", False):
         return False
     return storages_of(outs).keys() <= storages_of(ins).keys()
-
-
-def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
-    """The distinct storages, by id (None counts as one: a tensor without)."""
-    return {id(s): s for s in map(storage_of, tensors)}
 
 
 def flops_of(op: Any, args: Any, kwargs: Any, out: Any) -> int:
@@ -161,49 +137,3 @@ def _key(op: Any, args: Any, kwargs: Any) -> str | None:
     except TypeError:  # submodules, generators, symbolic sizes, …
         return None
     return f"{op}({', '.join(parts)})"
-
-
-def at_hand(device: torch.device) -> bool:
-    """Whether operators can be run on it here."""
-    if device.type == "cuda":
-        return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
-    return device.type == "cpu"
-
-
-@contextmanager
-def undisturbed(calls: Sequence[Call]) -> Iterator[None]:
-    """Plain kernels, whatever the caller has switched on; and the caller's random state as it was."""
-    with ExitStack() as stack:
-        stack.enter_context(_disable_current_modes())
-        cuda = {c.device.index or 0 for c in calls if c.device.type == "cuda"}
-        stack.enter_context(torch.random.fork_rng(devices=sorted(cuda)))
-        stack.enter_context(torch.no_grad())
-        for device_type in {"cpu"} | {c.device.type for c in calls}:
-            stack.enter_context(torch.autocast(device_type, enabled=False))
-        yield
-
-
-def real_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call's arguments with real tensors: one for each fake one, however often it is passed."""
-    made: dict[int, torch.Tensor] = {}
-
-    def make(t: torch.Tensor) -> torch.Tensor:
-        if id(t) not in made:
-            made[id(t)] = made_up(t)
-        return made[id(t)]
-
-    return tree_map_only(torch.Tensor, make, (call.args, call.kwargs))
-
-
-def made_up(t: torch.Tensor) -> torch.Tensor:
-    """A tensor like t: floats 0.5 (nothing overflows or becomes denormal), ints 0 (valid as indices), bools True."""
-    if t.layout is not torch.strided:
-        raise TypeError(f"layout {t.layout}")
-    value = 0.5 if t.dtype.is_floating_point or t.dtype.is_complex else t.dtype == torch.bool
-    return torch.full((_span(t),), value, dtype=t.dtype, device=t.device).as_strided(t.shape, t.stride())
-
-
-def new_bytes(out: Any, inputs: Any) -> int:
-    """Bytes of the storages that the results hold and the inputs do not."""
-    old = storages_of(tensors_in(inputs))
-    return sum(s.nbytes() for key, s in storages_of(tensors_in(out)).items() if s is not None and key not in old)

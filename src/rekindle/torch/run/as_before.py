@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..capture import hidden
+from ..capture import hidden_writes
 from ..capture.attributes import Attributes, plain_tensors
 from ..capture.rng import cuda_indices
 from ..capture.side_effects import SideEffects
 from ..costs.instrument import Instrument
-from ..costs.memory import storage_of, tensors_in
+from ..costs.storages import storage_of, tensors_in
 
 
 @contextlib.contextmanager
@@ -114,7 +114,7 @@ class WritesUndone(Instrument):
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         schema = getattr(func, "_schema", None)
-        if schema is None or not (schema.is_mutable or hidden.writes(func, args)):
+        if schema is None or not (schema.is_mutable or hidden_writes.writes(func, args)):
             return
         for t in tensors_in((args, kwargs)):
             storage = storage_of(t)

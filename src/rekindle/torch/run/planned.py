@@ -24,6 +24,7 @@ from ...model.plan import Plan
 from ..capture import module_call as calls
 from ..capture.lock import LOCK
 from ..capture.module_call import Call
+from ..capture.surroundings import shares_casts
 from ..trace import Trace
 from . import unused
 from .bound import Bound
@@ -177,7 +178,7 @@ class PlannedForward:
                     kind="eval",
                 )
             return None
-        shared = calls.casts_shared()
+        shared = shares_casts()
         if (shared or bound.runner.rounds) and any(b.runner.waits for b in self.bounds):
             which = "parameters that autocast casts once for both" if shared else bound.runner.rounds
             planner.told.tell(

@@ -27,6 +27,7 @@ from ...model.schedule import Free, Run, Schedule
 from ..capture import rng, rules
 from ..capture.module_paths import printable
 from ..capture.normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
+from ..capture.overwrites import OVERWRITES
 from .uses import additions, handed_over, join, source
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
@@ -305,7 +306,7 @@ class _Writer:
         name = self._function(rules.runnable(target))
         if s.into is not None:
             position = call.over[s.into]
-            over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
+            over = self._function(OVERWRITES[target][position], f"{name}_over{position}")
             name = f"({name} if retain else {over})" if s.into in saved else over
         if n in self.additions:
             name = f"(join if apart else {name})"

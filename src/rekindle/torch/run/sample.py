@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..capture import tree
-from ..costs.memory import storage_of
+from ..costs.storages import storage_of
 
 _ALIGNED = 512  # bytes: kernels may choose by the alignment of what they read, so copies keep it
 

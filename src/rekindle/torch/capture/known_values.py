@@ -12,86 +12,22 @@ It touches PyTorch's private surface, as `capture` does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .questions import LARGEST, Input, Like, Question, RecordedOp, Result, extracted, needed_ops, result_of
 from .rules import UNWRITTEN, draws_random
 
 aten = torch.ops.aten
 
 _ASK = {aten._local_scalar_dense.default, aten.equal.default}  # they give Python values
 _BY_SHAPE = {aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_ones, aten.new_full}
-LARGEST = 2**26  # elements of what is computed for an answer
-
-
-class Input(NamedTuple):
-    """The input of that number."""
-
-    number: int
-
-
-class Result(NamedTuple):
-    """One result of a step; steps count from the first."""
-
-    step: int
-    which: int
-
-
-class Like(NamedTuple):
-    """A tensor of which shape and type alone matter."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-Step = tuple[Any, Any]  # an op and its (args, kwargs), with the three above in the place of tensors
-
-
-@dataclass(frozen=True)
-class Question:
-    """What forward asked about its inputs, and what was answered. steps : how to answer it again; the last one asks."""
-
-    steps: tuple[Step, ...]
-    answer: bool
-
-    def same(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether it would get the same answer with these inputs."""
-        if any(isinstance(t, FakeTensor) for t in tensors):
-            return False  # nobody can tell
-        with torch.no_grad():
-            return bool(self.answer == _run(self.steps, tensors))
-
-
-def _run(steps: Sequence[Step], tensors: Sequence[torch.Tensor], elsewhere: bool = False) -> Any:
-    """What the last step gives. elsewhere : on the CPU, whatever device it was to be on; integers are the same."""
-    done: list[Any] = []
-
-    def real(x: Any) -> Any:
-        if isinstance(x, Input):
-            return tensors[x.number]
-        if isinstance(x, Result):
-            made = done[x.step]
-            return made[x.which] if isinstance(made, tuple | list) else made
-        if isinstance(x, Like):
-            return torch.empty(x.shape, dtype=x.dtype, device="meta")
-        return torch.device("cpu") if elsewhere and isinstance(x, torch.device) else x
-
-    for op, taken in steps:
-        args, kwargs = pytree.tree_map(real, taken, is_leaf=_is_reference)
-        done.append(op(*args, **kwargs))
-    return done[-1]
-
-
-def _is_reference(x: Any) -> bool:
-    return isinstance(x, Input | Result | Like)
 
 
 class _Known(NamedTuple):
@@ -116,7 +52,7 @@ class KnownValues(TorchDispatchMode):
         self.questions: list[Question] = []
         self.calls = 0  # of ops so far
         self._sample = sample
-        self._steps: list[Step] = []
+        self._steps: list[RecordedOp] = []
         self._sizes: list[int] = []  # of steps, in elements
         self._known = WeakIdKeyDictionary()  # tensor -> _Known; kept alive they would count in a measured peak
         for i, t in enumerate(given if sample is not None else ()):
@@ -136,9 +72,9 @@ class KnownValues(TorchDispatchMode):
         yes_or_no = func is aten.equal.default or (given and given[0].dtype == torch.bool)
         if func in _ASK and all_known and (yes_or_no or not by_inputs):
             steps = [*self._steps, (func, _references((args, kwargs), known))]
-            needed = _needed(steps)
+            needed = needed_ops(steps)
             if sum(self._sizes[i] for i in needed[:-1]) <= LARGEST:
-                return self._answer(_apart(steps, needed), by_inputs)
+                return self._answer(extracted(steps, needed), by_inputs)
         by_shape = func._overloadpacket in _BY_SHAPE
         if not _tells(func) or not (all_known or by_shape):
             return func(*args, **kwargs)
@@ -157,9 +93,9 @@ class KnownValues(TorchDispatchMode):
         """Whether questions about the tensor's values get an answer."""
         return isinstance(t, torch.Tensor) and self._of(t) is not None
 
-    def _answer(self, steps: tuple[Step, ...], by_inputs: bool) -> Any:
+    def _answer(self, steps: tuple[RecordedOp, ...], by_inputs: bool) -> Any:
         with _disable_current_modes(), torch.no_grad():
-            answer = _run(steps, self._sample or (), elsewhere=self._sample is None)
+            answer = result_of(steps, self._sample or (), elsewhere=self._sample is None)
         question = Question(steps, answer)
         if by_inputs and question not in self.questions:
             self.questions.append(question)
@@ -184,7 +120,7 @@ class KnownValues(TorchDispatchMode):
 
 
 def _references(taken: Any, known: Mapping[int, _Known]) -> Any:
-    """Arguments as a `Step` has them."""
+    """Arguments as a `RecordedOp` has them."""
 
     def reference(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
@@ -224,22 +160,3 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 def _tells(func: Any) -> bool:
     """Whether what the op gives depends on nothing but its arguments."""
     return not func._schema.is_mutable and not draws_random(func) and func._overloadpacket not in UNWRITTEN
-
-
-def _needed(steps: Sequence[Step]) -> list[int]:
-    """The steps that the last one needs, in order."""
-    needed = {len(steps) - 1}
-    for i in range(len(steps) - 1, -1, -1):
-        if i in needed:
-            needed |= {x.step for x in pytree.tree_leaves(steps[i][1], is_leaf=_is_reference) if isinstance(x, Result)}
-    return sorted(needed)
-
-
-def _apart(steps: Sequence[Step], needed: Sequence[int]) -> tuple[Step, ...]:
-    """These steps alone, which refer to each other by their new places."""
-    place = {step: i for i, step in enumerate(needed)}
-
-    def moved(x: Any) -> Any:
-        return Result(place[x.step], x.which) if isinstance(x, Result) else x
-
-    return tuple((steps[i][0], pytree.tree_map(moved, steps[i][1], is_leaf=_is_reference)) for i in needed)

@@ -13,7 +13,7 @@ from torch import fx
 
 from ..capture import rules
 from ..capture.captured import Captured, joint_fake_mode
-from .operator_calls import as_call
+from .made_up import as_call
 
 log = logging.getLogger(__name__)
 
