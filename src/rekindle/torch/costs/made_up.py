@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from ..capture.rules import runnable
-from .operator_calls import Call, call_of, span
+from .operator_calls import OperatorCall, call_of, span
 from .storages import storages_of, tensors_in
 
 
@@ -40,7 +40,7 @@ def at_hand(device: torch.device) -> bool:
 
 
 @contextmanager
-def undisturbed(calls: Sequence[Call]) -> Iterator[None]:
+def undisturbed(calls: Sequence[OperatorCall]) -> Iterator[None]:
     """Plain kernels, whatever the caller has switched on; and the caller's random state as it was."""
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
@@ -52,7 +52,7 @@ def undisturbed(calls: Sequence[Call]) -> Iterator[None]:
         yield
 
 
-def real_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def real_arguments(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call's arguments with real tensors: one for each fake one, however often it is passed."""
     made: dict[int, torch.Tensor] = {}
 

@@ -23,7 +23,7 @@ _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device,
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class OperatorCall:
     """One distinct operator call.
 
     key : all its cost depends on; None where its arguments are more than tensors and plain values.
@@ -42,7 +42,7 @@ class Call:
     roofline: float
 
 
-def call_of(node: Node, named: devices.Device | None) -> Call | None:
+def call_of(node: Node, named: devices.Device | None) -> OperatorCall | None:
     """The call of a node; None where it costs nothing."""
     op = node.target
     if op is operator.getitem or not isinstance(op, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
@@ -60,7 +60,7 @@ def call_of(node: Node, named: devices.Device | None) -> Call | None:
     device = next((t.device for t in every if t.device.type != "cpu"), torch.device("cpu"))
     estimate = roofline(op, flops, moved, every, named or devices.closest(device))
     key = _key(op, args, kwargs)
-    return Call(key, op, args, kwargs, device, flops, moved, out_bytes, estimate)
+    return OperatorCall(key, op, args, kwargs, device, flops, moved, out_bytes, estimate)
 
 
 def roofline(op: Any, flops: int, moved: int, tensors: Iterable[torch.Tensor], device: devices.Device) -> float:
