@@ -30,6 +30,7 @@ from .capture.module_call import Key, as_arguments
 from .capture.normalise import Lowered, is_marked, lower, storage_bytes
 from .capture.number_places import attributes_set, name_of, replaced
 from .capture.numbers import Attribute, Numbers, Place
+from .capture.private import is_fake
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.node_costs import node_costs
@@ -169,7 +170,7 @@ def _trace_call(
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers
-    fake = any(cap.is_fake(t) for t in [*call.tensors, *model.parameters()])
+    fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])
     if not fake:
         unknown_sizes.learn_sizes(captured)
     for p in captured.mutations:

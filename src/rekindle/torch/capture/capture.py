@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ... import notices
 from ...errors import TraceError
@@ -29,12 +29,12 @@ from .eager_strides import eager_strides
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .module_paths import printable
+from .private import is_fake
 from .random_state import no_other_random
 from .rng import cuda_indices
 from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 
 log = logging.getLogger("rekindle")
-disable_autocast = torch._C._DisableAutocast
 
 
 # names that were told, for each model
@@ -115,11 +115,6 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
         )  # fmt: skip
         read_joint_graph(captured)
     return captured
-
-
-def is_fake(t: torch.Tensor) -> bool:
-    """Whether the tensor has no data."""
-    return isinstance(t, FakeTensor)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from ...model.plan import Plan
 from .. import accept
 from ..capture import tree
 from ..capture.loss import default_loss
+from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
 from ..run.as_before import same
@@ -172,7 +173,7 @@ def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForwar
     args, kwargs = call_arguments(sample)
     tensors = tree.flatten((args, kwargs))[0]
     state = [*model.parameters(), *model.buffers()]
-    fake = torch._guards.detect_fake_mode([*state, *tensors])
+    fake = fake_mode_of([*state, *tensors])
     devices = {t.device for t in [*state, *tensors]}
     cuda = cuda_indices([*state, *tensors])
     if fake is None and any(d.type == "meta" for d in devices):

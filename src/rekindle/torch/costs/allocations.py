@@ -12,6 +12,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from ...errors import UsageError
+from ..capture.private import profiler_is_running
 
 
 def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:
@@ -43,7 +44,7 @@ def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
     ------
     UsageError : another profiler is running; torch allows one at a time.
     """
-    if torch.autograd._profiler_enabled():
+    if profiler_is_running():
         raise UsageError("memory cannot be measured while another profiler is running; stop it first")
     log = CpuAllocations()
     # the plain autograd profiler: `torch.profiler` imports all of Inductor (a second) before its first use

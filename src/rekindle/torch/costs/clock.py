@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
+from ..capture.private import profiler_is_running
 from ..capture.rules import runnable
 from .allocations import cpu_allocations, peak_and_end
 from .made_up import new_bytes, real_arguments
+from .operator_calls import OperatorCall
 
 log = logging.getLogger(__name__)
 SLOW = 0.05  # seconds; above it one timed run a round is enough
@@ -41,7 +43,7 @@ def measure_cpu(calls: Sequence[OperatorCall], found: Measured, limit_s: float) 
     start = time.perf_counter()
     ran: list[tuple[OperatorCall, str, int]] = []
     room = _free_memory()
-    record = not torch.autograd._profiler_enabled()  # only one recording at a time: the caller's goes on
+    record = not profiler_is_running()  # only one recording at a time: the caller's goes on
     if not record:
         log.warning("a profiler is running: the workspace of operators cannot be measured and counts as 0")
     with ExitStack() as stack:

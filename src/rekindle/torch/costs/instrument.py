@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..capture.private import OpOverload, TorchDispatchMode
 
 WHICH_DEVICE = torch.ops.prim.device.default  # a question: nothing runs. A fake DenseNet is asked 5,000 times per step
 
@@ -21,7 +22,7 @@ class Instrument(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):
             return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
-        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
             with self:  # composite operators come whole there: take them apart as they are everywhere else
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:

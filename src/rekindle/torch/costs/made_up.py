@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
+from ..capture.private import disable_modes, tree_map_only
 from ..capture.rules import runnable
 from .operator_calls import OperatorCall, call_of, span
 from .storages import storages_of, tensors_in
@@ -43,7 +42,7 @@ def at_hand(device: torch.device) -> bool:
 def undisturbed(calls: Sequence[OperatorCall]) -> Iterator[None]:
     """Plain kernels, whatever the caller has switched on; and the caller's random state as it was."""
     with ExitStack() as stack:
-        stack.enter_context(_disable_current_modes())
+        stack.enter_context(disable_modes())
         cuda = {c.device.index or 0 for c in calls if c.device.type == "cuda"}
         stack.enter_context(torch.random.fork_rng(devices=sorted(cuda)))
         stack.enter_context(torch.no_grad())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
+from ..capture.private import HigherOrderOperator, OpOverload
 from . import devices
 from .instrument import Instrument
 from .operator_calls import costs_nothing, flops_of, moved_bytes, roofline
@@ -19,7 +18,7 @@ def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out:
     What `costs.node_costs` says of a graph's node with the same arguments: 0 for views, unwritten memory and what computes
     nothing (a question such as a fake tensor's device).
     """
-    if not isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) or target.namespace == "prim":
+    if not isinstance(target, OpOverload | HigherOrderOperator) or target.namespace == "prim":
         return 0.0
     ins = {id(t): t for t in tensors_in((args, kwargs))}
     outs = tensors_in(out)

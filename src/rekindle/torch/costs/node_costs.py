@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.fx import Node
 
+from ..capture.private import is_fake
 from . import devices
 from .cache import CostCache, environment
 from .clock import Measured, measure_cpu, measure_cuda
@@ -63,7 +63,7 @@ def node_costs(
         per_node.append(call if call is None else distinct.setdefault(call.key or node, call))
     calls = list(distinct.values())
     if measure is None:
-        measure = not isinstance(torch.empty(0), FakeTensor)
+        measure = not is_fake(torch.empty(0))
     costs: dict[OperatorCall, Cost] = {}
     for device_type in sorted({c.device.type for c in calls}):
         group = [c for c in calls if c.device.type == device_type]

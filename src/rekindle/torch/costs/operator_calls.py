@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from ..capture.private import HigherOrderOperator, OpOverload
 from ..capture.rules import UNWRITTEN
 from . import devices
 from .flops import op_flops
@@ -45,7 +46,7 @@ class OperatorCall:
 def call_of(node: Node, named: devices.Device | None) -> OperatorCall | None:
     """The call of a node; None where it costs nothing."""
     op = node.target
-    if op is operator.getitem or not isinstance(op, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+    if op is operator.getitem or not isinstance(op, OpOverload | HigherOrderOperator):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), _value)
     out = node.meta.get("val")

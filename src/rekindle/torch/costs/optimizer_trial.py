@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...errors import UsageError
+from ..capture.private import optimizer_hooks, unset_fake_temporarily
 from .optimizer_names import Options, names
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
@@ -98,10 +98,7 @@ def _tried(
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Real tensors on the CPU, whatever modes are on; no hooks on all optimizers; random state as before."""
-    from torch.optim import optimizer as internals
-
-    hooks = [h for k in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-             if (h := getattr(internals, k, None)) is not None]  # fmt: skip
+    hooks = optimizer_hooks()
     kept = [dict(h) for h in hooks]
     with (
         unset_fake_temporarily(),

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..capture import hidden_writes
 from ..capture.attributes import Attributes, plain_tensors
+from ..capture.private import versions_preserved
 from ..capture.rng import cuda_indices
 from ..capture.side_effects import SideEffects
 from ..costs.instrument import Instrument
@@ -44,7 +45,7 @@ def as_before(
     versions = tuple(t for t in [*carried, *watched] if not t.is_inference())
     on = [*model.parameters(), *carried, *(x for x in given if isinstance(x, torch.Tensor))]
     draws = contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(on))
-    unseen = torch.autograd._unsafe_preserve_version_counter(versions)
+    unseen = versions_preserved(versions)
     objects = {str(i): x for i, x in enumerate(given) if not isinstance(x, torch.Tensor)}
     with SideEffects(model, objects), draws, unseen:
         attributes = Attributes(model)

@@ -11,6 +11,7 @@ from torch import nn
 from ...model.plan import Plan
 from ..capture import tree
 from ..capture.guards import Guards
+from ..capture.module_call import ModuleCall
 from ..capture.number_places import read
 from ..capture.questions import Question
 from ..trace import Trace

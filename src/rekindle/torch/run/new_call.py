@@ -23,7 +23,7 @@ from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture import tree
 from ..capture.guards import Expected
-from ..capture.module_call import Key
+from ..capture.module_call import Key, ModuleCall
 from ..capture.number_places import name_of, read
 from ..capture.numbers import Place
 from ..capture.questions import Question
