@@ -1,4 +1,4 @@
-"""ALLOC"""
+"""A recording of every allocation and release of the CPU's allocator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..capture.private import profiler_is_running
 
 
 def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:
-    """Greatest prefix sum (at least 0) and sum of the changes in bytes."""
+    """(highest level, last level) in bytes after these changes, from a level of 0."""
     peak = level = 0
     for delta in deltas:
         level += delta
@@ -26,7 +26,7 @@ def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:
 
 @dataclass
 class CpuAllocations:
-    """What the CPU's allocator did, filled in when the recording ends.
+    """The events of the CPU's allocator, filled in when the recording ends.
 
     events : (time in ns, bytes allocated or, below zero, freed), by time.
     marks : name of each `torch.autograd.profiler.record_function` -> (start, end) in ns of the same clock.
@@ -38,7 +38,7 @@ class CpuAllocations:
 
 @contextmanager
 def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
-    """Record every allocation and release of the CPU's allocator; and the marks whose name starts with `mark`.
+    """Record every allocation and release of the CPU's allocator, and the marks whose name starts with `mark`.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The profiler announces its start and stop on stderr, unless told otherwise before the first one."""
+    """Keep the profiler from announcing its start and stop on stderr."""
     name = "KINETO_LOG_LEVEL"
     if name in os.environ:
         yield

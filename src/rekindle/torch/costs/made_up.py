@@ -1,4 +1,4 @@
-"""MADEUP"""
+"""Runs of an operator call on made-up tensors, outside of everything that the caller has switched on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .storages import storages_of, tensors_in
 
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
-    """What the node calls, as text, and a function that runs it on made-up inputs, leaving no trace."""
+    """The key of the node's call, and a function that runs the call on made-up inputs and leaves no trace."""
     call = call_of(node, None)
     if call is None:
         raise TypeError(f"{node} computes nothing")
@@ -32,7 +32,7 @@ def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
 
 
 def at_hand(device: torch.device) -> bool:
-    """Whether operators can be run on it here."""
+    """Whether this machine can run operators on the device."""
     if device.type == "cuda":
         return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     return device.type == "cpu"
@@ -40,7 +40,7 @@ def at_hand(device: torch.device) -> bool:
 
 @contextmanager
 def undisturbed(calls: Sequence[OperatorCall]) -> Iterator[None]:
-    """Plain kernels, whatever the caller has switched on; and the caller's random state as it was."""
+    """Run plain kernels inside, whatever modes the caller has switched on, and keep the caller's random state."""
     with ExitStack() as stack:
         stack.enter_context(disable_modes())
         cuda = {c.device.index or 0 for c in calls if c.device.type == "cuda"}
@@ -52,7 +52,7 @@ def undisturbed(calls: Sequence[OperatorCall]) -> Iterator[None]:
 
 
 def real_arguments(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call's arguments with real tensors: one for each fake one, however often it is passed."""
+    """The call's arguments with real tensors: one real tensor for each fake one, however often it is passed."""
     made: dict[int, torch.Tensor] = {}
 
     def make(t: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def real_arguments(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def made_up(t: torch.Tensor) -> torch.Tensor:
-    """A tensor like t: floats 0.5 (nothing overflows or becomes denormal), ints 0 (valid as indices), bools True."""
+    """A real tensor laid out like t: floats 0.5 (never overflow or denormal), ints 0 (valid indices), bools True."""
     if t.layout is not torch.strided:
         raise TypeError(f"layout {t.layout}")
     value = 0.5 if t.dtype.is_floating_point or t.dtype.is_complex else t.dtype == torch.bool
@@ -72,6 +72,6 @@ def made_up(t: torch.Tensor) -> torch.Tensor:
 
 
 def new_bytes(out: Any, inputs: Any) -> int:
-    """Bytes of the storages that the results hold and the inputs do not."""
+    """Bytes of the storages that results use and inputs do not."""
     old = storages_of(tensors_in(inputs))
     return sum(s.nbytes() for key, s in storages_of(tensors_in(out)).items() if s is not None and key not in old)

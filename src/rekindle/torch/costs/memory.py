@@ -1,7 +1,8 @@
-"""Instruments: the peak of live storages at operator boundaries, and the exact peak of the device's allocator.
+"""The peak memory of a step, measured in two ways: by its storages, and by the device's allocator.
 
-`storage_peak` works on fake tensors too (any size, no memory needed) and gives the same number on every run, but does
-not see what lives only inside a kernel. `allocator_peak` sees every byte, on real tensors only.
+`storage_peak` follows the live storages at operator boundaries. It works on fake tensors too (any size, no memory needed) and
+gives the same number on every run, but does not see memory that lives only inside a kernel. `allocator_peak` sees every byte,
+on real tensors only.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from .storages import storage_of, tensors_in
 
 @dataclass(frozen=True)
 class StoragePeak:
-    """peak_bytes : most bytes of storages made by the step that lived at once, after any operator.
-    peak_op : the operator after which that was. left_bytes : what of them lives after the step."""
+    """The peak of the storages that a step made.
+
+    peak_bytes : the most bytes that lived at once, after any operator. peak_op : the operator after which they did.
+    left_bytes : bytes of the storages that still live after the step.
+    """
 
     peak_bytes: int
     peak_op: str
@@ -32,8 +36,11 @@ class StoragePeak:
 
 @dataclass(frozen=True)
 class AllocatorPeak:
-    """peak_bytes : most bytes allocated at once, above the level at entry. left_bytes : the level after the step,
-    above that at entry (below zero where the step freed more than it allocated)."""
+    """The peak of a device's allocator during a step.
+
+    peak_bytes : the most bytes allocated at once, above the level at entry. left_bytes : the level after the step, minus the
+    level at entry; negative if the step freed more than it allocated.
+    """
 
     peak_bytes: int
     left_bytes: int
@@ -45,8 +52,8 @@ def storage_peak(
     """Run `step` and follow the storages that it makes, real or fake.
 
     also : other instruments that see the same run.
-    known : tensors whose storages never count. A storage that an operator reads before any has made it is older than
-        the step and does not count either, so that parameters and gradients need not be named.
+    known : tensors whose storages never count. A storage that an operator reads before any operator has made it is older than
+        the step and does not count either, so parameters and gradients need not be named.
     """
     gc.collect()
     storages = _Storages(known)
@@ -57,9 +64,9 @@ def storage_peak(
 
 
 class _Storages(Instrument):
-    """Registers the storages of every operator's results; a weak reference's callback strikes them off."""
+    """Registers the storages of every operator's results; the callback of a weak reference removes them."""
 
-    # torch.tensor(...) fills its storage unseen and then lifts it: what goes in is new all the same
+    # torch.tensor(...) fills its storage unseen and then lifts it: the argument of the lift is a new storage too
     LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
@@ -78,12 +85,12 @@ class _Storages(Instrument):
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._note_all(out, new=True)
         if self.live > self.peak:
-            self.refresh()  # `storage.resize_(0)` is no operator: do not let it make a false peak
+            self.refresh()  # `storage.resize_(0)` is no operator and was not seen: without a new look the peak could be too high
             if self.live > self.peak:
                 self.peak, self.peak_op = self.live, str(func)
 
     def refresh(self) -> None:
-        """Look up the size of every live storage again."""
+        """Read the size of every live storage again."""
         for key, (ref, _) in list(self.made.items()):
             storage = ref()
             if storage is not None:
@@ -120,9 +127,9 @@ class _Storages(Instrument):
 
 
 def allocator_peak(step: Callable[[], Any], device: str | torch.device = "cpu") -> AllocatorPeak:
-    """Run `step` on real tensors and read the allocator of `device`: "cpu" or a CUDA device. Sees kernels' temporaries.
+    """Run `step` on real tensors and read the allocator of `device`, "cpu" or a CUDA device. Temporaries of kernels count.
 
-    On the CPU only what the calling thread (and backward) allocates through torch is seen.
+    On the CPU only memory that the calling thread and backward allocate through torch is seen.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""One call of an operator in a captured graph: what it moves, what tells it from others, and a run of it on made-up tensors."""
+"""One operator call in a captured graph: its bytes, its FLOPs, its roofline, and a key that equal calls share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device,
 class OperatorCall:
     """One distinct operator call.
 
-    key : all its cost depends on; None where its arguments are more than tensors and plain values.
-    args, kwargs : with fake tensors. bytes_moved, out_bytes : read and written, and written only.
-    roofline : seconds.
+    key : everything that its cost depends on; None if its arguments are more than tensors and plain values.
+    args, kwargs : with fake tensors. bytes_moved : bytes read and written. out_bytes : bytes written.
+    roofline : estimated seconds.
     """
 
     key: str | None
@@ -44,7 +44,7 @@ class OperatorCall:
 
 
 def call_of(node: Node, named: devices.Device | None) -> OperatorCall | None:
-    """The call of a node; None where it costs nothing."""
+    """The operator call of a node; None for a node that costs nothing."""
     op = node.target
     if op is operator.getitem or not isinstance(op, OpOverload | HigherOrderOperator):
         return None
@@ -65,9 +65,9 @@ def call_of(node: Node, named: devices.Device | None) -> OperatorCall | None:
 
 
 def roofline(op: Any, flops: int, moved: int, tensors: Iterable[torch.Tensor], device: devices.Device) -> float:
-    """Seconds of a call of `op` on a device, by the type of the first of its tensors that has a floating-point one."""
+    """Roofline seconds of a call of `op` on a device. The first floating-point or complex tensor sets the arithmetic type."""
     dtype = next((t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex), torch.float32)
-    # torch's defaults: convolutions may use TF32, matrix products only where the user allows it
+    # torch's defaults: convolutions may use TF32, matrix products only if the user allows it
     tf32 = _is_convolution(op) or torch.get_float32_matmul_precision() != "highest"
     return devices.roofline(device, flops, moved, dtype, tf32=tf32)
 
@@ -84,40 +84,40 @@ def _value(node: Node) -> Any:
 
 
 def moved_bytes(t: torch.Tensor) -> int:
-    """Bytes that reading t once moves: an expanded tensor's own, not those it shows."""
+    """Bytes that one read of t moves: of an expanded tensor, the bytes in memory."""
     return min(t.numel(), span(t)) * t.dtype.itemsize
 
 
 def span(t: torch.Tensor) -> int:
-    """Elements from the first to the last in memory."""
+    """Elements of memory from the first to the last element of t."""
     if t.layout is not torch.strided:
         return int(t.numel())
     return 1 + sum((int(n) - 1) * int(s) for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 
 
 def costs_nothing(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
-    """Whether no kernel runs: a view, or memory that nobody writes to."""
+    """Whether the call runs no kernel, since it makes a view or allocates memory without writing to it."""
     return getattr(op, "_overloadpacket", op) in UNWRITTEN or _is_view(op, ins, outs)
 
 
 def _is_view(op: Any, ins: Iterable[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:
-    """No result has a storage of its own, and nothing is written."""
+    """Whether every result shares a storage with an input, and the op writes nothing."""
     if not outs or getattr(getattr(op, "_schema", None), "is_mutable", False):
         return False
     return storages_of(outs).keys() <= storages_of(ins).keys()
 
 
 def flops_of(op: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """FLOPs of a call; 0, with a warning, where its formula fails."""
+    """FLOPs of a call; 0, with a warning, if its formula fails."""
     try:
         return op_flops(op, args, kwargs, out)
-    except Exception as e:  # a formula of torch's that does not know this use of the operator
+    except Exception as e:  # torch's formula does not cover this use of the operator
         log.warning("FLOPs of %s counted as 0: %s", op, e)
         return 0
 
 
 def _key(op: Any, args: Any, kwargs: Any) -> str | None:
-    """The call as text, such as "aten.mul.Tensor(0:f32[8, 3]/[3, 1], 0)"; the same tensor bears the same number."""
+    """The call as text, such as "aten.mul.Tensor(0:f32[8, 3]/[3, 1], 0)"; the same tensor has the same number."""
     seen: dict[int, int] = {}
 
     def text(x: Any) -> str:

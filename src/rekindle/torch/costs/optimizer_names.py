@@ -1,4 +1,4 @@
-"""NAMES"""
+"""Optimizers by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Options = dict[str, Any]
 
 
 class _Lion(Optimizer):
-    """Keeps the state of Lion (arXiv:2302.06675), one moving average. torch has no such class."""
+    """Holds the state of Lion (arXiv:2302.06675), one moving average; torch has no class for it."""
 
     def __init__(self, params: Any, lr: float = 1e-4) -> None:
         super().__init__(params, {"lr": lr})
@@ -23,6 +23,7 @@ class _Lion(Optimizer):
 
 
 def optimizers_by_name() -> dict[str, tuple[type, Options]]:
+    """(class, options that differ from its defaults) by name."""
     names: dict[str, tuple[type, Options]] = {
         k.lower(): (cls, {}) for k, cls in vars(torch.optim).items()
         if isinstance(cls, type) and issubclass(cls, Optimizer) and cls not in (Optimizer, torch.optim.SparseAdam)
@@ -31,5 +32,5 @@ def optimizers_by_name() -> dict[str, tuple[type, Options]]:
 
 
 def names() -> list[str]:
-    """The names of optimizers that `state_bytes` knows."""
+    """The names of optimizers that `optimizers.state_bytes` accepts."""
     return sorted(optimizers_by_name())

@@ -1,4 +1,8 @@
-"""TRIAL"""
+"""The size of an optimizer's state as a function of its parameter's shape, learned by running the optimizer.
+
+The class takes two real steps on tiny parameters whose sizes are distinct primes, so the size of each state tensor shows which
+dimensions of the parameter it has. Scaled to the real shape this gives the state to the byte.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,10 @@ from .optimizer_names import Options, names
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
-_PLACES = {"fused": None, "foreach": None, "capturable": False}  # options that only say how and where a step runs
+_PLACES = {"fused": None, "foreach": None, "capturable": False}  # options that only choose how and where a step runs
 
 
-Learned = list[tuple[int, tuple[int, ...]]]  # bytes, and the dimensions of the parameter whose sizes they are times
+Learned = list[tuple[int, tuple[int, ...]]]  # bytes, and the parameter dimensions by whose sizes they are multiplied
 
 
 _learned: dict[Any, Learned] = {}
@@ -32,11 +36,13 @@ _learned: dict[Any, Learned] = {}
 def bytes_by_shape(
     cls: type, options: Options, ndim: int, dtype: torch.dtype, defaults: Options
 ) -> Callable[[tuple[int, ...]], int]:
-    """A function from the shape of a parameter to the bytes of its state."""
+    """A function from the shape of a parameter to the bytes of its state, for one class, options, rank and dtype."""
     key = (cls, ndim, dtype, torch.get_default_dtype(), repr(sorted((options | {"": defaults}).items(), key=str)))
     if key not in _learned:
         if 2 * ndim > len(_PRIMES):
-            raise UsageError(f"the state of an optimizer for a parameter of {ndim} dimensions is not known beforehand")
+            raise UsageError(
+                f"the state of an optimizer for a parameter of {ndim} dimensions cannot be computed beforehand"
+            )
         small, large = _PRIMES[:ndim], _PRIMES[ndim : 2 * ndim]
         one, two = (_tried(cls, options, shape, dtype, defaults) for shape in (small, large))
         found = [_rule(a, b, small, large) for a, b in zip(one, two, strict=False)]
@@ -52,8 +58,10 @@ def bytes_by_shape(
 def _rule(
     one: torch.Tensor, two: torch.Tensor, small: tuple[int, ...], large: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]] | None:
-    """(bytes, dimensions of the parameter whose sizes multiply them) of a state tensor, from its sizes for a small and a large
-    parameter; None where its size does not follow from the parameter's."""
+    """(bytes, parameter dimensions whose sizes multiply them) of a state tensor, from a small and a large parameter.
+
+    None if its size does not follow from the parameter's.
+    """
     rest = two.numel()
     dims: list[int] = []
     for i, prime in enumerate(large if rest != one.numel() else ()):
@@ -71,7 +79,7 @@ def _scaled(rules: Learned, shape: tuple[int, ...]) -> int:
 def _tried(
     cls: type, options: Options, shape: tuple[int, ...], dtype: torch.dtype, defaults: Options
 ) -> list[torch.Tensor]:
-    """Every state tensor after two steps on one parameter of that shape."""
+    """All state tensors after two steps on one parameter of this shape."""
     problem: Exception | None = None
     for places in ({}, _PLACES):  # a fused or capturable step may not exist on the CPU
         at_hand = {k: x for k, x in places.items() if k in options}
@@ -97,7 +105,7 @@ def _tried(
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Real tensors on the CPU, whatever modes are on; no hooks on all optimizers; random state as before."""
+    """Run real tensors on the CPU inside, without modes and global optimizer hooks, and keep the random state."""
     hooks = optimizer_hooks()
     kept = [dict(h) for h in hooks]
     with (
@@ -118,7 +126,7 @@ def _alone() -> Iterator[None]:
 
 
 def _copied(x: Any) -> Any:
-    """An option of its own, on the CPU: a step may write to a learning rate that is a tensor."""
+    """A copy of an option, on the CPU: a step may write to a learning rate that is a tensor."""
     return x.detach().to("cpu", copy=True) if isinstance(x, torch.Tensor) else copy.deepcopy(x)
 
 

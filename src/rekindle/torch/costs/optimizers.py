@@ -1,8 +1,6 @@
-"""Bytes of the state that an optimizer will hold, known before its first step has made it.
+"""Bytes of the state that an optimizer will hold, computed before its first step makes it.
 
-No table says what an optimizer keeps: its class takes two real steps on tiny parameters whose sizes are distinct primes, so
-that the shape of each state tensor tells which sizes of the parameter it has. Scaled to the real sizes that is the state to
-the byte.
+There is no table of optimizers: `optimizer_trial` runs the optimizer's class on tiny parameters and learns its state from them.
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ Given = Optimizer | type | str
 
 
 def state_bytes(optimizer: Given, model: nn.Module) -> int:
-    """Bytes of the state that the optimizer holds once it has stepped; what it holds already counts where that is more.
+    """Bytes of the state that the optimizer holds after its first step, or that it holds already if they are more.
 
     Parameters
     ----------
-    optimizer : a torch optimizer, whose own parameters and options count; a class of optimizers, with its default options,
-        or a name such as "adamw" or "sgd-momentum", for all parameters of `model` that require grad. "muon": Muon for
-        matrices and AdamW for the rest. L-BFGS counts with its history full.
+    optimizer : a torch optimizer, with its own parameters and options; or, for all parameters of `model` that require grad, a
+        class of optimizers with its default options, or a name such as "adamw" or "sgd-momentum". "muon" means Muon for
+        matrices and AdamW for the rest. L-BFGS counts with a full history.
 
-    Nothing of the optimizer, the model or the random state is touched.
+    The optimizer, the model and the random state stay as they are.
 
     Raises
     ------
-    UsageError : it is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
+    UsageError : the argument is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
     """
     check(optimizer)
     if (inner := _innermost(optimizer)) is not None:
@@ -54,11 +52,11 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
 
 
 def check(given: Any) -> None:
-    """Check that it is an optimizer, its class or a known name.
+    """Check that the argument is an optimizer, a class of optimizers or a known name.
 
     Raises
     ------
-    UsageError : it is something else.
+    UsageError : the argument is something else.
     """
     if isinstance(given, str):
         if given.strip().lower() not in optimizers_by_name():
@@ -74,7 +72,7 @@ def check(given: Any) -> None:
 
 
 def _innermost(given: Any) -> Optimizer | None:
-    """The optimizer itself, or the one in a wrapper that calls it `optimizer`, as Accelerate's does."""
+    """The optimizer itself, or the one inside a wrapper with an attribute `optimizer`, such as Accelerate's; None: neither."""
     seen: list[Any] = []
     while not isinstance(given, type | str) and given is not None and all(given is not x for x in seen):
         seen.append(given)
@@ -83,8 +81,10 @@ def _innermost(given: Any) -> Optimizer | None:
 
 
 def not_counted(model: nn.Module) -> str:
-    """A text that says what a budget in bytes leaves out where no optimizer was named: "optimizer state (AdamW would add
-    9.2 GiB)". "" where nothing trains."""
+    """Text on what a byte budget leaves out if no optimizer was named: "optimizer state (AdamW would add 9.2 GiB)".
+
+    "" if no parameter requires grad.
+    """
     trained = {id(p): p for p in model.parameters() if p.requires_grad}.values()
     # two moments for each element, and a step; asking `state_bytes` would load torch's optimizers, which takes seconds
     size = sum(2 * p.numel() * p.element_size() + torch.float32.itemsize for p in trained)
@@ -96,7 +96,7 @@ def _of_instance(optimizer: Optimizer) -> int:
     grouped: set[int] = set()
     for group in optimizer.param_groups:
         options = {k: x for k, x in group.items() if k != "params"}
-        params = list({id(p): p for p in group["params"]}.values())  # one that stands there twice steps once
+        params = list({id(p): p for p in group["params"]}.values())  # a parameter that is listed twice steps once
         grouped |= set(map(id, params))
         if isinstance(optimizer, torch.optim.LBFGS):  # one state for all parameters
             return max(_tensor_bytes(optimizer.state.values()), _lbfgs(params, options))
@@ -108,7 +108,7 @@ def _of_instance(optimizer: Optimizer) -> int:
 
 
 def _coming(cls: type, options: Options, params: Iterable[nn.Parameter], defaults: Options | None = None) -> int:
-    """Bytes of the state that the class makes for these parameters."""
+    """Bytes of the state that the class will make for these parameters."""
     params = list(params)
     if not params:
         return 0
@@ -117,7 +117,7 @@ def _coming(cls: type, options: Options, params: Iterable[nn.Parameter], default
     total = 0
     known: dict[Any, Callable[[tuple[int, ...]], int]] = {}
     for p in params:
-        local = getattr(p, "_local_tensor", p)  # of a DTensor the part that lies on this device
+        local = getattr(p, "_local_tensor", p)  # a DTensor counts by its part on this device
         key = (local.ndim, local.dtype)
         if key not in known:
             known[key] = bytes_by_shape(cls, options, *key, defaults or {})
@@ -126,15 +126,14 @@ def _coming(cls: type, options: Options, params: Iterable[nn.Parameter], default
 
 
 def _lbfgs(params: list[nn.Parameter], options: Options) -> int:
-    """Bytes of the state of L-BFGS with its history full: two vectors and two scalars for each of its steps, a direction and
-    a gradient."""
+    """Bytes of the state of L-BFGS with a full history: two vectors and two scalars per step, a direction and a gradient."""
     history = int(options["history_size"])
     size = max(p.element_size() for p in params)
     return (2 * history + 2) * sum(p.numel() for p in params) * size + (2 * history + 2) * size
 
 
 def _tensor_bytes(tree: Any) -> int:
-    """Bytes of the storages of all tensors in a nest."""
+    """Bytes of the distinct storages of all tensors in a nested structure."""
     sizes: dict[Any, int] = {}
     for t in tensors_of_state(tree):
         t = getattr(t, "_local_tensor", t)

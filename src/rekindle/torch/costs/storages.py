@@ -1,4 +1,4 @@
-"""STORAGES"""
+"""The tensors of an operator call, and their storages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments or results, in order; lists, tuples and dicts are looked into. Asked at every
-    operator that runs, hence not torch's pytree."""
+    """The tensors among the arguments or results of an operator, in order, also those in lists, tuples and dicts.
+
+    It runs at every operator, so it does not use torch's slower pytree.
+    """
     if isinstance(tree, torch.Tensor):
         return [tree]
     if isinstance(tree, dict):
@@ -27,7 +29,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def storage_of(t: torch.Tensor) -> Any:
-    """The storage of a tensor, or None where it has none (sparse layouts)."""
+    """The storage of a tensor; None for a tensor without one (sparse layouts)."""
     try:
         return t.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -35,5 +37,5 @@ def storage_of(t: torch.Tensor) -> Any:
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
-    """The distinct storages, by id (None counts as one: a tensor without)."""
+    """The distinct storages, by id. Tensors without a storage share the entry None."""
     return {id(s): s for s in map(storage_of, tensors)}
