@@ -1,7 +1,7 @@
-"""nn.Module + sample -> the joint forward and backward graph of ATen ops.
+"""Captures one call of a module as a joint forward and backward graph of ATen ops.
 
-With `captured`, `eager`, `strides` and `known` it has most of what leans on PyTorch's private surface.
-Works on torch 2.11 to 2.13, with real, fake and meta-then-faked parameters.
+It works on torch 2.11 to 2.13, with real parameters, fake ones, and ones made on the meta device and then faked. This room is
+the only one that uses PyTorch's private names.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 log = logging.getLogger("rekindle")
 
 
-# names that were told, for each model
+# names that a warning has told, for each model
 _warned: weakref.WeakKeyDictionary[nn.Module, set[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
 
 def capture(
     model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: Any, loss: str = "auto", by_values: bool = True
 ) -> Captured:  # fmt: skip
-    """The joint graph of one call of `forward`, the model's own, with `tensors` put together as `spec` says.
+    """The joint graph of one call of `forward`, the model's own, on `tensors` in the structure `spec`.
 
-    by_values : forward may branch on what integer inputs hold, where they are real; see `Captured.questions`.
+    by_values : forward may branch on the values of integer inputs if they are real; see `Captured.questions`.
 
-    The model's parameters, buffers, attributes and the RNG state are left as they were; so are the Python objects that
-    forward and hooks can reach. A RekindleWarning names what forward changes and planned steps do not, once for each model.
+    The model's parameters, buffers, attributes and the random state stay as they were; so do the Python objects that forward
+    and hooks can reach. A RekindleWarning, once for each model, names the state that forward changes and planned steps do not.
 
     Raises
     ------
@@ -78,6 +78,7 @@ def capture(
 
 
 def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Warn that planned steps do not change these, once for each model and set of names."""
     if not names or names in _warned.setdefault(model, set()):
         return
     _warned[model].add(names)
@@ -89,6 +90,7 @@ def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
+    """The capture itself, in a prepared environment: fake tensors, gradients on, no other random generators."""
     model = flat.model
     stack = contextlib.ExitStack()
     with stack:
@@ -97,8 +99,8 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
         mode = detect_fake_mode([*tensors, *model.parameters()])
-        # torch keeps results of shape rules for the whole process. One that another mode made loses which results share a
-        # storage, and how large that is: the graph would depend on what was traced before.
+        # Torch caches the results of shape rules for the whole process. A result that another mode cached no longer says which
+        # outputs share a storage, nor its size: the graph would depend on earlier traces.
         FakeTensorMode.cache_clear()
         if mode is None:
             stack.enter_context(torch.random.fork_rng(devices=cuda_indices([*tensors, *model.parameters()])))
@@ -119,9 +121,10 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
+    """Silence torch's own warnings and logged errors while capturing."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # what fails in a first try is not the user's concern
+    logger.setLevel(logging.CRITICAL)  # torch logs errors of attempts that a later attempt makes good
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=UserWarning, module="torch")

@@ -1,4 +1,4 @@
-"""What a captured call is: a joint graph, and what its nodes are to the module."""
+"""A captured call: its joint graph, and the parameters, inputs and results that its nodes stand for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from .numbers import Numbers
 
 
 class Assigned(NamedTuple):
-    """output : index among the outputs, or None; then source : the user's tensor by index, or a parameter or buffer."""
+    """The tensor that forward sets an attribute to.
+
+    output : its index among the outputs; None: it is `source`, an input by index, or a parameter or buffer by name.
+    """
 
     output: int | None
     source: int | str = ""
 
 
 class Writing(NamedTuple):
-    """A call that gives what another op does, and writes what the module mutates. args : as of a node."""
+    """A call that returns the same as another op, and also writes what the module mutates. args : as of a node."""
 
     target: Any
     args: tuple[Any, ...]
@@ -30,8 +33,10 @@ class Writing(NamedTuple):
 
 @dataclass
 class Captured:
-    """A joint graph, functional: no op writes to its inputs, and what the module mutates comes back as new values, save
-    what `writing` says (see `in_place`).
+    """A captured call as a functional joint graph.
+
+    No op writes to its inputs, and tensors that the module mutates come back as new values, except those in `writing` (see
+    `in_place`).
 
     nodes : every call_function node in order, forward first.
     params, buffers : placeholder -> qualified name in the module.
@@ -40,7 +45,7 @@ class Captured:
     tangents : placeholder -> index of the output whose gradient it is.
     outputs : node per output tensor of the module, in order of `output_spec`.
     mutations : placeholder -> the node that holds its new value after forward.
-    writing : node -> what its first run calls instead; then nothing of what it writes is among `mutations`.
+    writing : node -> the call that its first run makes instead; tensors that this call writes are not in `mutations`.
     gradients : placeholder -> the node that holds its gradient.
     """
 
@@ -55,32 +60,34 @@ class Captured:
     writing: dict[fx.Node, Writing] = field(default_factory=dict)
     gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
     output_spec: Any = None
-    # output leaf -> the user's tensor that it is, by index, or the parameter or buffer, by name
+    # output leaf -> the input that it is, by index, or the parameter or buffer, by name
     aliased_inputs: dict[int, int | str] = field(default_factory=dict)
     module_path: dict[fx.Node, str] = field(default_factory=dict)
     ignored_outputs: dict[int, str] = field(default_factory=dict)  # output -> its place; taken as not differentiated
-    # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
-    # what it is as in `aliased_inputs`
+    # attribute that forward sets to another tensor -> that tensor: an output, counted after the ones in `output_spec`, or a
+    # source as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
-    # Forward sets an attribute to a tensor where there was none, or one of another shape, dtype or device: the next call is
-    # another one, of another signature.
+    # Forward sets an attribute to a tensor that was none before, or had another shape, dtype or device: the next call has
+    # another signature.
     settles: bool = False
-    # hooks on submodules, and their patched forwards, that do more than compute: by name; planned steps do not run their code
+    # names of hooks on submodules, and of patched forwards, with side effects; planned steps do not run their code
     effects: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # what else forward changes and planned steps do not
+    dropped: list[str] = field(
+        default_factory=list
+    )  # names of other state that forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
-    changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
+    changed: tuple[str, ...] = ()  # attributes that forward changes, which planned calls leave alone
     written_places: frozenset[Any] = (
         frozenset()
-    )  # and where else it writes, as `SideEffects.written`; ids hold while it is captured
+    )  # other places where forward writes, as in `SideEffects.written`; the ids are valid while it is captured
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
-    # parameters whose gradients were seen to be added up otherwise than in eager where one backward goes through two calls
+    # parameters whose gradients differed from eager's by rounding, where one backward goes through two calls
     rounds: list[str] = field(default_factory=list)
     graph_module: Any = None  # owns the nodes
 
     @property
     def placeholders(self) -> list[fx.Node]:
-        """Everything the caller holds: parameters, buffers, inputs, constants."""
+        """The tensors that the caller holds: parameters, buffers, inputs, constants."""
         return [*self.params, *self.buffers, *self.inputs, *self.constants]
 
     @property
@@ -91,5 +98,5 @@ class Captured:
 
 
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
-    """The mode in which the graph's metas live."""
+    """The FakeTensorMode of the fake tensors in the graph's metas."""
     return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])

@@ -1,4 +1,4 @@
-"""COMPILING"""
+"""Torch's flag that says whether code is being compiled, set for chosen modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 @contextlib.contextmanager
 def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
-    """The forward of modules of these kinds, and what it calls, is told that it is being compiled; None: everything is."""
+    """Inside, `torch.compiler.is_compiling()` is true in forwards of modules of these classes; None: everywhere."""
     flag = torch.compiler._is_compiling_flag
     before: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""FLAT"""
+"""The user's module as a function from tensors to tensors, which can be traced again and again."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from .values import constants
 
 
 class FlatForward(nn.Module):
-    """The user's module as a function from tensors to tensors; remembers how its result is put together."""
+    """The user's module as a function from tensors to tensors.
+
+    After each run it knows the structure of the result, and which attributes and arguments forward changed. It puts all
+    attributes back.
+    """
 
     def __init__(self, model: nn.Module, forward: Any, spec: Any, loss: str, sample: list[torch.Tensor] | None):
         super().__init__()
         self.model = model
-        self._sample = sample  # values of the inputs; None: unknown
+        self._sample = sample  # real inputs; None: their values are unknown
         self._forward, self._spec, self._loss = forward, spec, loss
         self._casts_cached = torch.is_autocast_cache_enabled()
         self._names: dict[
             int, list[str]
-        ] = {}  # of each parameter; while tracing each name stands for a tensor of its own
+        ] = {}  # of each parameter, by id; while tracing, each name is a tensor of its own
         for name, p in model.named_parameters(remove_duplicate=False):
             self._names.setdefault(id(p), []).append(name)
         self.output_spec: Any = None
@@ -40,14 +44,14 @@ class FlatForward(nn.Module):
         self.changes = Changes()  # of attributes, in the last run
         self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
         self.late: list[str] = []  # attributes that backward changed
-        self.progress = 0  # ops that were run, in all runs of the last attempt
-        self.unseen = 0  # calls of kernels that write to their arguments unseen, in the last run
-        self.questions: list[Question] = []  # about the values of inputs, in the last run
-        self.filled: list[str] = []  # arguments whose lists or dicts forward changes
-        self.goes_on = False  # a run starts with what the one before left in attributes, save tensors
+        self.progress = 0  # ops run, in all runs of the last attempt
+        self.unseen = 0  # calls of kernels with hidden writes, in the last run
+        self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
+        self.filled: list[str] = []  # arguments whose lists, dicts or objects forward changed
+        self.goes_on = False  # a run starts with the attributes that the run before left, except tensors
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Without hooks: the user's hooks on all modules are for modules of the user's."""
+        """Call forward without hooks: global hooks are meant for the user's own modules."""
         return self.forward(*tensors)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -89,12 +93,12 @@ class FlatForward(nn.Module):
             if t.requires_grad and self._loss == "auto" and (i >= results or loss is not None and i != loss):
                 self.ignored[i] = names[i]
                 returned[i] = t.detach()
-        # As copies, so that results that are views of each other are no concern of AOTAutograd's; `_read` drops them.
+        # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
         return tuple([t.clone() for t in returned])
 
     @contextlib.contextmanager
     def _one_tensor_each(self) -> Iterator[None]:
-        """A parameter of several names is one tensor meanwhile, so that its gradients are added up in eager's order."""
+        """Inside, a parameter with several names is one tensor, so that its gradients are added in eager's order."""
         standing = dict(self.model.named_parameters(remove_duplicate=False))
         swapped = []
         for first, *others in self._names.values():
@@ -111,12 +115,12 @@ class FlatForward(nn.Module):
 
 
 def by_parameter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by parameter; those without a name by position."""
+    """Arguments by parameter name, or by position for those without a name."""
     return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
 
 
 def _held_by(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What the lists, dicts and objects among arguments hold, as keys."""
+    """Keys of the contents of each argument: the tensors in it, and its constants."""
     found = {}
     for name, x in arguments.items():
         inside, spec = tree.flatten(x)

@@ -1,4 +1,4 @@
-"""JOINT"""
+"""Reads a joint graph that AOTAutograd made: the role of each node, and reasons why it cannot be planned."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from . import tree
 from .captured import Captured
 from .module_paths import module_path
 
-_PREFIX = "model."  # of names: what is traced has the user's module as a submodule
+_PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
 
 
 def read_joint_graph(c: Captured) -> None:
-    """Fill in what the joint graph of `c` tells, its nodes and what they are.
+    """Fill in the nodes of `c` and their roles, from its joint graph.
 
     Raises
     ------
-    TraceError : it holds what cannot be planned; the message says what.
+    TraceError : the graph cannot be planned; the message says why.
     """
     graph = c.graph_module.graph
     _drop_tokens(graph)
-    place: dict[Any, fx.Node] = {}  # placeholder by what AOTAutograd says of it
+    place: dict[Any, fx.Node] = {}  # placeholder by AOTAutograd's descriptor
     by_seq: dict[Any, str] = {}  # autograd's sequence number ties a backward op to the forward op it belongs to
     for n in graph.nodes:
         if n.op == "placeholder":
@@ -129,7 +129,7 @@ _TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t
 
 
 def _drop_tokens(graph: fx.Graph) -> None:
-    """Checks (of linear algebra, say) are plain calls again; the tokens that order them go in and out unused."""
+    """Turn ops that torch orders by tokens, such as checks of linear algebra, into plain calls; the tokens stay unused."""
     for n in list(graph.nodes):
         if n.op == "call_function" and n.target is torch.ops.higher_order.with_effects:
             token, op, *args = n.args
@@ -145,7 +145,7 @@ def _drop_tokens(graph: fx.Graph) -> None:
 
 
 def _without_copy(c: Captured, o: fx.Node) -> fx.Node:
-    """What a result is a copy of; the copy is gone."""
+    """The node that a result copies; the copy is removed."""
     assert o.target is torch.ops.aten.clone.default, f"result {o} is no copy"
     source: Any = o.args[0]
     o.replace_all_uses_with(source)

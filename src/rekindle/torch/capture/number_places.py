@@ -1,4 +1,4 @@
-"""PLACES"""
+"""Places of Python numbers in the arguments of a call and in attributes of modules: reading and setting them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from . import tree
 from .numbers import Argument, Attribute, Place
 
 
-# -- where numbers stand ---------------------------------------------------------------------------------------------------
 def numbers_in(spec: Any, path: tuple[int, ...] = ()) -> dict[Argument, Any]:
-    """The numbers in a structure that `tree.flatten` gave."""
+    """The ints and floats in a structure that `tree.flatten` returned, by place."""
     if isinstance(spec, tree.Branch):
         return {k: x for i, c in enumerate(spec.children) for k, x in numbers_in(c, (*path, i)).items()}
     return {Argument(path): spec} if type(spec) in (int, float) else {}
 
 
 def replaced(spec: Any, by: Mapping[Place, Any], path: tuple[int, ...] = ()) -> Any:
-    """The structure with other values at these places."""
+    """The structure with these values at their places."""
     if isinstance(spec, tree.Branch):
         children = tuple([replaced(c, by, (*path, i)) for i, c in enumerate(spec.children)])
         return tree.Branch(spec.like, spec.keys, children)
@@ -29,7 +28,7 @@ def replaced(spec: Any, by: Mapping[Place, Any], path: tuple[int, ...] = ()) -> 
 
 
 def read(places: Sequence[Place], spec: Any, model: nn.Module) -> dict[Place, Any] | None:
-    """The numbers that stand there now; None where one of them is no number any more."""
+    """The present numbers at these places; None if one of them is no number any more."""
     given = numbers_in(spec)
     found: dict[Place, Any] = {}
     for p in places:
@@ -45,7 +44,7 @@ def read(places: Sequence[Place], spec: Any, model: nn.Module) -> dict[Place, An
 
 @contextlib.contextmanager
 def attributes_set(model: nn.Module, values: Mapping[Place, Any]) -> Iterator[None]:
-    """Meanwhile attributes of submodules have these values."""
+    """Inside, these attributes of submodules have these values."""
     tables = [
         (model.get_submodule(p.module).__dict__, p.name, x) for p, x in values.items() if isinstance(p, Attribute)
     ]
@@ -60,7 +59,7 @@ def attributes_set(model: nn.Module, values: Mapping[Place, Any]) -> Iterator[No
 
 
 def name_of(place: Place, spec: Any) -> str:
-    """The place, to be read by people: "weight", "options['rate']", "blocks.0.scale"."""
+    """The name of a place for messages: "weight", "options['rate']", "blocks.0.scale"."""
     if isinstance(place, Attribute):
         return f"{place.module}.{place.name}".lstrip(".")
     text, at = "", spec

@@ -1,11 +1,11 @@
 """Python numbers that change from call to call, as inputs of a captured step.
 
-While forward is captured each of them is a stand-in: tensors take an unusual value as a marker, so that the graph shows where
-the number went. Arithmetic on stand-ins gives stand-ins; a comparison is answered and remembered as a question, as those about
-values of tensors are. Whatever else is done with one (a loop over it, a size, `math.exp`) raises a TypeError: then the number
-stays a constant, and each value of it is another graph.
+While forward is captured, a stand-in takes the place of each number (see `stand_in`). In calls of tensors it becomes a marker,
+an unusual value that shows in the graph where the number went. Arithmetic on stand-ins gives stand-ins; a comparison is
+answered and recorded as a question. Any other use (a loop over it, a size, `math.exp`) raises a TypeError: then the number stays a
+constant, and each value of it needs another graph.
 
-Kernels and formulas may compute constants of their own from a marker. `matches` finds them: constants that differ between two
+Kernels and formulas may compute further constants from a marker. `same_graph` finds them: constants that differ between two
 captures of the same graph must all be markers.
 """
 
@@ -16,17 +16,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-SPECIAL = (0, 1, -1, 2, -2, 3, 0.5, -0.5)  # where formulas may take a shorter way
+SPECIAL = (0, 1, -1, 2, -2, 3, 0.5, -0.5)  # for which PyTorch's formulas may take a shortcut
 
 
 class Argument(NamedTuple):
-    """A number among the arguments of a call: its path in the structure."""
+    """The place of a number among the arguments of a call: its path in their structure."""
 
     path: tuple[int, ...]
 
 
 class Attribute(NamedTuple):
-    """A number that is an attribute of a submodule."""
+    """The place of a number that is an attribute of a submodule."""
 
     module: str
     name: str
@@ -36,13 +36,16 @@ Place = Argument | Attribute
 
 
 class Expression(NamedTuple):
-    """operator of operands: places, expressions or plain numbers. No operator: the one operand itself."""
+    """A formula over numbers of a call: an operator, and as operands places, expressions or plain numbers.
+
+    operator : None: the value of the only operand.
+    """
 
     operator: Callable[..., Any] | None
     operands: tuple[Any, ...]
 
     def value(self, numbers: Mapping[Place, Any]) -> Any:
-        """For these numbers."""
+        """The value of the expression for these numbers."""
         given = [
             x.value(numbers) if isinstance(x, Expression) else numbers[x] if isinstance(x, Place) else x
             for x in self.operands
@@ -52,10 +55,10 @@ class Expression(NamedTuple):
 
 @dataclass
 class Numbers:
-    """The numbers of a captured step.
+    """The numbers that are inputs of a captured step.
 
-    places : where they come from. markers : what stands for them in the graph -> how it is computed.
-    questions : (comparison, answer), asked while the step was captured.
+    places : their places. markers : number in the graph -> the expression that it stands for.
+    questions : (comparison, answer) of each comparison made while the step was captured.
     """
 
     places: tuple[Place, ...] = ()
@@ -63,7 +66,7 @@ class Numbers:
     questions: list[tuple[Expression, bool]] = field(default_factory=list)
 
     def marker(self, value: Any, expression: Expression) -> float | int:
-        """What stands in the graph for a number of this type."""
+        """The marker of an expression in the graph, with the type of `value`."""
         for m, e in self.markers.items():
             if e == expression and type(m) is type(value):
                 return m
@@ -72,7 +75,7 @@ class Numbers:
         return m
 
     def serve(self, numbers: Mapping[Place, Any]) -> bool:
-        """Whether the step holds for these: same answers, and none that a formula may treat by itself."""
+        """Whether the step is valid for these numbers: every question has its answer, and no number is special."""
         try:
             return all(e.value(numbers) == answer for e, answer in self.questions) and not any(
                 _is_special(e.value(numbers)) for e in self.markers.values()
@@ -81,11 +84,11 @@ class Numbers:
             return False
 
     def values(self, numbers: Mapping[Place, Any]) -> list[Any]:
-        """What the program reads, in order of `markers`."""
+        """The values of all markers for these numbers, in order of `markers`."""
         return [e.value(numbers) for e in self.markers.values()]
 
 
-_SOURCE = random.Random(0x5EED)  # of its own: the user's generators stay as they are
+_SOURCE = random.Random(0x5EED)  # its own generator: the user's generators stay as they are
 
 
 def _is_special(x: Any) -> bool:

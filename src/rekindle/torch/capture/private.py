@@ -1,7 +1,6 @@
 """Private names of torch that rooms other than this one need, so that a new release of torch breaks one room.
 
-Most are questions that torch answers nowhere else. Each function says which private name it asks, and who else asks so.
-Checked with torch 2.11 and 2.13.
+Most of them answer questions that torch's public names do not. Each function wraps one private name.
 """
 
 from __future__ import annotations

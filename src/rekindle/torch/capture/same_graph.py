@@ -1,4 +1,4 @@
-"""SAME"""
+"""Whether two captures, one with markers for numbers and one without, are the same graph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .numbers import Numbers, Place
 from .values import key_of
 
 
-# -- whether two captures are of one graph ---------------------------------------------------------------------------------
 def matches(found: Any, earlier: Any, numbers: Numbers, before: Mapping[Place, Any]) -> bool:
-    """Whether a step captured with markers is the step that was captured earlier with the numbers `before`: the same ops with
-    the same constants, and where a marker stands now, there stood what its expression gives for them."""
+    """Whether a step captured with markers is the same as an earlier capture with the numbers `before`.
+
+    Both must have the same ops with the same constants; a marker matches the value of its expression for `before`.
+    """
     one, two = found.nodes, earlier.nodes
     if len(one) != len(two):
         return False

@@ -1,4 +1,4 @@
-"""STANDIN"""
+"""Stand-ins for Python numbers, which record how forward uses a number while it is captured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .numbers import Expression, Numbers, Place
 
 
 class StandIn:
-    """Looks like the number that it stands for, to `isinstance` too."""
+    """An object that looks like the number that it stands for, also to `isinstance`."""
 
     __slots__ = ("_expression", "_numbers", "_value")
 
@@ -107,12 +107,12 @@ def _expression(x: Any) -> Any:
 
 
 def has_stand_in(spec: Any) -> bool:
-    """Whether a structure holds a stand-in: a result that no planned call could give."""
+    """Whether a structure holds a stand-in. As part of a result, no planned call could return it."""
     if isinstance(spec, tree.Branch):
         return any(map(has_stand_in, spec.children))
     return type(spec) is StandIn
 
 
 def stand_ins(numbers: Numbers, values: Mapping[Place, Any]) -> dict[Place, Any]:
-    """A stand-in for each of these numbers, which notes in `numbers` how it is used."""
+    """A stand-in for each of these numbers, which records its uses in `numbers`."""
     return {p: StandIn(numbers, x, Expression(None, (p,))) for p, x in values.items()}

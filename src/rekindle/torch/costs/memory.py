@@ -85,7 +85,7 @@ class _Storages(Instrument):
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._note_all(out, new=True)
         if self.live > self.peak:
-            self.refresh()  # `storage.resize_(0)` is no operator and was not seen: without a new look the peak could be too high
+            self.refresh()  # `storage.resize_(0)` is no operator, and was not seen
             if self.live > self.peak:
                 self.peak, self.peak_op = self.live, str(func)
 
