@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -24,6 +24,7 @@ from rekindle.torch.capture import capture, tree
 from rekindle.torch.capture.known import KnownValues
 from rekindle.torch.check.verify import same
 from rekindle.torch.run import new_call, refusals
+from strategies import examples
 
 
 class Masked(nn.Module):
@@ -140,7 +141,7 @@ def test_a_model_that_fails_in_its_own_forward_is_told() -> None:
     assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
 def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -> None:
     model, x = masked()
@@ -200,9 +201,7 @@ def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor
 def test_a_plan_from_a_file_whose_first_call_answers_otherwise(tmp_path: Path) -> None:
     """The plan waits for a call like the one it was made for; until then calls are as any others without a plan."""
     model, x = masked()
-    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(
-        tmp_path / "plan.json"
-    )
+    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     plan = rekindle.load(tmp_path / "plan.json")
     expected = {mask: gradients(model, x, mask) for mask in (ONES, PADDED)}
     rekindle.apply(model, plan, on_new_shape="error")
@@ -218,9 +217,7 @@ def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = masked()
-    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(
-        tmp_path / "plan.json"
-    )
+    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     traced = []
     trace_call = new_call.trace_call
     monkeypatch.setattr(new_call, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
