@@ -24,6 +24,7 @@ from ...model.graph import BOUNDARY, Graph, Op, Value
 from . import rules
 from .captured import Captured
 from .module_paths import printable
+from .overwrites import OVERWRITES
 
 ACCUMULATE = "accumulate"
 Part = tuple[fx.Node, int]  # one tensor: member `index` of what a node returns (0 for a plain tensor)
@@ -310,7 +311,7 @@ class _Lowering:
         of, is the whole storage, laid out as the result."""
         out = n.meta.get("val")
         rows: dict[int, int] = {}
-        for position in rules.OVERWRITES.get(n.target, {}) if n not in self.c.writing else ():
+        for position in OVERWRITES.get(n.target, {}) if n not in self.c.writing else ():
             a: Any = n.args[position] if position < len(n.args) else None
             v = self.sole_value(a)
             t = a.meta.get("val") if v is not None else None
