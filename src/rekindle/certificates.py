@@ -23,6 +23,8 @@ def holds(plan: Plan) -> bool:
 
     False means that they were not proven here: they may be false, or may need a longer search.
     """
+    import scipy.optimize  # noqa: F401  imported lazily elsewhere, but that must not take from the time of a proof
+
     weights = plan.graph.weights(plan.cost)
     return _proven(lambda s: _bounded(plan, weights, plan.overhead, plan.bound_bytes, s)) and (
         plan.status != "optimal" or _proven(lambda s: _optimal(plan, weights, s))

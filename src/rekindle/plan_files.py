@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
-from typing import Any
 
 from . import certificates
 from .arguments import file_name
-from .ask import LOSSES, Goal
+from .ask import Goal, PlanOptions
 from .errors import FormatError, UsageError
-from .model import formats
+from .model import formats, options_file
 from .model.graph import COSTS
 from .model.judge import simulate
-from .model.plan import LONGEST_NAME, Plan
+from .model.plan import Plan
 from .model.schedule import Schedule
 from .printed import name, value
 
 MOST_WORK = 10**9  # values that the judge looks at for a plan from a file: seconds of its time
 EPS = 2e-9  # of an overhead; the planner allows half of it
 LONGEST = 1e9  # seconds that a solver may have taken
-MOST_NAMES, LONGEST_PATTERN = 10_000, 1_000  # of submodules
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -43,12 +41,14 @@ def load(path: str | os.PathLike[str]) -> Plan:
         goal = Goal.from_json(r.table("goal"))
     except UsageError as e:
         raise FormatError(f"{where}: {e}") from e
+    asked = PlanOptions(goal, r.text("solver"), r.text("cost"))
+    asked, captured = options_file.from_json(formats.Reader(r.table("options", {}), f"{where}: options"), asked)
     plan = Plan(
         graph, schedule, r.whole("peak_bytes"), r.whole("activation_peak_bytes"), r.whole("baseline_peak_bytes"),
         r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.text("solver"), r.text("status"),
         r.whole("bound_bytes"), r.text("bound_op"), r.number("gap"), r.text("graph_hash"), goal, r.text("cost"),
         r.number("solve_seconds"), {k: str(v) for k, v in r.table("created_with").items()},
-        options_json=_options(r),
+        asked=asked, captured=captured,
     )  # fmt: skip
     wrong = _wrong_in_itself(plan) or _not_as_judged(plan)
     if wrong:
@@ -107,40 +107,3 @@ def _not_as_judged(plan: Plan) -> str:
     if not same or not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in figures):
         return "its figures are not those of its schedule"
     return ""
-
-
-def _options(r: formats.Reader) -> dict[str, Any]:
-    """The known fields of the object "options" of a plan file; none is required."""
-    o = formats.Reader(r.table("options", {}), f"{r.where}: options")
-    found: dict[str, Any] = {}
-    if "time_limit" in o.doc:
-        found["time_limit"] = None if o.doc["time_limit"] is None else o.number("time_limit")
-        if found["time_limit"] is not None and not found["time_limit"] > 0:
-            raise FormatError(f"{o.where}: 'time_limit' should be above 0, not {value(found['time_limit'])}")
-    if "seed" in o.doc:
-        found["seed"] = o.whole("seed")
-    for k, what in (("optimizer", "optimizer"), ("target", "device")):
-        if k in o.doc:
-            found[k] = None if o.doc[k] is None else o.text(k)
-            if found[k] is not None and not _is_name(found[k], LONGEST_NAME):
-                raise FormatError(f"{o.where}: {value(found[k])} is no {what}'s name")
-    if "loss" in o.doc:
-        found["loss"] = o.text("loss")
-        if found["loss"] not in LOSSES:
-            raise FormatError(f"{o.where}: 'loss' should be auto or all, not {value(found['loss'])}")
-    if "must_save" in o.doc:
-        found["must_save"] = o.items("must_save")
-        wrong = [x for x in found["must_save"] if not isinstance(x, str) or not _is_name(x, LONGEST_PATTERN)]
-        if wrong or len(found["must_save"]) > MOST_NAMES:
-            raise FormatError(
-                f"{o.where}: 'must_save' should be names of submodules, not {value((wrong or ['so many'])[0])}"
-            )
-    if "state_bytes" in o.doc:
-        found["state_bytes"] = None if o.doc["state_bytes"] is None else o.whole("state_bytes")
-        if found["state_bytes"] is not None and found["state_bytes"] < 0:
-            raise FormatError(f"{o.where}: 'state_bytes' should not be below 0, as {value(found['state_bytes'])} is")
-    return found
-
-
-def _is_name(text: str, longest: int) -> bool:
-    return 0 < len(text) <= longest and text.isprintable()

@@ -12,13 +12,16 @@ Checkmate (Jain et al., MLSys 2020, arXiv:1910.02653) has one stage per op, of o
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_matrix
 
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
 from .waiting import at_overhead
+
+if TYPE_CHECKING:
+    from scipy.optimize import LinearConstraint
 
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
 INFEASIBLE = 2  # `status` of scipy.optimize.milp
@@ -147,6 +150,8 @@ class Staged:
         options: dict[str, float] = {"node_limit": NODES}
         if seconds is not None:
             options["time_limit"] = seconds
+        from scipy.optimize import Bounds, milp  # here, since importing it takes as long as all of rekindle
+
         found = milp(
             objective, constraints=rows.constraint(peak + 1), bounds=Bounds(lower, upper), integrality=whole,
             options=options,
@@ -171,6 +176,9 @@ class _Rows:
         self.right.append(right)
 
     def constraint(self, columns: int) -> LinearConstraint:
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import coo_matrix
+
         row, column, t = zip(*self.terms, strict=True)
         matrix = coo_matrix((t, (row, column)), shape=(len(self.right), columns)).tocsr()
         return LinearConstraint(matrix, -np.inf, np.array(self.right))
