@@ -17,6 +17,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packed import packed
 from rekindle import bounds
 from rekindle.bounds.ahead import _Looks
 from rekindle.exact.needed import Needed
@@ -30,7 +31,6 @@ from rekindle.solvers.beam import network
 from rekindle.structure.archive import peak_of
 from rekindle.structure.reduced import Reduced
 from rekindle.structure.saved import Dropping
-from packed import packed
 from strategies import graphs, run_sequences
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packed import packed
 from rekindle import Graph, Op, Schedule, Value, simulate
 from rekindle.kernels import moves, slots
 from rekindle.kernels import sequence as kernel
@@ -16,7 +17,6 @@ from rekindle.problem import Problem
 from rekindle.structure.archive import entry
 from rekindle.structure.reduced import Reduced
 from rekindle.structure.saved import Dropping
-from packed import packed
 from strategies import graphs, run_sequences
 
 

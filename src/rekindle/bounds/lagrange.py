@@ -14,6 +14,8 @@ transformers that comes close to the linear program of one stage, in a fraction 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..kernels import lagrange as kernel
@@ -22,15 +24,38 @@ from ..model.graph import Graph
 from .staged import path_through
 from .waiting import at_overhead
 
-HALVINGS = 12  # of the interval in which the best price of cost lies
-WIDENINGS = 60
-FIRST = 0.5  # share of the op where most waits in the first prices
-STEP = 4.0
+
+@dataclass(frozen=True)
+class LagrangeSettings:
+    """How the prices are searched; guesses.
+
+    stages : ops whose first runs have a price of memory.
+    steps : subgradient steps.
+    step : size of the first step, as the logarithm of the largest change of a price.
+    first_share : share of the op where most waits in the first prices.
+    widenings : times that the interval of the price of cost is widened.
+    halvings : times that it is halved then.
+    """
+
+    stages: int = 24
+    steps: int = 60
+    step: float = 4.0
+    first_share: float = 0.5
+    widenings: int = 60
+    halvings: int = 12
+
+
+SETTINGS = LagrangeSettings()
 
 
 def lagrangian(
-    graph: Graph, weights: np.ndarray, overhead: float, stages: int = 24, iterations: int = 60, through: int | None = None
-) -> Bound:  # fmt: skip
+    graph: Graph,
+    weights: np.ndarray,
+    overhead: float,
+    stages: int = SETTINGS.stages,
+    iterations: int = SETTINGS.steps,
+    through: int | None = None,
+) -> Bound:
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
 
     through : an op to be among v_1, ..., v_K; else the one that says most by itself.
@@ -49,8 +74,8 @@ def lagrangian(
 
 def _climb(graph: Graph, weights: np.ndarray, path: list[int], op: int, extra: float, iterations: int) -> float:
     """The best bound met in so many steps, in bytes without the resident ones."""
-    prices = np.full(len(path), (1 - FIRST) / len(path))
-    prices[path.index(op)] += FIRST
+    prices = np.full(len(path), (1 - SETTINGS.first_share) / len(path))
+    prices[path.index(op)] += SETTINGS.first_share
     relaxed = Relaxed(graph, weights, path, extra)
     best = 0.0
     for t in range(iterations):
@@ -59,7 +84,7 @@ def _climb(graph: Graph, weights: np.ndarray, path: list[int], op: int, extra: f
         spread = float(memory.max() - memory.min())
         if spread <= 0:
             break
-        prices = prices * np.exp(STEP / np.sqrt(t + 1) * (memory - memory.max()) / spread)
+        prices = prices * np.exp(SETTINGS.step / np.sqrt(t + 1) * (memory - memory.max()) / spread)
         prices = np.maximum(prices / prices.sum(), 1e-12)
         prices /= prices.sum()
     return best
@@ -100,7 +125,7 @@ class Relaxed:
         low = high = self.at(prices, self.run_price)
         low_price = high_price = self.run_price
         best = low[0]
-        for _ in range(WIDENINGS):
+        for _ in range(SETTINGS.widenings):
             if high[1] > self.extra:
                 high_price *= 4
                 high = self.at(prices, high_price)
@@ -110,7 +135,7 @@ class Relaxed:
             else:
                 break
             best = max(best, high[0], low[0])
-        for _ in range(HALVINGS):
+        for _ in range(SETTINGS.halvings):
             middle_price = float(np.sqrt(low_price * high_price))
             middle = self.at(prices, middle_price)
             best = max(best, middle[0])

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from ..kernels import feng as kernel
+from ..kernels.arrays import compressed_rows
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 from ..structure.division import Part, division_tree
@@ -101,15 +102,8 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
 
 def _arrays(parts: list[Part], dag: Dag) -> list[np.ndarray]:
     """The tree as the kernel takes it, and scratch space."""
-    children, vertices = _rows(p.children for p in parts), _rows(p.vertices for p in parts)
+    children, vertices = compressed_rows(p.children for p in parts), compressed_rows(p.vertices for p in parts)
     kind, cost = np.array([(p.kind, p.cost) for p in parts], np.int64).T.copy()
     m = len(children[1])
     scratch = [np.empty(size, np.int64) for size in (len(parts), m, m, m, m + 1)]
     return [kind, cost, *children, *vertices, dag.cost, dag.inside, *scratch, np.empty(len(parts), np.bool_)]
-
-
-def _rows(rows: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    rows = list(rows)
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=ptr[1:])
-    return ptr, np.array([x for r in rows for x in r], np.int64)
