@@ -20,8 +20,8 @@ help: ## this list
 
 setup: $(STAMP) ## build .venv with all that the other targets need
 
-# torch first, and what would bring its own torch without dependencies: torch stays as it is
-$(STAMP): pyproject.toml Makefile
+# torch comes first. torchvision and timm would install a torch of their own, so they come without their dependencies.
+$(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvision_plain_ops.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Rekindle needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml Makefile
 	$(PIP) numpy scipy numba rich typer pytest pytest-xdist hypothesis ruff mypy
 	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31
 	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
+	$(PY) tools/complete_torchvision.py
 	$(PIP) --no-deps -e .
 	@touch $@
 

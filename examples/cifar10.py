@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     model = resnet().to(args.device)
     sample = torch.zeros(args.batch, 3, 32, 32, device=args.device)
     # rekindle.checkpoint(model, sample, budget=budget) is these steps in one line; here the plan is wanted for print
-    plan = rekindle.model.plan(rekindle.trace(model, sample), budget=budget)
+    plan = rekindle.plan(rekindle.trace(model, sample), budget=budget)
     print(plan.sentence)
     model = rekindle.apply(model, plan)
 

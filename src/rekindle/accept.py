@@ -51,6 +51,6 @@ def plan(given: Any) -> None:
     hint = (
         "take one of the list"
         if isinstance(given, list | tuple)
-        else "make one: rekindle.model.plan(rekindle.trace(model, sample), budget=…)"
+        else "make one: rekindle.plan(rekindle.trace(model, sample), budget=…)"
     )
     raise UsageError(f"plan is {got}, not a Plan; {hint}")

@@ -7,7 +7,7 @@ from itertools import chain, combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle import registry
@@ -16,7 +16,7 @@ from rekindle.model.judge import simulate
 from rekindle.problem import Problem
 from rekindle.solvers.kusumoto import LEVELS, all_lower_sets, budgets, in_levels, spanned, steps, strategies
 from rekindle.structure.forward import Dag
-from strategies import graphs
+from strategies import examples, graphs
 
 Set = frozenset[int]
 
@@ -77,7 +77,7 @@ def rows(sets: np.ndarray) -> list[Set]:
     return [frozenset(np.flatnonzero(s).tolist()) for s in sets]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), dags(), st.booleans())
 def test_no_strategy_of_the_family_is_better(data: st.DataObject, dag: Dag, pruned: bool) -> None:
     n = len(dag.cost)

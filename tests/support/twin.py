@@ -1101,6 +1101,22 @@ def shrink(
     return actions, last
 
 
+def check(seed: int, most: int) -> None:
+    """Take the pair of a seed through its actions, or through the first `most` of them.
+
+    Raises
+    ------
+    AssertionError : with the fewest actions found that show the difference.
+    """
+    name, goal, actions = sequence(seed, most)
+    try:
+        replay(name, goal, actions)
+    except Fault as e:
+        fewer, last = shrink(name, goal, actions)
+        found = f"seed {seed}: {last or e}\nFewest actions found: {fewer}\nAll of them: {actions}"
+        raise AssertionError(found) from None
+
+
 def main() -> None:
     """Each action alone, on each model."""
     import argparse

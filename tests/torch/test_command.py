@@ -29,6 +29,7 @@ sys.orig_argv = ["python", "-m", "rekindle"]
 from rekindle.cli import main
 from rekindle.model.schedule import Schedule
 from rekindle import registry
+from rekindle.problem import register
 registry.all_solvers()
 
 @numba.njit(nogil=True)
@@ -44,7 +45,7 @@ def solve(problem):
     {work}
     return [Schedule.baseline(problem.graph)]
 
-registry.register("slow", graphs="any", objective="", complexity="", citation="")(solve)
+register("slow", graphs="any", objective="", complexity="", citation="")(solve)
 sys.exit(main())
 """
 IN_PYTHON = "time.sleep(60)"

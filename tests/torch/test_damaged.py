@@ -39,7 +39,7 @@ CODE = f"open({str(CANARY)!r}, 'w')"
 STRINGS = [
     "", "\x1b[2J\x1b]0;owned\x07", "a\nb\rc", "\u202e", "\ud800", "\x00", "x" * 100_000, "9" * 5000, "NaN", "../../etc/passwd",
     f"__import__('os').system('touch {CANARY}')", f"'); {CODE}; ('", f"\n{CODE}\n", f"{{{CODE}}}", "%s%n", "[bold]x[/bold]",
-    "boundary", "optimal", "feasible", "rekindle.model.plan/1", "rekindle.model.graph/1", "seconds", "flops", "unit",
+    "boundary", "optimal", "feasible", "rekindle.plan/1", "rekindle.graph/1", "seconds", "flops", "unit",
 ]  # fmt: skip
 NUMBERS = [
     0, 1, -1, 2, 3, 7, 0.5, -0.0, 1e-320, 5e-324, 1e-9, 1e9, 1e18, 1e300, 1.7e308, math.inf, -math.inf, math.nan, 2**31, 2**53,

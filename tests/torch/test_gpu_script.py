@@ -202,7 +202,7 @@ def test_a_search_that_is_stopped_or_breaks_keeps_the_best_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = mocked(monkeypatch)
-    fine = rekindle.model.plan
+    fine = rekindle.plan
 
     def breaks(batch: Any, *args: Any, **options: Any) -> Any:
         if batch > 2000:

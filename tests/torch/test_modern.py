@@ -36,7 +36,7 @@ def check_half_the_activations(name: str) -> None:
     # A named target: the steps are so small that the workspaces of the CPU's kernels, which a measured trace has in it,
     # would leave nothing to plan.
     trace = rekindle.trace(model, sample, target="h200")
-    plan = rekindle.model.plan(trace, budget=0.5, cost="flops", solver="storages", time_limit=0.5)
+    plan = rekindle.plan(trace, budget=0.5, cost="flops", solver="storages", time_limit=0.5)
     assert len(plan.schedule.runs) > trace.graph.needed.sum()
     check = rekindle.verify(model, sample, plan)
     assert check.ok, check.differences
@@ -108,7 +108,7 @@ def test_lstm_under_autocast_gives_the_same_bits():
     model, sample = zoo.load("lstm_deep", **zoo.small("lstm_deep"))
     with torch.autocast("cpu", torch.bfloat16):
         trace = rekindle.trace(model, sample, target="h200")
-        plan = rekindle.model.plan(trace, minimize="memory", cost="unit", solver="chen-sqrt")
+        plan = rekindle.plan(trace, minimize="memory", cost="unit", solver="chen-sqrt")
         assert plan.overhead > 0
         assert rekindle.verify(model, sample, plan).ok
 

@@ -51,7 +51,7 @@ def test_any_name_of_a_module_is_a_name(names: list[str], tmp_path: Path, monkey
     plain, x = Keyed(names), torch.rand(16, 8)
     planned = copy.deepcopy(plain)
     trace = rekindle.trace(planned, x)
-    plan = rekindle.model.plan(trace, minimize="memory", solver="feng" if len(names) < 3 else "chen-sqrt")
+    plan = rekindle.plan(trace, minimize="memory", solver="feng" if len(names) < 3 else "chen-sqrt")
     assert all(op.name.isprintable() for op in plan.graph.ops)
     assert all(op.name == "boundary" or op.name.count("|") == 2 for op in plan.graph.ops)
     plan.save("plan.json")
@@ -89,7 +89,7 @@ def test_any_name_of_a_parameter_a_buffer_or_a_class(
     plain, x = kind(), torch.rand(16, 8)
     planned = copy.deepcopy(plain)
     trace = rekindle.trace(planned, x)
-    rekindle.apply(planned, rekindle.model.plan(trace, minimize="memory", solver="feng"))
+    rekindle.apply(planned, rekindle.plan(trace, minimize="memory", solver="feng"))
     theirs, ours = left(plain, x), left(planned, x)
     assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
     assert planned.forward.last is not None
@@ -132,14 +132,14 @@ def test_a_number_that_prints_as_code_is_a_number() -> None:
 
     plain, x = Net(), torch.rand(4, 8)
     planned = copy.deepcopy(plain)
-    rekindle.apply(planned, rekindle.model.plan(rekindle.trace(planned, x), minimize="memory", solver="feng"))
+    rekindle.apply(planned, rekindle.plan(rekindle.trace(planned, x), minimize="memory", solver="feng"))
     assert all(torch.equal(a, b) for a, b in zip(left(plain, x), left(planned, x), strict=True))
     assert "abort" not in planned.forward.source
 
 
 def planned_pair() -> tuple[nn.Module, Tensor]:
     model, x = Keyed(["first", "second"]), torch.rand(16, 8)
-    rekindle.apply(model, rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="feng"))
+    rekindle.apply(model, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="feng"))
     return model, x
 
 

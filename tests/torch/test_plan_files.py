@@ -37,7 +37,7 @@ def with_momentum() -> torch.optim.Optimizer:
 def saved(path: Path, **how: Any) -> tuple[nn.Module, nn.Module, torch.Tensor, Any]:
     """(plain model, one with the plan read from the file, input, the plan that was saved)."""
     plain, x = Net(), torch.randn(4, 8)
-    made = rekindle.model.plan(
+    made = rekindle.plan(
         rekindle.trace(plain, x, target="cpu", **how), minimize="memory", solver="storages", progress=False
     )
     made.save(path)

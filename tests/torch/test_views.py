@@ -43,7 +43,7 @@ def test_a_run_in_an_unrolled_network_takes_one_view(sizes: bool) -> None:
         torch.manual_seed(0)
         model, x = Unrolled(sizes), torch.randn(n, 2, 4)
         trace = rekindle.trace(model, x)
-        plan = rekindle.model.plan(trace, minimize="memory", solver="storages")
+        plan = rekindle.plan(trace, minimize="memory", solver="storages")
         assert rekindle.verify(model, x, plan).ok
         rekindle.apply(model, plan)
         with Count() as count:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rekindle import registry
+from extra_solver import extra_solver
 from rekindle.cli import main
 from rekindle.cli.models import load_model
 from rekindle.errors import UsageError
@@ -56,10 +56,8 @@ def noisy() -> Iterator[str]:
         os.write(1, b"more noise\n")
         return [Schedule.baseline(problem.graph)]
 
-    registry.all_solvers()
-    registry.register("noisy", graphs="any", objective="noise", complexity="O(1)", citation="none")(solve)
-    yield "noisy"
-    del registry._SOLVERS["noisy"]
+    with extra_solver("noisy", solve) as name:
+        yield name
 
 
 class Ran:
@@ -78,7 +76,7 @@ class Ran:
 def test_solve_gives_the_schedule_document_without_steps(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capfd, "solve", graph, "--budget", PLAIN, "--solver", "none", "--json")
     assert ran.code == 0
-    assert ran.document["format"] == "rekindle.model.schedule/1"
+    assert ran.document["format"] == "rekindle.schedule/1"
     assert ran.document["graph_hash"] == step().hash
     assert ran.document["peak_bytes"] == PLAIN
     assert "steps" not in ran.document
@@ -159,9 +157,7 @@ def test_bad_usage_exits_2(graph: Path, capfd: pytest.CaptureFixture[str], more:
     assert_one_paragraph(said.err)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"format": "rekindle.model.graph/2"}', "[]", '{"format": "rekindle.model.graph/1"}']
-)
+@pytest.mark.parametrize("text", ["", "{", '{"format": "rekindle.graph/2"}', "[]", '{"format": "rekindle.graph/1"}'])
 def test_a_damaged_file_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str) -> None:
     path = tmp_path / "graph.json"
     path.write_text(text)
@@ -223,10 +219,8 @@ def never() -> Iterator[str]:
     def solve(problem: Problem) -> list[Schedule]:
         pytest.fail("planned before the files were looked at")
 
-    registry.all_solvers()
-    registry.register("never", graphs="any", objective="", complexity="", citation="")(solve)
-    yield "never"
-    del registry._SOLVERS["never"]
+    with extra_solver("never", solve) as name:
+        yield name
 
 
 def make_pipe(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""JSON in and out: `rekindle.model.graph/1`, `rekindle.model.schedule/1`, `rekindle.model.plan/1`. Never pickle.
+"""JSON in and out: `rekindle.graph/1`, `rekindle.schedule/1`, `rekindle.plan/1`. Never pickle.
 
 Reading refuses what it does not know: another format, a missing or a mistyped field. Nothing is half-read.
 """
@@ -16,12 +16,12 @@ from .files import read_text, write_text
 from .graph import Graph, Op, Value
 from .schedule import Free, Run, Schedule, Step
 
-GRAPH, SCHEDULE, PLAN = "rekindle.model.graph/1", "rekindle.model.schedule/1", "rekindle.model.plan/1"
+GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
 MOST_DIGITS = 40  # of a whole number in a file; the fields hold 19
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """The document `rekindle.model.graph/1`."""
+    """The document `rekindle.graph/1`."""
     return {
         "format": GRAPH,
         "name": graph.name,
@@ -44,7 +44,7 @@ def graph_from_json(doc: Any, where: str = "graph") -> Graph:
 
     Raises
     ------
-    FormatError : not `rekindle.model.graph/1`, a field missing or of the wrong type, or an inconsistent graph.
+    FormatError : not `rekindle.graph/1`, a field missing or of the wrong type, or an inconsistent graph.
     """
     r = Reader(doc, where, GRAPH)
     values = tuple(Value(Reader(v, f"{where}: value {i}").whole("bytes")) for i, v in enumerate(r.items("values")))
@@ -69,11 +69,11 @@ def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
 
 
 def schedule_from_json(doc: Any, where: str = "schedule") -> Schedule:
-    """The Schedule of a `rekindle.model.schedule/1` document; `simulate` judges whether it is valid for a graph.
+    """The Schedule of a `rekindle.schedule/1` document; `simulate` judges whether it is valid for a graph.
 
     Raises
     ------
-    FormatError : not `rekindle.model.schedule/1`, or a field missing or of the wrong type.
+    FormatError : not `rekindle.schedule/1`, or a field missing or of the wrong type.
     """
     r = Reader(doc, where, SCHEDULE)
     steps: list[Step] = []

@@ -1,6 +1,6 @@
 """The graph of one training step: values (storages) and the ops that read and produce them.
 
-Immutable, validated on construction, hashed; knows no torch. The format is `rekindle.model.graph/1`.
+Immutable, validated on construction, hashed; knows no torch. The format is `rekindle.graph/1`.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Plan:
         return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
 
     def to_json(self) -> dict[str, Any]:
-        """The document `rekindle.model.plan/1`."""
+        """The document `rekindle.plan/1`."""
         return {
             "format": formats.PLAN,
             **self.figures(),
@@ -202,7 +202,7 @@ class Plan:
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
-    """The document `rekindle.model.schedule/1` of a plan."""
+    """The document `rekindle.schedule/1` of a plan."""
     doc: dict[str, Any] = {
         "format": formats.SCHEDULE, "graph_hash": plan.graph_hash, "solver": plan.solver, "status": plan.status,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "overhead": plan.overhead,

@@ -257,7 +257,7 @@ def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return accept.sample(sample)
 
 
-def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.Call, Callable[..., Any]]:
+def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.ModuleCall, Callable[..., Any]]:
     """(the call that a sample stands for, the module's own forward)."""
     forward = plain_forward(model)
     return calls.bind(forward, *call_arguments(sample)), forward

@@ -52,14 +52,14 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
-Step = tuple[Any, Any]  # an op and its (args, kwargs), with the three above in the place of tensors
+RecordedOp = tuple[Any, Any]  # an op and its (args, kwargs), with the three above in the place of tensors
 
 
 @dataclass(frozen=True)
 class Question:
     """What forward asked about its inputs, and what was answered. steps : how to answer it again; the last one asks."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedOp, ...]
     answer: bool
 
     def same(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -70,7 +70,7 @@ class Question:
             return bool(self.answer == _run(self.steps, tensors))
 
 
-def _run(steps: Sequence[Step], tensors: Sequence[torch.Tensor], elsewhere: bool = False) -> Any:
+def _run(steps: Sequence[RecordedOp], tensors: Sequence[torch.Tensor], elsewhere: bool = False) -> Any:
     """What the last step gives. elsewhere : on the CPU, whatever device it was to be on; integers are the same."""
     done: list[Any] = []
 
@@ -116,7 +116,7 @@ class KnownValues(TorchDispatchMode):
         self.questions: list[Question] = []
         self.calls = 0  # of ops so far
         self._sample = sample
-        self._steps: list[Step] = []
+        self._steps: list[RecordedOp] = []
         self._sizes: list[int] = []  # of steps, in elements
         self._known = WeakIdKeyDictionary()  # tensor -> _Known; kept alive they would count in a measured peak
         for i, t in enumerate(given if sample is not None else ()):
@@ -157,7 +157,7 @@ class KnownValues(TorchDispatchMode):
         """Whether questions about the tensor's values get an answer."""
         return isinstance(t, torch.Tensor) and self._of(t) is not None
 
-    def _answer(self, steps: tuple[Step, ...], by_inputs: bool) -> Any:
+    def _answer(self, steps: tuple[RecordedOp, ...], by_inputs: bool) -> Any:
         with _disable_current_modes(), torch.no_grad():
             answer = _run(steps, self._sample or (), elsewhere=self._sample is None)
         question = Question(steps, answer)
@@ -184,7 +184,7 @@ class KnownValues(TorchDispatchMode):
 
 
 def _references(taken: Any, known: Mapping[int, _Known]) -> Any:
-    """Arguments as a `Step` has them."""
+    """Arguments as a `RecordedOp` has them."""
 
     def reference(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
@@ -226,7 +226,7 @@ def _tells(func: Any) -> bool:
     return not func._schema.is_mutable and not draws_random(func) and func._overloadpacket not in UNWRITTEN
 
 
-def _needed(steps: Sequence[Step]) -> list[int]:
+def _needed(steps: Sequence[RecordedOp]) -> list[int]:
     """The steps that the last one needs, in order."""
     needed = {len(steps) - 1}
     for i in range(len(steps) - 1, -1, -1):
@@ -235,7 +235,7 @@ def _needed(steps: Sequence[Step]) -> list[int]:
     return sorted(needed)
 
 
-def _apart(steps: Sequence[Step], needed: Sequence[int]) -> tuple[Step, ...]:
+def _apart(steps: Sequence[RecordedOp], needed: Sequence[int]) -> tuple[RecordedOp, ...]:
     """These steps alone, which refer to each other by their new places."""
     place = {step: i for i, step in enumerate(needed)}
 

@@ -46,8 +46,8 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Call:
-    """The arguments of one call, taken apart.
+class ModuleCall:
+    """The arguments of one call of the module, taken apart.
 
     tensors : the distinct tensors, in order of forward's parameters.
     spec : the structure they stand in; `tree.unflatten` gives the arguments by parameter name.
@@ -119,7 +119,7 @@ def _shared(tensors: list[torch.Tensor]) -> Key:
     )
 
 
-def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
     """The call `forward(*args, **kwargs)` by parameter names. Arguments that are equal to a plain default are left out, as if
     the caller had not spelled them out. Where the names are not known, or the arguments do not fit them, positions and
     keywords stand as they are: forward itself will complain."""
@@ -130,7 +130,7 @@ def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
     else:
         given, form = found
     tensors, spec = tree.flatten(given)
-    return Call(tensors, spec, form)
+    return ModuleCall(tensors, spec, form)
 
 
 def _by_name(

@@ -30,7 +30,7 @@ Part = tuple[fx.Node, int]  # one tensor: member `index` of what a node returns 
 
 
 @dataclass
-class Call:
+class OpCall:
     """What an op of the Graph does. `kind`: "aten", "boundary", "copy_", "snapshot" or "accumulate".
 
     node : the ATen call, or for copy_ and snapshot the placeholder written or read, for accumulate the placeholder
@@ -57,7 +57,7 @@ class Lowered:
 
     captured: Captured
     graph: Graph
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OpCall] = field(default_factory=list)
     parts: list[list[Part]] = field(default_factory=list)
     value_of: dict[Part, int] = field(default_factory=dict)
     views: set[fx.Node] = field(default_factory=set)
@@ -133,7 +133,7 @@ class _Lowering:
         self.by_storage: dict[int, int] = {}
         self.views: set[fx.Node] = set()
         self.ops: list[Op] = []
-        self.calls: list[Call] = []
+        self.calls: list[OpCall] = []
         self.keep: list[int] = []
         self.snapshots: dict[fx.Node, int] = {}
         self.reads_snapshot: dict[fx.Node, list[fx.Node]] = {}  # node -> placeholders
@@ -249,7 +249,7 @@ class _Lowering:
             s = self.new_value(storage_bytes(t))
             self.snapshots[p] = s
             self.ops.append(Op(f"|snapshot|{describe(t)}", (source,), (s,), recompute=False))
-            self.calls.append(Call("snapshot", p))
+            self.calls.append(OpCall("snapshot", p))
 
     def _is_view(self, n: fx.Node) -> bool:
         """Whether every tensor the node returns lies in the storage of one of its arguments (or it takes a member)."""
@@ -303,7 +303,7 @@ class _Lowering:
                 backward=backward, recompute=not run_once, inplace=tuple(over),
             )
         )  # fmt: skip
-        self.calls.append(Call("aten", n, over))
+        self.calls.append(OpCall("aten", n, over))
 
     def _overwritable(self, n: fx.Node) -> dict[int, int]:
         """Value over which the op may write its result -> position of the argument. That argument, or what it is a view
@@ -346,7 +346,7 @@ class _Lowering:
             token = self.new_value(0)
             self.tokens.append(token)
             self.ops.append(Op(f"|copy_|{describe(p.meta['val'])}", inputs, (token,), recompute=False))
-            self.calls.append(Call("copy_", p))
+            self.calls.append(OpCall("copy_", p))
 
     def boundary(self, draws_after: bool) -> None:
         """draws_after : whether backward draws random numbers; then it does so after all that forward draws, and after
@@ -368,7 +368,7 @@ class _Lowering:
             made.append(self.new_value(0))
             self.drawn = made[-1]
         self.ops.append(Op(BOUNDARY, tuple(dict.fromkeys(read)), tuple(made), recompute=False))
-        self.calls.append(Call("boundary"))
+        self.calls.append(OpCall("boundary"))
 
     def _with_accumulation(self, name: str, resident_bytes: int) -> Graph:
         """Each gradient is handed over right after the op that finishes it."""
@@ -388,7 +388,7 @@ class _Lowering:
                 ops.append(
                     Op(f"{printable(what)}|{ACCUMULATE}|", tuple(values), (token,), backward=True, recompute=False)
                 )
-                calls.append(Call(ACCUMULATE, p))
+                calls.append(OpCall(ACCUMULATE, p))
                 self.keep.append(token)
                 if p not in self.c.params:
                     self.keep += values  # the gradient of an input stays with the caller

@@ -17,7 +17,7 @@ from torch.autograd.profiler import record_function
 
 from ..capture.rules import runnable
 from .memory import cpu_allocations, peak_and_end
-from .operator_calls import Call, new_bytes, real_arguments
+from .operator_calls import OperatorCall, new_bytes, real_arguments
 
 log = logging.getLogger(__name__)
 SLOW = 0.05  # seconds; above it one timed run a round is enough
@@ -30,16 +30,16 @@ AGREE = 1.2  # of each other: on a shared machine a single run may take ten time
 class Measured:
     """By call: seconds, and workspace in bytes. settled : those whose figures may be kept on disk."""
 
-    seconds: dict[Call, float] = field(default_factory=dict)
-    workspace: dict[Call, int] = field(default_factory=dict)
-    settled: set[Call] = field(default_factory=set)
+    seconds: dict[OperatorCall, float] = field(default_factory=dict)
+    workspace: dict[OperatorCall, int] = field(default_factory=dict)
+    settled: set[OperatorCall] = field(default_factory=set)
 
 
-def measure_cpu(calls: Sequence[Call], found: Measured, limit_s: float) -> None:
+def measure_cpu(calls: Sequence[OperatorCall], found: Measured, limit_s: float) -> None:
     """Each call once under one memory recording, then again under a clock, for SETTLE_S at most and the quickest first:
     a single run says least of them, and a single long run is taken as it is."""
     start = time.perf_counter()
-    ran: list[tuple[Call, str, int]] = []
+    ran: list[tuple[OperatorCall, str, int]] = []
     room = _free_memory()
     record = not torch.autograd._profiler_enabled()  # only one recording at a time: the caller's goes on
     if not record:
@@ -79,7 +79,7 @@ def measure_cpu(calls: Sequence[Call], found: Measured, limit_s: float) -> None:
                     del pending[call]
 
 
-def _once(call: Call, mark: str) -> tuple[float, int]:
+def _once(call: OperatorCall, mark: str) -> tuple[float, int]:
     """Seconds of one marked run, and bytes of what it made."""
     args, kwargs = real_arguments(call)
     begin = time.perf_counter()
@@ -88,7 +88,7 @@ def _once(call: Call, mark: str) -> tuple[float, int]:
     return time.perf_counter() - begin, new_bytes(out, (args, kwargs))
 
 
-def _clocked(call: Call, rough: float) -> list[float]:
+def _clocked(call: OperatorCall, rough: float) -> list[float]:
     """Seconds of a few runs, releasing the results included (a step releases them too)."""
     args, kwargs = real_arguments(call)
     times = []
@@ -99,7 +99,7 @@ def _clocked(call: Call, rough: float) -> list[float]:
     return times
 
 
-def measure_cuda(calls: Sequence[Call], found: Measured, limit_s: float) -> None:
+def measure_cuda(calls: Sequence[OperatorCall], found: Measured, limit_s: float) -> None:
     """Each call by itself, until the time is up."""
     start = time.perf_counter()
     for call in calls:
@@ -110,7 +110,7 @@ def measure_cuda(calls: Sequence[Call], found: Measured, limit_s: float) -> None
             found.settled.add(call)
 
 
-def _once_cuda(call: Call) -> tuple[float, int]:
+def _once_cuda(call: OperatorCall) -> tuple[float, int]:
     """Seconds and workspace of a call: run once to load its kernels and the libraries' lasting buffers, once for
     memory, a few times for time."""
     args, kwargs = real_arguments(call)
@@ -127,7 +127,7 @@ def _once_cuda(call: Call) -> tuple[float, int]:
     return _clocked_cuda(call, args, kwargs, rough), max(0, peak - level - new)
 
 
-def _clocked_cuda(call: Call, args: Any, kwargs: Any, rough: float) -> float:
+def _clocked_cuda(call: OperatorCall, args: Any, kwargs: Any, rough: float) -> float:
     """The least seconds per run of a few rounds; a round of short runs queues several, as a step does."""
     inner = 1 if rough > SLOW else 5
     best = math.inf
@@ -143,7 +143,7 @@ def _clocked_cuda(call: Call, args: Any, kwargs: Any, rough: float) -> float:
 
 
 @contextmanager
-def _tried(call: Call) -> Iterator[None]:
+def _tried(call: OperatorCall) -> Iterator[None]:
     """A call that cannot run on made-up inputs is estimated; it stops nothing."""
     try:
         yield

@@ -19,7 +19,7 @@ from torch.fx import Node
 from . import devices
 from .cache import CostCache, environment
 from .clock import Measured, measure_cpu, measure_cuda
-from .operator_calls import Call, at_hand, call_of, undisturbed
+from .operator_calls import OperatorCall, at_hand, call_of, undisturbed
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ def node_costs(
     UsageError : unknown target.
     """
     named = None if target is None else devices.get(target)
-    distinct: dict[Any, Call] = {}
-    per_node: list[Call | None] = []
+    distinct: dict[Any, OperatorCall] = {}
+    per_node: list[OperatorCall | None] = []
     for node in nodes:
         call = call_of(node, named)
         per_node.append(call if call is None else distinct.setdefault(call.key or node, call))
     calls = list(distinct.values())
     if measure is None:
         measure = not isinstance(torch.empty(0), FakeTensor)
-    costs: dict[Call, Cost] = {}
+    costs: dict[OperatorCall, Cost] = {}
     for device_type in sorted({c.device.type for c in calls}):
         group = [c for c in calls if c.device.type == device_type]
         wanted = measure and named is None and at_hand(group[0].device)
@@ -78,7 +78,9 @@ _SESSION: dict[tuple[str, str], tuple[float, int]] = {}
 _PASSED_OVER: set[tuple[str, str]] = set()  # what it had no time for or could not run: estimated from then on
 
 
-def _cached_or_measured(calls: Sequence[Call], limit_s: float, progress: Callable[[str], None] | None) -> Measured:
+def _cached_or_measured(
+    calls: Sequence[OperatorCall], limit_s: float, progress: Callable[[str], None] | None
+) -> Measured:
     """Costs of calls on one kind of device, from the disk or else measured, the greatest roofline first."""
     found = Measured()
     cache = CostCache(environment(calls[0].device))
@@ -108,12 +110,12 @@ def _cached_or_measured(calls: Sequence[Call], limit_s: float, progress: Callabl
     return found
 
 
-def _filled_in(calls: Sequence[Call], found: Measured) -> dict[Call, Cost]:
+def _filled_in(calls: Sequence[OperatorCall], found: Measured) -> dict[OperatorCall, Cost]:
     """A cost for every call: measured, or its roofline scaled by what measuring found for the same operator, else for
     all; the workspace as that of the measured call of the same operator nearest in size, scaled by the output's bytes.
     """
     ratios: dict[Any, list[float]] = {}
-    known: dict[Any, list[Call]] = {}
+    known: dict[Any, list[OperatorCall]] = {}
     for call, seconds in found.seconds.items():
         for kind in (call.target, None):
             ratios.setdefault(kind, []).append(seconds / call.roofline)
@@ -122,11 +124,11 @@ def _filled_in(calls: Sequence[Call], found: Measured) -> dict[Call, Cost]:
             known.setdefault(call.target, []).append(call)
     scales = {kind: statistics.median(r) for kind, r in ratios.items()}
 
-    def seconds_of(call: Call) -> float:
+    def seconds_of(call: OperatorCall) -> float:
         measured = found.seconds.get(call)
         return call.roofline * scales.get(call.target, scales.get(None, 1.0)) if measured is None else measured
 
-    def workspace_of(call: Call) -> int:
+    def workspace_of(call: OperatorCall) -> int:
         if call in found.workspace:
             return found.workspace[call]
         like = known.get(call.target)

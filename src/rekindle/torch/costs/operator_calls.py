@@ -26,7 +26,7 @@ _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device,
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class OperatorCall:
     """One distinct operator call.
 
     key : all its cost depends on; None where its arguments are more than tensors and plain values.
@@ -45,7 +45,7 @@ class Call:
     roofline: float
 
 
-def call_of(node: Node, named: devices.Device | None) -> Call | None:
+def call_of(node: Node, named: devices.Device | None) -> OperatorCall | None:
     """The call of a node; None where it costs nothing."""
     op = node.target
     if op is operator.getitem or not isinstance(op, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
@@ -63,7 +63,7 @@ def call_of(node: Node, named: devices.Device | None) -> Call | None:
     device = next((t.device for t in every if t.device.type != "cpu"), torch.device("cpu"))
     estimate = roofline(op, flops, moved, every, named or devices.closest(device))
     key = _key(op, args, kwargs)
-    return Call(key, op, args, kwargs, device, flops, moved, out_bytes, estimate)
+    return OperatorCall(key, op, args, kwargs, device, flops, moved, out_bytes, estimate)
 
 
 def roofline(op: Any, flops: int, moved: int, tensors: Iterable[torch.Tensor], device: devices.Device) -> float:
@@ -171,7 +171,7 @@ def at_hand(device: torch.device) -> bool:
 
 
 @contextmanager
-def undisturbed(calls: Sequence[Call]) -> Iterator[None]:
+def undisturbed(calls: Sequence[OperatorCall]) -> Iterator[None]:
     """Plain kernels, whatever the caller has switched on; and the caller's random state as it was."""
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
@@ -183,7 +183,7 @@ def undisturbed(calls: Sequence[Call]) -> Iterator[None]:
         yield
 
 
-def real_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def real_arguments(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call's arguments with real tensors: one for each fake one, however often it is passed."""
     made: dict[int, torch.Tensor] = {}
 

@@ -25,8 +25,8 @@ from .uses import additions
 
 
 @dataclass(eq=False)
-class Step:
-    """One forward call and what its backward needs."""
+class TrainingStep:
+    """One training step in progress: a forward call and what its backward needs."""
 
     runner: Runner
     inputs: list[Any]
@@ -106,7 +106,7 @@ class _Boundary(torch.autograd.Function):
     called with until it returns, and the first stage must be able to free them."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, token: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, step: TrainingStep, token: torch.Tensor) -> tuple[Any, ...]:
         results, saved = step.forward()
         ctx.step = step
         ctx.set_materialize_grads(False)
@@ -136,7 +136,7 @@ class _Stage(torch.autograd.Function):
     """One stage: nothing in forward, its piece of the program in backward."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, step: TrainingStep, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
         ctx.step, ctx.j = step, j
         return _token()
 
@@ -167,13 +167,13 @@ class Runner:
         self._trained = [place[p] for p in c.gradients]
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
         self._tangents = list(c.tangents)
-        self.waiting: weakref.WeakSet[Step] = weakref.WeakSet()  # calls whose backward has not begun
+        self.waiting: weakref.WeakSet[TrainingStep] = weakref.WeakSet()  # calls whose backward has not begun
         self.adds_up = bool(self._sums)
         self._depends = self._tangent_dependence()
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
         """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
-        step = Step(self, inputs)
+        step = TrainingStep(self, inputs)
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers

@@ -24,7 +24,7 @@ from ...sizes import format_bytes
 from ..capture import tree
 from ..capture.guards import Expected
 from ..capture.known import Question
-from ..capture.module_call import Call, Key
+from ..capture.module_call import Key, ModuleCall
 from ..capture.numbers import Place, matches, name_of, read
 from ..trace import Trace, known_options, trace_call
 from . import trial
@@ -48,7 +48,7 @@ class NewCall:
 
     model: nn.Module
     plain: Callable[..., Any]
-    call: Call
+    call: ModuleCall
     key: Key
     began: float
 

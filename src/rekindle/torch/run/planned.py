@@ -23,7 +23,7 @@ from ...errors import RekindleError
 from ...model.plan import Plan
 from ..capture import module_call as calls
 from ..capture.lock import LOCK
-from ..capture.module_call import Call
+from ..capture.module_call import ModuleCall
 from ..trace import Trace
 from . import unused
 from .bound import Bound
@@ -141,7 +141,7 @@ class PlannedForward:
 
     def _bound_for(
         self, model: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Bound, Call] | None:
+    ) -> tuple[Bound, ModuleCall] | None:
         """The plan that the call is to run by, and the call; None: it runs plain."""
         if not self._used and not self._checked:
             self._used = True

@@ -26,7 +26,7 @@ from ...model.graph import Graph
 from ...model.schedule import Free, Run, Schedule
 from ..capture import rng, rules
 from ..capture.module_paths import printable
-from ..capture.normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
+from ..capture.normalise import ACCUMULATE, Lowered, OpCall, is_member, tensors_of
 from .uses import additions, handed_over, join, source
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
@@ -250,7 +250,7 @@ class _Writer:
             stages.append(handed)
         return stages
 
-    def _hand_over(self, s: Run, call: Call) -> int:
+    def _hand_over(self, s: Run, call: OpCall) -> int:
         """Give autograd what an addition would add; how many parts that are."""
         assert call.node is not None
         so_far, part = call.node.args
@@ -281,7 +281,7 @@ class _Writer:
         return rows
 
     def _run(
-        self, s: Run, call: Call, replay: bool, cloned: set[int], saved: Container[int] = (), first: bool = False
+        self, s: Run, call: OpCall, replay: bool, cloned: set[int], saved: Container[int] = (), first: bool = False
     ) -> None:
         n = call.node
         assert n is not None
@@ -337,7 +337,7 @@ class _Writer:
         names = list(names)
         return f"{', '.join(names)}, = {source}; {source}.clear()" if names else f"{source}.clear()"
 
-    def _device(self, call: Call) -> str:
+    def _device(self, call: OpCall) -> str:
         assert call.node is not None
         return str(tensors_of(call.node)[0][1].device)
 
