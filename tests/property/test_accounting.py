@@ -70,7 +70,7 @@ def test_lives_in_one_block(case: tuple[Graph, list[int]]) -> None:
     graph, runs = case
 
     def most(inplace: bool) -> int:
-        first, last, size, _ = arena.lives(Schedule.from_runs(graph, runs, inplace=inplace).array, *graph.arrays).T
+        first, last, size, _ = arena.lives(Schedule.from_runs(graph, runs, inplace=inplace).array, graph.arrays).T
         return live_peak(first, last, size) if len(size) else 0
 
     assert most(inplace=False) == plain(graph, runs, inplace=False)
@@ -183,5 +183,5 @@ def test_an_output_smaller_than_the_input_that_it_overwrites() -> None:
     """The judge frees the difference; in one block it stays taken, as no storage can be made smaller in place."""
     ops = (Op("f", (), (0,)), Op("g", (0,), (1,), inplace=(0,)), Op("h", (1,), (2,)))
     graph = Graph((Value(10), Value(4), Value(8)), ops, (1, 2))
-    first, last, size, _ = arena.lives(Schedule.baseline(graph).array, *graph.arrays).T
+    first, last, size, _ = arena.lives(Schedule.baseline(graph).array, graph.arrays).T
     assert (plain(graph, [0, 1, 2]), live_peak(first, last, size)) == (12, 18)

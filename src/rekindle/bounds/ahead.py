@@ -72,7 +72,7 @@ class _Looks:
         self.size, self.made_by = a.bytes.tolist(), a.producer.tolist()
         self.ops, self.arrays = graph.ops, a
         self.over = lru_cache(maxsize=None)(lambda q: overwritable(graph, q, False))
-        self.depends = lru_cache(maxsize=None)(lambda q: kernel.depends(q, a.producer, a.in_ptr, a.in_ids).tobytes())
+        self.depends = lru_cache(maxsize=None)(lambda q: kernel.depends(q, a).tobytes())
 
     def least(self, values: Iterable[int], depth: int) -> int:
         """The least memory that is met in the last `depth` runs that make `values` live, or bring those about.

@@ -95,13 +95,14 @@ class Relaxed:
 
     def __init__(self, graph: Graph, weights: np.ndarray, path: list[int], extra: float):
         a = graph.arrays
-        self.since, self.read = kernel.needs(np.array(path, np.int64), graph.needed, *a)
-        self.arrays, self.weights = a, np.ascontiguousarray(weights, np.float64)
+        since, read = kernel.needs(np.array(path, np.int64), graph.needed, a)
+        self.arrays = a
         producing = a.producer >= 0
-        self.made = np.bincount(a.producer[producing], a.bytes[producing], len(graph.ops))
+        made = np.bincount(a.producer[producing], a.bytes[producing], len(graph.ops))
         again = graph.needed & a.recompute
         readers = np.bincount(a.in_ids[np.repeat(again, np.diff(a.in_ptr))], minlength=len(graph.values))
-        self.share = 1 / np.maximum(1, readers)
+        share = 1 / np.maximum(1, readers)
+        self.program = kernel.Program(np.ascontiguousarray(weights, np.float64), made, share, since, read)
         self.own = np.array([working_set(graph, v) for v in path], np.float64)
         self.extra = extra
         once = float(weights[graph.needed].sum())
@@ -111,9 +112,8 @@ class Relaxed:
         """(bound, cost of runs again, memory at each op of the path) at these prices."""
         memory = np.zeros(len(prices) + 1)
         price = np.concatenate([[0.0], prices])
-        shared = self.weights, self.made, self.share, self.since, self.read
-        runs = kernel.run_prices(price, run_price, *shared, *self.arrays)
-        total, spent = kernel.cheapest(price, run_price, runs, *shared, memory, *self.arrays)
+        runs = kernel.run_prices(price, run_price, self.program, self.arrays)
+        total, spent = kernel.cheapest(price, run_price, runs, memory, self.program, self.arrays)
         return total + float(prices @ self.own) - run_price * self.extra, spent, memory[1:] + self.own
 
     def best(self, prices: np.ndarray) -> tuple[float, np.ndarray]:

@@ -101,7 +101,7 @@ def _all_waiting(graph: Graph) -> dict[int, float]:
 
 def _rows(graph: Graph, weights: np.ndarray, v: int) -> tuple[np.ndarray, np.ndarray]:
     """(cost, bytes), one row per op of which something waits at the first run of op v."""
-    return kernel.rows(v, graph.needed, np.ascontiguousarray(weights, np.float64), *graph.arrays)  # type: ignore[no-any-return]
+    return kernel.rows(v, graph.needed, np.ascontiguousarray(weights, np.float64), graph.arrays)  # type: ignore[no-any-return]
 
 
 def _cheapest_first(cost: np.ndarray, held: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+RUN, FREE = 0, 1  # kinds of the steps of a schedule
+
 
 class Arrays(NamedTuple):
     """The graph as flat arrays for compiled loops; rows of inputs, outputs and inplace are compressed."""

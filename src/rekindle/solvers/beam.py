@@ -143,7 +143,7 @@ class Search:
         self.price = self.all_cost / max(1, self.plain) / 3  # of a byte; a guess until one is found
         a = self.graph.arrays
         degree = np.diff(a.in_ptr) + np.diff(a.out_ptr)
-        self.flipped = np.empty(kernel.CHAIN * int(degree.max()) + 1, np.int64)
+        self.flipped = np.empty(kernel.CHAIN_MOST_RUNS * int(degree.max()) + 1, np.int64)
         self.records = np.empty((SETTINGS.first_records, 2), np.int64)
         size = len(a.producer) * len(self.graph.ops) * SETTINGS.ways[0].width
         self.long = size > SETTINGS.work_most  # a walk takes seconds
@@ -207,22 +207,22 @@ class Search:
     def walk(self, cap: int, way: Way) -> Found | None:
         """The cheapest walk that a beam finds within a cap; None where all its states end, or time does."""
         now, to, spare, other = (kernel.pool(way.width, len(self.graph.values), len(self.graph.ops)) for _ in range(4))
+        aim = kernel.Aim(cap, int(cap * way.soft), self.price * way.price, way.window, SETTINGS.drops_per_state)
         self._start(now)
         states, used = 1, 0
         for _ in range(int(self.graph.needed.sum())):
             following = -1
             while following < 0:
                 following, used = kernel.level(
-                    now, states, to, spare, other, self.records, used, self.net, cap, int(cap * way.soft),
-                    self.price * way.price, way.window, SETTINGS.drops_per_state, self.flipped,
-                )  # fmt: skip
+                    now, states, to, spare, other, self.records, used, self.net, aim, self.flipped
+                )
                 if following < 0:
                     self.records = np.concatenate([self.records, np.empty_like(self.records)])
             if following == 0 or self.problem.time_left <= 0:
                 return None
             now, to, states = to, now, following
         best = int(np.argmin(now.extra[:states]))
-        if used + kernel.CHAIN > len(self.records):
+        if used + kernel.CHAIN_MOST_RUNS > len(self.records):
             self.records = np.concatenate([self.records, np.empty_like(self.records)])
         kernel.put_down(now, best, self.records, used)
         extra, dropped = float(now.extra[best]), float(now.dropped[best])

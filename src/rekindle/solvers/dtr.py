@@ -96,5 +96,5 @@ def evicting(graph: Graph, weights: np.ndarray, budget: int) -> np.ndarray | Non
     order = np.flatnonzero(graph.needed).astype(np.int64)
     runs = np.empty(SETTINGS.runs_per_op_most * len(order) + SETTINGS.spare_runs, np.int64)
     readers = compressed_rows([o for o in row if graph.needed[o]] for row in graph.consumers)
-    n = kernel.simulate(order, budget, weights.astype(np.float64), *readers, runs, *graph.arrays)
+    n = kernel.simulate(order, budget, weights.astype(np.float64), *readers, runs, graph.arrays)
     return runs[:n] if n >= 0 else None

@@ -11,7 +11,8 @@ are taken as the chain of stages between their splitting vertices.
 
 Optimality: for peak and time, among plans that keep inputs of stages and run each segment but the last again once,
 whole. On a chain of single ops, each of which needs its input and its gradient, the peak is the judge's. It is one
-forward more at most. Where more than `HongExactSettings.plans_most` plans from a stage on are undominated, as many are gone on with.
+forward more at most. Where more than `HongExactSettings.plans_most` plans from a stage on are undominated, the search
+goes on with that many of them.
 
 Complexity: O(n) for the least peak where what passes from one stage is read by the next alone: the queue of `hong`, with
 its largest terms looked up, as they need not grow with the segment here. (What backward does not read of it may make
@@ -101,10 +102,11 @@ def least(chain: Chain) -> tuple[int, list[int]]:
     if not chain.lives.single:
         found = Plans(chain, np.zeros(len(chain.graph.ops)), most=1)
         return int(found.peaks[0]), found.cuts(0)
-    peak, follow = kernel.least(
+    sizes = kernel.Sizes(
         chain.lives.read, chain.lives.unread, chain.saved, chain.gradient, chain.skip_peak, chain.save_peak,
         chain.alone_peak, chain.backward_peak,
     )  # fmt: skip
+    peak, follow = kernel.least(sizes)
     return chain.held + int(peak), followed(follow)
 
 
@@ -118,10 +120,11 @@ class Plans:
 
     def __init__(self, chain: Chain, weights: np.ndarray, most: int = SETTINGS.plans_most):
         t = chain.times(weights)
-        begin, peaks, times, self._stages, self._entries = kernel.frontier(
-            most, chain.hold, chain.passing, chain.saved, chain.gradient, chain.save_peak, chain.alone_peak,
+        stages = kernel.Stages(
+            chain.hold, chain.passing, chain.saved, chain.gradient, chain.save_peak, chain.alone_peak,
             chain.backward_peak, t.skip, t.save, t.alone, t.backward,
         )  # fmt: skip
+        begin, peaks, times, self._stages, self._entries = kernel.frontier(most, stages)
         self._n, self._begin = len(chain), int(begin[len(chain)])
         self.peaks = chain.held + peaks[self._begin : begin[len(chain) + 1]]
         self.times = t.once + times[self._begin : begin[len(chain) + 1]]

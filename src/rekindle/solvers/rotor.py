@@ -9,9 +9,9 @@ as the chain of stages between their splitting vertices, each with what one run 
 
 Optimality: for the time, among persistent schedules (what is kept stays until its backward) of whole stages, with
 memory counted in slots: each size that is held is rounded up to a whole one. A schedule that drops what it kept before
-it is used, or that keeps part of a stage, can be better. A chain of more than `RotorSettings.stages_most` stages is merged to that many first.
-Where inputs of stages share values (concatenations), a candidate that does not make these again takes less time than
-the table knows.
+it is used, or that keeps part of a stage, can be better. A chain of more than `RotorSettings.stages_most` stages is
+merged to that many first. Where inputs of stages share values (concatenations), a candidate that does not make these
+again takes less time than the table knows.
 
 Complexity: O(S n^3) for n stages and S slots, O(S n^2) memory; with K options for each stage (`kernels.rotor`),
 O(S n^2 (n + K)). One table holds the answer for every memory; where the goal lies low in it, a finer one follows. On
