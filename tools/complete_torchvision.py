@@ -25,7 +25,9 @@ import torch, torchvision
 boxes = torch.tensor([[0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 1.9], [5.0, 5.0, 6.0, 6.0]])
 assert torchvision.ops.nms(boxes, torch.tensor([0.5, 0.9, 0.1]), 0.5).tolist() == [1, 2]
 """
-MARK = "\n# Added by Rekindle's tools/complete_torchvision.py, because the compiled ops do not load beside this torch.\n"
+MARK = (
+    "\n# Added by Rekindle's tools/complete_torchvision.py, because the compiled ops do not load beside this torch.\n"
+)
 ENDINGS = {
     "torchvision/extension.py": "if not _has_ops():\n    from ._plain_ops import define as _define\n\n    _define()\n",
     "torchvision/ops/boxes.py": "if not torchvision.extension._has_ops():\n    from .._plain_ops import nms  # noqa\n",
@@ -46,7 +48,9 @@ def main() -> int:
     if problem is not None:
         print(f"torchvision still cannot be imported, with nms in plain PyTorch:\n{problem}", file=sys.stderr)
         return 1
-    print("torchvision's compiled ops do not load beside this torch: nms is now plain PyTorch, the others raise an error")
+    print(
+        "torchvision's compiled ops do not load beside this torch: nms is now plain PyTorch, the others raise an error"
+    )
     return 0
 
 
@@ -66,8 +70,12 @@ def complete(installed: importlib.metadata.Distribution) -> None:
         if MARK not in text:
             replace(path, text + MARK + ending)
     record = next(Path(str(f.locate())) for f in installed.files or () if f.name == "RECORD")
-    lines = [line for line in record.read_text(encoding="utf-8").splitlines() if line.split(",")[0] not in (ADDED, *ENDINGS)]
-    replace(record, "\n".join([*lines, *(f"{name},," for name in (ADDED, *ENDINGS))]) + "\n")  # so that pip removes them
+    lines = [
+        line for line in record.read_text(encoding="utf-8").splitlines() if line.split(",")[0] not in (ADDED, *ENDINGS)
+    ]
+    replace(
+        record, "\n".join([*lines, *(f"{name},," for name in (ADDED, *ENDINGS))]) + "\n"
+    )  # so that pip removes them
 
 
 def replace(path: Path, text: str) -> None:

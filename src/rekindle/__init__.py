@@ -38,7 +38,12 @@ __all__ = [
     "__version__", "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
 
-_LAZY = {"trace": ".torch.trace", "Trace": ".torch.trace", "verify": ".torch.check.verify", "Check": ".torch.check.verify"}
+_LAZY = {
+    "trace": ".torch.trace",
+    "Trace": ".torch.trace",
+    "verify": ".torch.check.verify",
+    "Check": ".torch.check.verify",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -324,10 +324,7 @@ def test_within_a_budget_that_only_another_cost_reaches_the_cheapest_is_taken() 
     """Asked for by seconds, what fits was found by op runs; of that the smallest was taken, whatever it cost."""
     trace = _small_resnet()
     budget = trace.graph.resident_bytes + 109_260_000
-    assert (
-        rekindle.plan(trace, budget=budget).overhead
-        < rekindle.plan(trace, minimize="memory").overhead - 0.3
-    )
+    assert rekindle.plan(trace, budget=budget).overhead < rekindle.plan(trace, minimize="memory").overhead - 0.3
 
 
 def test_within_an_overhead_nothing_is_dearer_than_at_the_peak_it_reaches() -> None:

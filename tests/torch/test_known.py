@@ -200,9 +200,7 @@ def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor
 def test_a_plan_from_a_file_whose_first_call_answers_otherwise(tmp_path: Path) -> None:
     """The plan waits for a call like the one it was made for; until then calls are as any others without a plan."""
     model, x = masked()
-    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(
-        tmp_path / "plan.json"
-    )
+    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     plan = rekindle.load(tmp_path / "plan.json")
     expected = {mask: gradients(model, x, mask) for mask in (ONES, PADDED)}
     rekindle.apply(model, plan, on_new_shape="error")
@@ -218,9 +216,7 @@ def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = masked()
-    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(
-        tmp_path / "plan.json"
-    )
+    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     traced = []
     trace_call = new_call.trace_call
     monkeypatch.setattr(new_call, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))

@@ -102,9 +102,7 @@ def test_a_budget_in_bytes_is_kept(name: str) -> None:
     trace = rekindle.trace(model, sample)
     graph = trace.graph
     for share in (0.8, 0.6):
-        budget = graph.resident_bytes + int(
-            share * rekindle.plan(trace, 1.0, solver="none").activation_peak_bytes
-        )
+        budget = graph.resident_bytes + int(share * rekindle.plan(trace, 1.0, solver="none").activation_peak_bytes)
         try:
             plan = rekindle.plan(trace, budget, time_limit=1.0)
         except rekindle.InfeasibleBudget:

@@ -653,9 +653,7 @@ def test_dropout_at_any_rate(p: float) -> None:
     """1 / (1 - p) in single precision is not always what double precision rounds to."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Dropout(p), nn.Linear(64, 32))
     x = torch.randn(64, 32)
-    assert rekindle.verify(
-        model, x, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
-    ).ok
+    assert rekindle.verify(model, x, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")).ok
 
 
 def test_a_hook_that_is_there_before_planning_is_named() -> None:

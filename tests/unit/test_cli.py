@@ -159,9 +159,7 @@ def test_bad_usage_exits_2(graph: Path, capfd: pytest.CaptureFixture[str], more:
     assert_one_paragraph(said.err)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"format": "rekindle.graph/2"}', "[]", '{"format": "rekindle.graph/1"}']
-)
+@pytest.mark.parametrize("text", ["", "{", '{"format": "rekindle.graph/2"}', "[]", '{"format": "rekindle.graph/1"}'])
 def test_a_damaged_file_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str) -> None:
     path = tmp_path / "graph.json"
     path.write_text(text)
