@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,6 @@ import torch
 from torch import Tensor
 
 from model_tables import HF, Made
-from rekindle.errors import RekindleError
-from rekindle.zoo import torchvision_shim
 
 
 def hf(build: Callable[[], Made]) -> Callable[[], Made]:
@@ -24,9 +21,6 @@ def _ids(batch: int = 2, length: int = 24, vocab: int = 60) -> Tensor:
 
 
 def _transformers() -> Any:
-    """The package; what of torchvision is missing here is made up before it looks for it."""
-    with contextlib.suppress(RekindleError):
-        torchvision_shim.import_torchvision()
     import transformers
 
     return transformers

@@ -329,7 +329,7 @@ def test_damaged_caches_of_costs(
     assert store.path is not None
     doc = json.loads(store.path.read_text())
     for seed in range(FILES):
-        monkeypatch.setattr(cost_cache, "_COMPLAINED", set())
+        monkeypatch.setattr(cost_cache, "_WARNED", set())
         r = random.Random(seed)
         store.path.write_bytes(broken(doc, r))
         with Timed(seed):

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 import rekindle
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch.capture import capture, tree
-from rekindle.torch.capture.known import KnownValues
+from rekindle.torch.capture.known_values import KnownValues
 from rekindle.torch.check.verify import same
 from rekindle.torch.run import new_call, refusals
 from strategies import examples
