@@ -47,8 +47,6 @@ class Linear(nn.Module):
 
 
 ONES = torch.ones(2, 4, dtype=torch.int64)
-
-
 PADDED = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 

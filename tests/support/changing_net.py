@@ -14,8 +14,6 @@ from torch import nn
 import rekindle
 
 GAIN = 1.5
-
-
 GAINS = [1.0]
 
 

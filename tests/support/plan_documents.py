@@ -16,8 +16,6 @@ from rekindle.model.plan import Plan
 from rekindle.planner import plan_graph
 
 one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-
-
 junk = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 70), st.sampled_from([2**63, -(2**63), 10**400, 1e308, -1.5, 0.5]),
     st.text(max_size=3), st.lists(st.integers(-2, 9), max_size=3),

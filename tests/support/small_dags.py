@@ -12,8 +12,6 @@ from rekindle.structure.division import BRANCH, COMPLICATE, LEAF, LINEAR
 from rekindle.structure.forward import Dag
 
 Edge = tuple[int, int]
-
-
 NAMES = {LEAF: "leaf", LINEAR: "linear", BRANCH: "branch", COMPLICATE: "complicate"}
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import rekindle
-from refused import (
+from refused import (  # noqa: F401  never is a fixture of every test
     Held,
     Net,
     Refused,
@@ -26,6 +26,7 @@ from refused import (
     inferred,
     left_alone,
     model_is,
+    never,
     option,
     plan_it,
     planned,

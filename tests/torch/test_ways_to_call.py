@@ -1,4 +1,4 @@
-"""Ways to call a planned module: how arguments are passed, calls that cannot be planned, wrappers and transforms of other people."""
+"""Ways to call a planned module: how arguments are passed, calls that cannot be planned, other people's wrappers."""
 
 from __future__ import annotations
 
