@@ -14,4 +14,130 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
-from refused import """Writes to a parameter, "LONGEST", "error", # -- the one call beforehand -------------------------------------------------------------------------------------------, # -- the profiler ------------------------------------------------------------------------------------------------------, (x, ), )):, 0.2), 1) if "# the line to be named" in s), 1.0, 4, 4), @pytest.mark.parametrize(, @pytest.mark.skipif(not torch.cuda.is_available(), MemoryError(), Net, RuntimeError("can't allocate memory")], UsageError, [torch.OutOfMemoryError("none left"), _: compiled.append(graph) or graph.forward), a buffer, a_plan, a_plan(), a_plan()), assert compiled == [], assert e.value.__cause__ is model.error, assert f"{__file__}:{line}" in str(e.value), assert model.seen == [], assert torch.equal(generator.get_state(), assert torch.equal(model.plain, attributes and all random states.""", backend=lambda graph, batch, batch(), batch().to("meta"), check=False), class Endless(nn.Module):, class Fails(nn.Module):, class Force(nn.Module):, class Writes(nn.Module):, compiled: list[Any] = [], create_graph=True)[0], def __init__(self, def __init__(self) -> None:, def forward(self, def test_a_call_that_does_not_fit_says_nothing(error: Exception) -> None:, def test_a_call_that_takes_long_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:, def test_a_forward_that_needs_gradients_itself_is_tried_with_them() -> None:, def test_a_running_profiler_is_found_at_the_start() -> None:, def test_a_sample_on_another_device_is_told_before_planning() -> None:, def test_compiled_parts_are_not_compiled_for_one_call() -> None:, def test_fake_tensors_are_not_tried() -> None:, def test_nothing_of_the_one_call_remains() -> None:, def test_the_failure_of_the_module_itself_is_named_with_its_line() -> None:, earlier = (model.table.weight * 2).square().sum()  # saved for a backward that is still to come, earlier.backward(), error, error: Exception):, from refused import never as never  # a fixture of every test here, from rekindle import TraceError, from rekindle.torch.check import probe as probing, generator = Writes(), generator), generator: torch.Generator) -> torch.Tensor:, generator=generator) + torch.rand(4), its argument, left_alone, line = next(i for i, match="itself fails on this sample: KeyError: 'mask'") as e:, match="itself fails.*device"):, match="profiler"):, match="profiler.*check=False"):, max_norm=0.5), model, model.forward), monkeypatch.setattr(probing, never, np.random.rand(), part = torch.compile(nn.Linear(4, plan_it, plan_it(model, probing.probe(model, pytest.raises(TraceError, pytest.raises(UsageError, raise self.error  # the line to be named, random.random(), reason="needs a GPU"), rekindle.checkpoint(model, rekindle.verify(model, return self.table(torch.arange(4)) + x + torch.rand(4, return torch.autograd.grad(self.layer(x).tanh().sum(), s in enumerate(Path(__file__).read_text().splitlines(), self.count += 1, self.error = nn.Linear(4, self.last = x, self.layer, self.layer = nn.Linear(4, self.plain = torch.ones(3), self.plain.mul_(2), self.register_buffer("count", self.seen.append(x), self.seen: list[Any] = [], self.table = nn.Embedding(4, solver="chen-sqrt", state = generator.get_state(), state), super().__init__(), torch.Generator(), torch.manual_seed(0), torch.ones(3)), torch.zeros(2)), while True:, with FakeTensorMode():, with contextlib.suppress(Exception):, with left_alone(model, with torch.autograd.profiler.profile():, x, x = Endless(), x = Fails(KeyError("mask")), x = Fails(ValueError()), x = Fails(ValueError()).to("meta"), x = Fails(error), x = Force(), x = Net(), x = Net().cuda(), x = nn.Sequential(part), x = x.detach().requires_grad_(), x), x):, x.add_(1), x.mul_(2), x: torch.Tensor, x: torch.Tensor) -> torch.Tensor:, {}  # noqa: F401  never is a fixture of every test
+from refused import Net, a_plan, batch, left_alone, never, plan_it  # noqa: F401  never is a fixture of every test
+from rekindle import TraceError, UsageError
+from rekindle.torch.check import probe as probing
+
+
+# -- the profiler ------------------------------------------------------------------------------------------------------
+def test_a_running_profiler_is_found_at_the_start() -> None:
+    model, x = Net(), batch()
+    a_plan()
+    with torch.autograd.profiler.profile():
+        with left_alone(model, x), pytest.raises(UsageError, match="profiler.*check=False"):
+            plan_it(model, x)
+        with left_alone(model, x), pytest.raises(UsageError, match="profiler"):
+            rekindle.verify(model, x, a_plan())
+        rekindle.checkpoint(model, x, 1.0, solver="chen-sqrt", check=False)
+
+
+# -- the one call beforehand -------------------------------------------------------------------------------------------
+class Fails(nn.Module):
+    def __init__(self, error: Exception):
+        super().__init__()
+        self.layer, self.error = nn.Linear(4, 4), error
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise self.error  # the line to be named
+
+
+def test_the_failure_of_the_module_itself_is_named_with_its_line() -> None:
+    model, x = Fails(KeyError("mask")), batch()
+    with left_alone(model, x), pytest.raises(TraceError, match="itself fails on this sample: KeyError: 'mask'") as e:
+        plan_it(model, x)
+    line = next(i for i, s in enumerate(Path(__file__).read_text().splitlines(), 1) if "# the line to be named" in s)
+    assert f"{__file__}:{line}" in str(e.value)
+    assert e.value.__cause__ is model.error
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("none left"), MemoryError(), RuntimeError("can't allocate memory")]
+)
+def test_a_call_that_does_not_fit_says_nothing(error: Exception) -> None:
+    model, x = Fails(error), batch()
+    with left_alone(model, x):
+        probing.probe(model, (x,), {}, model.forward)
+
+
+class Writes(nn.Module):
+    """Writes to a parameter, a buffer, its argument, attributes and all random states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 4, max_norm=0.5)
+        self.register_buffer("count", torch.zeros(2))
+        self.seen: list[Any] = []
+        self.plain = torch.ones(3)
+
+    def forward(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        self.count += 1
+        self.plain.mul_(2)
+        self.seen.append(x)
+        self.last = x
+        x.mul_(2)
+        random.random(), np.random.rand()
+        return self.table(torch.arange(4)) + x + torch.rand(4, generator=generator) + torch.rand(4)
+
+
+def test_nothing_of_the_one_call_remains() -> None:
+    torch.manual_seed(0)
+    model, x, generator = Writes(), batch(), torch.Generator()
+    state = generator.get_state()
+    earlier = (model.table.weight * 2).square().sum()  # saved for a backward that is still to come
+    with left_alone(model, (x,)):
+        probing.probe(model, (x, generator), {}, model.forward)
+    assert torch.equal(generator.get_state(), state)
+    assert torch.equal(model.plain, torch.ones(3))
+    assert model.seen == []
+    earlier.backward()
+
+
+def test_a_forward_that_needs_gradients_itself_is_tried_with_them() -> None:
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.layer(x).tanh().sum(), x, create_graph=True)[0]
+
+    model, x = Force(), batch()
+    with left_alone(model, x):
+        probing.probe(model, (x,), {}, model.forward)
+
+
+def test_compiled_parts_are_not_compiled_for_one_call() -> None:
+    compiled: list[Any] = []
+    part = torch.compile(nn.Linear(4, 4), backend=lambda graph, _: compiled.append(graph) or graph.forward)
+    model, x = nn.Sequential(part), batch()
+    probing.probe(model, (x,), {}, model.forward)
+    assert compiled == []
+
+
+def test_a_call_that_takes_long_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            while True:
+                with contextlib.suppress(Exception):
+                    x.add_(1)
+
+    monkeypatch.setattr(probing, "LONGEST", 0.2)
+    model, x = Endless(), batch()
+    with left_alone(model, x):
+        probing.probe(model, (x,), {}, model.forward)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_sample_on_another_device_is_told_before_planning() -> None:
+    model, x = Net().cuda(), batch()
+    with left_alone(model, x), pytest.raises(TraceError, match="itself fails.*device"):
+        plan_it(model, x)
+
+
+def test_fake_tensors_are_not_tried() -> None:
+    with FakeTensorMode():
+        model, x = Fails(ValueError()), batch()
+        probing.probe(model, (x,), {}, model.forward)
+    model, x = Fails(ValueError()).to("meta"), batch().to("meta")
+    probing.probe(model, (x,), {}, model.forward)
