@@ -15,6 +15,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from graphs_by_hand import chain, unrolled
+from marks import sweep
 from rekindle import (
     Graph,
     InfeasibleBudget,
@@ -39,9 +41,6 @@ from rekindle.portfolio.storages import Search
 from rekindle.problem import Problem
 from rekindle.structure.saved import Dropping, runs_from_saved
 from strategies import chains, dags, examples, graphs, joint_graphs, u_nets
-from test_bounds import chain
-
-sweep = pytest.mark.sweep
 
 
 @pytest.fixture(params=[pytest.param(0.05, id="little effort"), pytest.param(1.0, id="full effort", marks=sweep)])
@@ -63,29 +62,6 @@ def with_modes(graph: Graph, drawn: list[int]) -> tuple[Dropping, np.ndarray]:
     for v, m in zip(d.candidates, itertools.cycle(drawn)):
         modes[v] = m
     return d, modes
-
-
-def unrolled(steps: int) -> Graph:
-    """A recurrent network: each step gives a state and what its own backward needs."""
-    values: list[Value] = []
-    ops: list[Op] = []
-
-    def new(size: int) -> int:
-        values.append(Value(size))
-        return len(values) - 1
-
-    states, insides = [], []
-    for t in range(steps):
-        insides.append(new(8))
-        states.append(new(2))
-        ops.append(Op(f"{t}", (states[t - 1],) if t else (), (insides[t], states[t]), seconds=1.0))
-    gradient = new(2)
-    ops.append(Op("boundary", (states[-1],), (gradient,), recompute=False))
-    for t in reversed(range(steps)):
-        before = (states[t - 1],) if t else ()
-        ops.append(Op(f"{t} back", (insides[t], gradient, *before), (new(2),), seconds=2.0, backward=True))
-        gradient = ops[-1].outputs[0]
-    return Graph(tuple(values), tuple(ops), (gradient,), name="unrolled")
 
 
 def test_the_modes_of_a_sequence_know_which_outputs_of_an_op_were_kept() -> None:

@@ -9,6 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import models
 import rekindle
+from graphs_by_hand import unrolled
+from marks import sweep
 from rekindle import (
     Schedule,
     bounds,
@@ -22,7 +24,6 @@ from rekindle.planner import plan_graph
 from rekindle.portfolio import anew, proposals
 from rekindle.problem import Problem
 from rekindle.zoo.libraries import import_library
-from test_auto import sweep, unrolled
 
 
 @sweep
