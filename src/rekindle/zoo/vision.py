@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from . import seeds
-from .torchvision_shim import import_torchvision
+from .libraries import import_library
 
 _INCEPTION = {"aux_logits": False, "transform_input": False, "init_weights": False}
 
@@ -24,7 +24,7 @@ def _load(
     name: str, batch: int | None, image: int | None, input_grad: bool, **keywords: Any
 ) -> tuple[nn.Module, Tensor]:
     row = seeds.row(name)
-    model = getattr(import_torchvision().models, name)(weights=None, **keywords)
+    model = getattr(import_library("torchvision.models"), name)(weights=None, **keywords)
     return model, image_sample(batch or row.batch, image or row.image, input_grad)
 
 

@@ -10,6 +10,7 @@ from torch import fx
 from ...model.graph import Value
 from . import rules
 from .node_tensors import Part, storage_bytes, tensors_of
+from .overwrites import OVERWRITES
 
 
 class Storages:
@@ -71,7 +72,7 @@ class Storages:
         """
         out = n.meta.get("val")
         rows: dict[int, int] = {}
-        for position in rules.OVERWRITES.get(n.target, {}):
+        for position in OVERWRITES.get(n.target, {}):
             a: Any = n.args[position] if position < len(n.args) else None
             v = self._sole_value(a)
             t = a.meta.get("val") if v is not None else None

@@ -23,9 +23,11 @@ from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture import tree
 from ..capture.guards import Expected
-from ..capture.known import Question
 from ..capture.module_call import Key, ModuleCall
-from ..capture.numbers import Place, matches, name_of, read
+from ..capture.number_places import name_of, read
+from ..capture.numbers import Place
+from ..capture.questions import Question
+from ..capture.same_graph import matches
 from ..trace import Trace, known_options, trace_call
 from . import trial
 from .bound import Bound, answered
