@@ -1,8 +1,8 @@
 """Mutations of a module written in place, as eager does.
 
 A captured graph is functional: new running statistics and counters are results, copied over the old ones at the end. For each
-BatchNorm this takes three more launches, and two more for copies of the old values if the op is recomputed. If no other op reads
-the old or the new values, the op's first run writes them in place, with the same bits, and later runs do without them.
+BatchNorm this takes three more launches, and two more for copies of the old values if the op is recomputed. If no other op
+reads the old or the new values, the op's first run writes them in place, with the same bits, and later runs do without them.
 """
 
 from __future__ import annotations

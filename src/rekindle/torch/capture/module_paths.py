@@ -1,4 +1,4 @@
-"""Which submodule made a node of a graph."""
+"""The submodule that made each node of a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATH = "rekindle_module_path"
 
 @contextlib.contextmanager
 def module_paths_recorded(model: nn.Module) -> Iterator[None]:
-    """Every node made meanwhile carries the name of the innermost submodule that made it, as its module stack."""
+    """Inside, every new node of a graph carries the name of the innermost submodule that made it, in its module stack."""
     names = {id(m): name for name, m in model.named_modules()}
     entered: list[str] = [""]
     here = threading.get_ident()  # modules may be called in other threads meanwhile
@@ -46,13 +46,13 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
 
 
 def module_path(n: fx.Node) -> str:
-    """Qualified name of the innermost module that made the node, or "". Backward nodes have that of their forward."""
+    """Qualified name of the innermost module that made the node, or "". A backward node has the name of its forward node."""
     stack = n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
     return stack[_PATH][0] if _PATH in stack else ""
 
 
 def printable(name: str) -> str:
-    """A module's name as part of an op's name, or of a comment: one line, without "|". Two names never become the same."""
+    """A module's name with special characters escaped: one line, without "|". Different names stay different."""
     if name.isprintable() and "|" not in name and "\\" not in name:
         return name
     return "".join(

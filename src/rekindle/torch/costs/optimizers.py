@@ -66,7 +66,7 @@ def check(given: Any) -> None:
             )
     elif _innermost(given) is None and not (isinstance(given, type) and issubclass(given, Optimizer)):
         raise UsageError(
-            f"optimizer={given!r:.80} is none; give a torch.optim.Optimizer (of a wrapper, the one inside), its class, or "
+            f"optimizer={given!r:.80} is no optimizer; give a torch.optim.Optimizer (of a wrapper, the one inside), its class, or "
             f"one of the names {', '.join(names())}"
         )
 
