@@ -84,8 +84,8 @@ def _constant(c: Captured, n: fx.Node) -> None:
         reader = next(iter(n.users), n)
         raise TraceError(
             f"{reader.target} in {module_path(reader) or 'the model'} draws from a generator of its own (generator=), "
-            "whose state a plan cannot restore to draw the same numbers again; draw from torch's default generator, or outside of "
-            "forward and pass the result in"
+            "whose state a plan cannot restore to draw the same numbers again; draw from torch's default generator, or outside "
+            "of forward and pass the result in"
         )
     if not isinstance(t, torch.Tensor):
         raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")

@@ -22,11 +22,12 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
-from ...model.graph import Graph
+from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
 from ..capture import rng, rules
+from ..capture.lowered import Lowered, OpCall
 from ..capture.module_paths import printable
-from ..capture.normalise import ACCUMULATE, Lowered, OpCall, is_member, tensors_of
+from ..capture.node_tensors import is_member, tensors_of
 from ..capture.overwrites import OVERWRITES
 from ..capture.private import OpOverload
 from .uses import additions, handed_over, join, source
