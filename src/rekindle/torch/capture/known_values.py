@@ -54,7 +54,9 @@ class KnownValues(TorchDispatchMode):
         self._sample = sample
         self._ops: list[RecordedOp] = []
         self._sizes: list[int] = []  # of ops, in elements
-        self._known = WeakIdKeyDictionary()  # tensor -> _Known; kept alive they would count in a measured peak
+        self._known = (
+            WeakIdKeyDictionary()
+        )  # tensor -> _Known; weak, since tensors kept alive would count in a measured peak
         for i, t in enumerate(given if sample is not None else ()):
             self._learn(t, Input(i), True)
 

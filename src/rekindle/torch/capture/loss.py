@@ -1,4 +1,4 @@
-"""Which of a model's results is the loss."""
+"""Finds the loss among the results of a model."""
 
 from __future__ import annotations
 
