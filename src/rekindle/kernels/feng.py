@@ -128,7 +128,7 @@ def maximal_closed_sets(ptr, near):
 
 @entry
 def cheapest_kept(limit, tree, scratch, kept):
-    """(bytes kept, bytes of the longest segment, next limit) of the cheapest saved set whose segments hold at most `limit` bytes.
+    """(bytes kept, bytes of the longest segment, next limit) of the cheapest saved set with segments of at most `limit` bytes.
 
     The next limit is the least one above this at which the answer can change.
 

@@ -84,7 +84,7 @@ def rehash(low, high, old_best, old_done, old_last, best, done, done_last):
 
 @inner
 def _before(key, a, b):
-    """Whether label a is expanded before label b: the lower key first; of equal keys the younger label, which is nearer the end."""
+    """Whether label a is expanded before label b: the lower key first; of equal keys the younger label."""
     return key[a] < key[b] or (key[a] == key[b] and a > b)
 
 

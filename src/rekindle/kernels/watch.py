@@ -74,7 +74,7 @@ def _items(w, low, high, watches, room):
 
 @inner
 def _cheapest(most, count, item_size, item_cost, order, cheapest):
-    """Fills cheapest[b] for b < most: least cost of doing without items of b bytes in all; cheapest[most]: of `most` or more."""
+    """Fills cheapest[b]: least cost of doing without items of b bytes in all, b < most; cheapest[most]: of `most` or more."""
     cheapest[: most + 1] = np.inf
     cheapest[0] = 0.0
     for k in range(count):
