@@ -50,7 +50,7 @@ class Search:
         self._enter()
 
     def _pick(self, every: Watches) -> watch.Watches:
-        """The ops whose first runs give the highest bounds at the start: with the whole slack, with half of it and with none."""
+        """The ops with the highest bounds at the start: with the whole slack, with half of it and with none."""
         if not self.by_cost and self.slack == np.inf:
             return every.of([])
         slacks = [self.slack] if self.by_cost else [self.slack, self.slack / 2, 0.0]

@@ -148,7 +148,7 @@ def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, u
 
 
 def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> Solution:
-    """A bound on the least peak between `low` and `high`, by halving: each question is whether a schedule stays within a peak."""
+    """A bound on the least peak between `low` and `high`, by halving: does any schedule stay within a peak?"""
     resident, unit = model.graph.resident_bytes, model.unit
     least, most = (low - resident) // unit, -((resident - high) // unit)
     probe, schedule = most - 1, None
