@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ..errors import RekindleError
+from ..torch.capture.private import FakeTensor, unset_fake_temporarily
 
 
 def import_library(name: str) -> ModuleType:
