@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from graphs_by_hand import chain as uniform
 from rekindle import registry
 from rekindle.kernels import hong as kernel
 from rekindle.kernels.range_max import largest, range_max
@@ -28,7 +29,6 @@ from rekindle.solvers.hong_exact import Plans, hong_exact, least
 from rekindle.structure.chain import Chain, chain_of, segmented
 from rekindle.structure.runs import prune
 from strategies import Builder, chains, graphs, run_sequences
-from test_bounds import chain as uniform
 
 SINGLE_LEVEL = ["chen-greedy", "feng-linear", "hong", "hong-cubic", "hong-exact"]
 MULTI_LEVEL = ["bptt", "chen-recursive", "revolve"]

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import rekindle
+from graphs_by_hand import chain as uniform
 from rekindle.kernels import levels as kernel
 from rekindle.kernels import rotor as rotor_kernel
 from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
@@ -25,7 +26,6 @@ from rekindle.structure.cuts import closed, cuts
 from rekindle.structure.division import splitting_vertices
 from rekindle.structure.forward import forward_dag
 from strategies import chains, examples, graphs
-from test_bounds import chain as uniform
 
 
 def peak(graph: Graph, schedules: list[Schedule], overhead: float = math.inf) -> float:
