@@ -27,6 +27,7 @@ from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
 from rekindle.planner import plan_graph
 from rekindle.portfolio import anew, proposals
+from rekindle.portfolio.point_seeds import seeds
 from rekindle.portfolio.storages import Search
 from rekindle.problem import Problem
 from rekindle.structure.saved import Dropping, runs_from_saved
@@ -70,12 +71,12 @@ def unrolled(steps: int) -> Graph:
 
 def test_the_modes_of_a_sequence_know_which_outputs_of_an_op_were_kept() -> None:
     graph = unrolled(64)
-    search = Search(Problem(graph, graph.weights()))
+    points = Search(Problem(graph, graph.weights())).points
     plain = simulate(graph, Schedule.baseline(graph)).peak_bytes
     for schedule in registry.get("chen-sqrt").solve(Problem(graph, graph.weights())):
         peak = simulate(graph, schedule).peak_bytes
         assert peak < 0.4 * plain
-        assert search.evaluate(search.point_of(search.reduced.reduced_runs(schedule.runs)))[0] == peak
+        assert points.evaluate(points.nearest(points.reduced.reduced_runs(schedule.runs)))[0] == peak
 
 
 def test_long_chains_are_not_worse_than_what_is_published_for_them() -> None:
@@ -96,7 +97,7 @@ def test_modes_expand_to_valid_runs_whose_peak_is_the_judges(graph: Graph, drawn
     judged = simulate(graph, Schedule.from_runs(graph, runs))
     n_values = len(graph.values)
     top, at = kernel.peak(
-        np.array(runs, np.int64), len(runs), np.inf, np.zeros(n_values, np.bool_), *graph.arrays, graph.shared
+        np.array(runs, np.int64), len(runs), np.inf, np.zeros(n_values, np.bool_), graph.arrays, graph.shared
     )
     if judged.peak_bytes > graph.resident_bytes + sum(graph.arrays.bytes[list(graph.keep)]):
         assert graph.resident_bytes + top == judged.peak_bytes
@@ -194,10 +195,10 @@ def test_search_scores_as_the_judge_does() -> None:
     graph = chain(40)
     problem = Problem(graph, graph.weights())
     search = Search(problem)
-    for point in search.seeds():
+    for point in seeds(search.points):
         search.record(point)
     for e in search.entries():
-        schedule = Schedule.from_runs(graph, search.reduced.whole_runs(e.runs))
+        schedule = Schedule.from_runs(graph, search.points.reduced.whole_runs(e.runs))
         assert simulate(graph, schedule).peak_bytes == e.peak
 
 
@@ -381,7 +382,7 @@ def test_near_the_floor_plans_by_flops_are_judged_by_the_cost_that_was_asked() -
     low = float(bounds.single_op(graph).bytes - graph.resident_bytes)
     groups = {c: anew.groups(Problem(graph, graph.weights(c)), low, 2 * low) for c in ("seconds", "flops")}
     assert len(groups["seconds"]) == len(groups["flops"]) + 1
-    for name in anew.BY_FLOPS:
+    for name in anew.SETTINGS.by_flops:
         found = list(proposals.proposed(Problem(graph, seconds), name, flops))
         theirs = [s.runs for s in registry.get(name).solve(Problem(graph, flops))]
         assert [e.runs.tolist() for e in found] == [list(runs) for runs in theirs]

@@ -17,9 +17,11 @@ from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
-from rekindle.portfolio.hierarchical import Known, Levels, hierarchical, nested, options
+from rekindle.portfolio.block_options import Known, options
+from rekindle.portfolio.hierarchical import Levels, hierarchical, nested
 from rekindle.problem import Problem
-from rekindle.structure.blocks import Block, Kinds, costly, programs
+from rekindle.structure.block_programs import programs
+from rekindle.structure.blocks import Block, Kinds, costly
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.cuts import closed, cuts
 from rekindle.structure.division import splitting_vertices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,3 +23,18 @@ class Arrays(NamedTuple):
     recompute: np.ndarray  # bool [ops]
     keep: np.ndarray  # bool [values]
     boundary: int  # op id, -1 where the graph has none
+
+
+class Rows(NamedTuple):
+    """Rows of ids of different lengths in two flat arrays: row i is ids[ptr[i] : ptr[i + 1]]."""
+
+    ptr: np.ndarray  # int64 [rows + 1]
+    ids: np.ndarray  # int64
+
+
+def rows_of(lists: Iterable[Sequence[int]]) -> Rows:
+    """The lists as compressed rows."""
+    lists = list(lists)
+    ptr = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(row) for row in lists], out=ptr[1:])
+    return Rows(ptr, np.array([x for row in lists for x in row], np.int64))

@@ -1,16 +1,22 @@
 """Simulated annealing over a sequence of runs (see `sequence`): runs are added, taken out and moved.
 
-A change is a few elementary steps that are logged, so that a refused one is undone. archive : (edges, extra, peak, runs
-int64 [bins, cap], lengths): in row b the cheapest sequence found whose peak is at most edges[b] and above edges[b - 1].
+A change is a few elementary steps that are logged, so that a refused change is undone.
+
+Arguments that functions share:
+
+s : `slots.Sequence`; changed in place. ops : `slots.Ops`. log : int64 [steps + 1, 3]; see `Work`.
+r : a run. o : an op. v : a value. t : a slot.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from .aim import score, soft
 from .borrow import borrow
 from .compiled import entry, inner
-from .search import score, soft
 from .sequence import empty_before, fill, insert, leeway, move, remove, runs_of, useless
 from .slot_lives import life_end, peak_slot, production_before
 from .slots import (
@@ -38,9 +44,42 @@ from .slots import (
     Sequence,
 )
 
-INSERTED, REMOVED, MOVED = 0, 1, 2
-MOST_STEPS = 60  # of one change
-CLOSURE = 30  # most runs that one change adds
+INSERTED, REMOVED, MOVED = 0, 1, 2  # kinds of steps in the log
+MOST_STEPS = 60  # elementary steps of one change
+MOST_ADDED_RUNS = 30  # by one change
+STACK_RUNS = 64  # runs, or values, of one change that are still to be looked at
+AT_PEAK_BELOW, LONG_WAIT_BELOW, TAKE_OUT_BELOW = 0.35, 0.45, 0.75  # random number: which change; guesses
+NEAR_SLOTS = 80  # most moves go no further
+FINEST_COST_SHARE = 1e-4  # of the base cost: sequences that differ by less count as equally cheap
+LEAST_TEMPERATURE_SHARE = 1e-3  # of the first temperature, at the end
+
+
+class SequenceBins(NamedTuple):
+    """The cheapest sequence found for each range of peaks. Row b holds one whose peak is at most edges[b] and above
+    edges[b - 1]; its extra cost is infinite where there is none."""
+
+    edges: np.ndarray  # float64 [bins]
+    extra: np.ndarray  # float64 [bins]
+    peak: np.ndarray  # float64 [bins]
+    runs: np.ndarray  # int32 [bins, most runs]
+    lengths: np.ndarray  # int64 [bins]; number of runs
+
+
+class Work(NamedTuple):
+    """Work space of one change."""
+
+    log: np.ndarray  # int64 [steps + 1, 3]; [0, 0] counts the steps; then (kind, op or old slot, slot) of each
+    stack: np.ndarray  # int64; runs still to be taken out
+    values: np.ndarray  # int64; values still to be made,
+    slots: np.ndarray  # int64; and the slots before which
+
+
+@inner
+def _work():
+    return Work(
+        np.zeros((MOST_STEPS + 4, 3), np.int64), np.empty(STACK_RUNS, np.int64), np.empty(STACK_RUNS, np.int64),
+        np.empty(STACK_RUNS, np.int64),
+    )  # fmt: skip
 
 
 @inner
@@ -84,8 +123,9 @@ def undo(s, ops, log):
 
 
 @inner
-def take_out(s, r, ops, log, stack):
-    """Take out a repeat, and what is then made in vain."""
+def take_out(s, r, ops, work):
+    """Take out repeat r, and the repeats whose outputs nothing uses then; whether the log had room."""
+    log, stack = work.log, work.stack
     stack[0] = r
     top = 1
     while top:
@@ -105,8 +145,12 @@ def take_out(s, r, ops, log, stack):
 
 
 @inner
-def make_again(s, v, t, hot_slot, ops, log, stack, values, slots):
-    """Make v again right before slot t, and with it, by chance, what of its inputs is gone by then."""
+def make_again(s, v, t, hot_slot, ops, work):
+    """Recompute v right before slot t, and by chance with it the inputs that are gone by then; whether that was possible.
+
+    hot_slot : inputs that would have to wait there are recomputed more often.
+    """
+    log, values, slots = work.log, work.values, work.slots
     values[0], slots[0] = v, t
     top, added = 1, 0
     while top:
@@ -119,7 +163,7 @@ def make_again(s, v, t, hot_slot, ops, log, stack, values, slots):
         if added and s.event[p, SLOT] >= t - 2 and s.run[s.event[p, RUN], AGAIN] != NONE:
             continue  # another input brought it along
         e = empty_before(s, t, 6)
-        if e == NONE or e <= s.event[p, SLOT] or e <= s.run[s.changing[o, FIRST], AT] or added == CLOSURE:
+        if e == NONE or e <= s.event[p, SLOT] or e <= s.run[s.changing[o, FIRST], AT] or added == MOST_ADDED_RUNS:
             return False
         n = top
         for j in range(ops.op[o, IN], ops.op[o, OVER]):
@@ -137,7 +181,7 @@ def make_again(s, v, t, hot_slot, ops, log, stack, values, slots):
         added += 1
         for j in range(ops.op[o, OUT], ops.op[o, IN]):
             q = production_before(s, ops.ids[j], e)
-            if q != NONE and useless(s, s.event[q, RUN], ops) and not take_out(s, s.event[q, RUN], ops, log, stack):
+            if q != NONE and useless(s, s.event[q, RUN], ops) and not take_out(s, s.event[q, RUN], ops, work):
                 return False
     return True
 
@@ -155,7 +199,7 @@ def use_after(s, v, t):
 
 @inner
 def _waiting(s, t, ops, hot):
-    """Values that wait in slot t for a later use, and could be made again; how many were written to `hot`."""
+    """Write to `hot` the values that wait in slot t for a later use and can be recomputed; how many."""
     k = 0
     for v in range(len(ops.value)):
         if ops.value[v, SIZE] and ops.op[ops.value[v, PRODUCER], RECOMPUTE] and use_after(s, v, t) != NONE:
@@ -166,7 +210,7 @@ def _waiting(s, t, ops, hot):
 
 @inner
 def _longest_wait(s, v):
-    """The use that v waits for longest, or NONE."""
+    """The use before which v waits longest, or NONE."""
     best, found = 1, NONE
     e = s.head[v]
     while e != NONE:
@@ -198,15 +242,16 @@ def respread(s, ops, buffer):
 
 
 @inner
-def record(s, archive, extra, finest):
-    """Enter the sequence where it is cheaper, by more than `finest`, than what the archive has at its peak."""
-    edges, cheapest, peaks, kept, lengths = archive
+def record(s, bins, extra, finest):
+    """Enter the sequence where it is cheaper, by more than `finest`, than the one in the bin of its peak."""
     top = s.tree[1, MOST]
-    b = np.searchsorted(edges, top)
-    if b < len(edges) and (extra < cheapest[b] - finest or (extra <= cheapest[b] + finest and top < peaks[b])):
-        m = runs_of(s, kept[b])
-        if m != NONE:
-            cheapest[b], peaks[b], lengths[b] = min(extra, cheapest[b]), top, m
+    b = np.searchsorted(bins.edges, top)
+    if b < len(bins.edges):
+        cheapest = bins.extra[b]
+        if extra < cheapest - finest or (extra <= cheapest + finest and top < bins.peak[b]):
+            m = runs_of(s, bins.runs[b])
+            if m != NONE:
+                bins.extra[b], bins.peak[b], bins.lengths[b] = min(extra, cheapest), top, m
 
 
 @inner
@@ -221,26 +266,26 @@ def _borrowed(s, ops):
 
 
 @entry
-def anneal(s, ops, goal, archive, base_cost, iterations, hot_start, seed):
-    """Best score met in `iterations` changes; what is met on the way is recorded.
+def anneal(s, ops, aim, bins, base_cost, changes, hot_start, seed):
+    """The best score met in so many changes; every sequence accepted on the way is recorded in `bins`.
 
-    goal : as in `search`. hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
+    aim : `aim.Aim`. bins : `SequenceBins`. base_cost : the cost of running each op once.
+    hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
     """
     np.random.seed(seed)
     s, ops = _borrowed(s, ops)
-    log = np.zeros((MOST_STEPS + 4, 3), np.int64)
-    stack = np.empty(64, np.int64)
-    values, slots = np.empty(64, np.int64), np.empty(64, np.int64)
+    work = _work()
+    log = work.log
     hot = np.empty(len(ops.value), np.int64)
-    buffer = np.empty(archive[3].shape[1], np.int64)
+    buffer = np.empty(bins.runs.shape[1], np.int64)
     n_values = len(ops.value)
-    finest = 1e-4 * base_cost
-    current = soft(float(s.tree[1, MOST]), s.cost[0] - base_cost, goal)
-    best = score(float(s.tree[1, MOST]), s.cost[0] - base_cost, goal)
-    record(s, archive, s.cost[0] - base_cost, 0.0)
+    finest = FINEST_COST_SHARE * base_cost
+    current = soft(float(s.tree[1, MOST]), s.cost[0] - base_cost, aim)
+    best = score(float(s.tree[1, MOST]), s.cost[0] - base_cost, aim)
+    record(s, bins, s.cost[0] - base_cost, 0.0)
     n_hot, hot_slot, failed = 0, 0, 0
     period = max(128, n_values // 4)
-    for it in range(iterations):
+    for it in range(changes):
         if it % period == 0:
             hot_slot = peak_slot(s)
             n_hot = _waiting(s, hot_slot, ops, hot)
@@ -248,28 +293,28 @@ def anneal(s, ops, goal, archive, base_cost, iterations, hot_start, seed):
                 respread(s, ops, buffer)
                 hot_slot = peak_slot(s)
                 failed = 0
-        left = 1.0 - it / iterations
-        temperature = hot_start * (left * left + 1e-3)
+        left = 1.0 - it / changes
+        temperature = hot_start * (left * left + LEAST_TEMPERATURE_SHARE)
         log[0, 0] = 0
         u = np.random.random()
         done = False
-        if u < 0.35 and n_hot:
+        if u < AT_PEAK_BELOW and n_hot:
             v = hot[np.random.randint(n_hot)]
             e = use_after(s, v, hot_slot)
             if e == NONE:
                 continue
-            done = make_again(s, v, s.event[e, SLOT], hot_slot, ops, log, stack, values, slots)
+            done = make_again(s, v, s.event[e, SLOT], hot_slot, ops, work)
             failed += not done
-        elif u < 0.45:
+        elif u < LONG_WAIT_BELOW:
             v = np.random.randint(n_values)
             e = _longest_wait(s, v)
             if e == NONE:
                 continue
-            done = make_again(s, v, s.event[e, SLOT], hot_slot, ops, log, stack, values, slots)
-        elif u < 0.75:
+            done = make_again(s, v, s.event[e, SLOT], hot_slot, ops, work)
+        elif u < TAKE_OUT_BELOW:
             if s.counts[N_AGAIN] == 0:
                 continue
-            done = take_out(s, s.repeats[np.random.randint(s.counts[N_AGAIN])], ops, log, stack)
+            done = take_out(s, s.repeats[np.random.randint(s.counts[N_AGAIN])], ops, work)
         else:
             r = np.random.randint(s.counts[RUN_TOP])
             if s.run[r, AT] == NONE:
@@ -277,7 +322,7 @@ def anneal(s, ops, goal, archive, base_cost, iterations, hot_start, seed):
             old = np.int64(s.run[r, AT])
             first, last = leeway(s, r, ops)
             if np.random.random() < 0.7:
-                first, last = max(first, old - 80), min(last, old + 80)
+                first, last = max(first, old - NEAR_SLOTS), min(last, old + NEAR_SLOTS)
             if last <= first:
                 continue
             t = first + np.random.randint(last - first + 1)
@@ -292,11 +337,11 @@ def anneal(s, ops, goal, archive, base_cost, iterations, hot_start, seed):
             undo(s, ops, log)
             continue
         top, extra = float(s.tree[1, MOST]), s.cost[0] - base_cost
-        new = soft(top, extra, goal)
+        new = soft(top, extra, aim)
         if new <= current or np.random.random() < np.exp((current - new) / temperature):
             current = new
-            record(s, archive, extra, finest)
-            strict = score(top, extra, goal)
+            record(s, bins, extra, finest)
+            strict = score(top, extra, aim)
             if strict < best:
                 best = strict
         else:
