@@ -21,9 +21,10 @@ from rekindle.portfolio.block_options import Known, options
 from rekindle.portfolio.hierarchical import Levels, hierarchical, nested
 from rekindle.problem import Problem
 from rekindle.structure.block_programs import programs
-from rekindle.structure.blocks import Block, Kinds, costly
+from rekindle.structure.blocks import Block, Kinds
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.cuts import closed, cuts
+from rekindle.structure.dear import costly
 from rekindle.structure.division import splitting_vertices
 from rekindle.structure.forward import forward_dag
 from strategies import chains, graphs

@@ -102,13 +102,13 @@ def expand(order, modes, drops, graph, scratch):
 @entry
 def peak(runs, m, most, live, graph, shared):
     """(peak bytes without the resident ones, index of the run that holds it) of runs[:m]. Where the last runs hold more
-    than `most`, the scan stops there and tells what it has met.
+    than `most`, the scan stops there and returns the peak so far.
 
     live : bool [values]; scratch.
     graph : `Arrays`.
     shared : bool [values]: values that the boundary reads or makes, which nothing may be written over.
 
-    The same as the judge of `Schedule.from_runs`, in one backward scan: what is live after a run is known there, and an
+    The same as the judge of `Schedule.from_runs`, in one backward scan: the values live after a run are known there, and an
     input that is not live after the run dies in it.
     """
     size, producer, keep, workspace = graph.bytes, graph.producer, graph.keep, graph.workspace

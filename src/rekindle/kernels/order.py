@@ -152,7 +152,7 @@ def whole(runs, ops, second_begin, boundary, waits, after, out):
 
     runs : int64, ids of the reduced problem.
     ops : the graph's id of each op of the reduced problem.
-    second_begin : the first of these that lies behind the end of forward. boundary : the boundary's id there, or -1.
+    second_begin : the first op of the reduced problem behind the end of forward. boundary : the boundary's id there, or -1.
     waits : int64 [graph ops]; how many ops a left-out op waits for, one more if it must wait for the end of forward; -1
         for ops that are not left out. Changed.
     after : `Rows`; per graph op the left-out ops that wait for it; in the last row those that wait for the end of forward.

@@ -13,7 +13,7 @@ def prune(runs, graph):
     afterwards. O(runs + edges).
 
     graph : `Arrays`. Only `recompute`, `keep`, `producer`, inputs and outputs are read; a caller may replace the first
-        three to ask what a part of the graph needs.
+        three to ask for the needs of a part of the graph.
     """
     in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
     producer, recompute = graph.producer, graph.recompute

@@ -20,7 +20,7 @@ MARGIN = 1 + 1e-9  # beyond rounding
 
 
 class Point(NamedTuple):
-    """What a search decides."""
+    """One choice of a search: a mode for each value, and an order of the ops."""
 
     modes: np.ndarray  # int8 [values]
     order: np.ndarray  # int64 [ops]
@@ -33,7 +33,7 @@ class Instance(NamedTuple):
     drops: Rows  # per position of the order the values that are freed before it unless they are kept
     weights: np.ndarray  # float64 [ops]; cost of a run
     base_cost: float  # their sum
-    shared: np.ndarray  # bool [values]; what nothing may be written over
+    shared: np.ndarray  # bool [values]; values that nothing may be written over
     before: Rows  # per op the ops that must run before it
     regions: Regions
     most_runs: int  # of a sequence

@@ -3,7 +3,7 @@
 Arguments that functions share:
 
 point : `scoring.Point`. instance : `scoring.Instance`. aim : `aim.Aim`.
-bins : `PointBins`; what is met is recorded there.
+bins : `PointBins`; points met on the way are recorded there.
 candidates : int64; values whose mode may change, in order of production.
 classes : int64 per candidate; see `changes`.
 """

@@ -39,9 +39,10 @@ from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..solvers.rotor import SLOTS, Curve, entries, thin
 from ..structure.archive import Entry, pareto
-from ..structure.blocks import Block, costly
+from ..structure.blocks import Block
 from ..structure.chain import chain_at, with_kept
 from ..structure.cuts import closed, cuts
+from ..structure.dear import costly
 from ..structure.forward import Forward, forward_dag
 from ..structure.operations import BACKWARD
 from ..structure.runs import prune
@@ -58,7 +59,7 @@ class HierarchicalSettings:
     divided_ops_most : ops of weight in a block that is divided in turn.
     slots_least : memory slots in any case; a long chain has fewer than a short one.
     slots_times_blocks : in multiples of rotor's slots; how many slots all blocks have together.
-    wait_shares : of the bytes that a block takes; what the rest of the step takes beside it, when it is divided.
+    wait_shares : of the bytes that a block takes; the bytes of the rest of the step beside it, when it is divided.
     levels : sets of values that forward saves, one within the other.
     inner_levels : the same inside a block.
     """

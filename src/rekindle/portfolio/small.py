@@ -29,7 +29,7 @@ class SmallSettings:
     closer_nodes : for one peak of a larger graph.
     peaks : asked about, from the plain one down to none.
     failures_most : in a stretch of the curve, until the rest of it is left.
-    better_share : of the extra cost; what an answer must save at least.
+    better_share : of the extra cost; the least that an answer must save.
     """
 
     answered_ops_most: int = 40

@@ -213,7 +213,7 @@ def _fewer(splits: list[int], cost: np.ndarray, most: int) -> list[int]:
 
 def chain_at(graph: Graph, forward: Forward, splits: list[int]) -> Chain:
     """The chain whose stages end at the vertices `splits` of the forward DAG, the source and the target among them.
-    They need not be splitting vertices: all values that pass from one stage to later ones are the input of these."""
+    They need not be splitting vertices: a value that passes from one stage to later ones is an input of each of them."""
     return _measured(Assignment(graph, forward, splits))
 
 
