@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+RUN, FREE = 0, 1  # kinds of the steps of a schedule
+
 
 class Arrays(NamedTuple):
     """The graph as flat arrays for compiled loops; rows of inputs, outputs and inplace are compressed."""
@@ -32,9 +34,9 @@ class Rows(NamedTuple):
     ids: np.ndarray  # int64
 
 
-def rows_of(lists: Iterable[Sequence[int]]) -> Rows:
-    """The lists as compressed rows."""
-    lists = list(lists)
-    ptr = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum([len(row) for row in lists], out=ptr[1:])
-    return Rows(ptr, np.array([x for row in lists for x in row], np.int64))
+def compressed_rows(rows: Iterable[Sequence[int]]) -> Rows:
+    """The rows in two flat arrays."""
+    rows = list(rows)
+    ptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(r) for r in rows], out=ptr[1:])
+    return Rows(ptr, np.array([x for r in rows for x in r], np.int64))

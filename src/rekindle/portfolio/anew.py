@@ -75,7 +75,7 @@ def _walked(problem: Problem, peak: int) -> Iterator[Entry]:
     search = beam.Search(problem)
     width = min(SETTINGS.beam_width, SETTINGS.beam_states_ops2 // len(problem.graph.ops) ** 2)
     wide = (beam.Way(width, price, soft, window) for soft, price, window in SETTINGS.beam_ways)
-    for way in (*beam.PROBE, *wide):
+    for way in (*beam.SETTINGS.probe, *wide):
         if problem.time_left <= 0:
             return
         found = search.walk(peak, way)

@@ -37,7 +37,8 @@ from ..kernels.rotor import Stages
 from ..model.graph import Graph
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
-from ..solvers.rotor import SLOTS, Curve, entries, thin
+from ..solvers.rotor import SETTINGS as ROTOR
+from ..solvers.rotor import Curve, entries, thin
 from ..structure.archive import Entry, pareto
 from ..structure.blocks import Block
 from ..structure.chain import chain_at, with_kept
@@ -137,7 +138,9 @@ class Levels(Curve):
                 self.enter[here, there, 1:] = np.cumsum(more)
         self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
         super().__init__(plain, weights)
-        self.slots = max(SETTINGS.slots_least, min(SLOTS, SETTINGS.slots_times_blocks * SLOTS // len(plain)))
+        self.slots = max(
+            SETTINGS.slots_least, min(ROTOR.slots, SETTINGS.slots_times_blocks * ROTOR.slots // len(plain))
+        )
 
     def beside(self, wait: int) -> Levels:
         """The curve where the rest of a larger step takes `wait` bytes at the turn."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels.arrays import rows_of
+from ..kernels.arrays import compressed_rows
 from ..kernels.modes import HOLD, KEEP, TRANSIENT
 from ..kernels.order import hoist
 from .blocks import Block
@@ -77,5 +77,5 @@ def _hoisted(dropping: Dropping) -> np.ndarray:
     """The order in which ops of backward that free more than they make run as soon as they can."""
     graph = dropping.graph
     producer = graph.arrays.producer
-    before = rows_of([sorted({int(p) for p in producer[list(op.inputs)] if p >= 0}) for op in graph.ops])
+    before = compressed_rows([sorted({int(p) for p in producer[list(op.inputs)] if p >= 0}) for op in graph.ops])
     return hoist(dropping.order, dropping.end_of_forward or 0, before, graph.arrays)

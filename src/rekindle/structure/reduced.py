@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ..kernels import order as kernel
-from ..kernels.arrays import Arrays, Rows, rows_of
+from ..kernels.arrays import Arrays, Rows, compressed_rows
 from ..kernels.order import Regions
 from ..model.graph import Graph
 from .saved import Dropping
@@ -55,11 +55,10 @@ class Reduced:
             [int(new_value[v]) for v in op.inplace if new_value[v] >= 0 and new_value[op.outputs[0]] >= 0]
             for op in (graph.ops[o] for o in self.ops)
         ]
-        rows_in, rows_out, rows_over = (
-            rows_of([inputs[o] for o in self.ops]), rows_of([outputs[o] for o in self.ops]), rows_of(over)
-        )  # fmt: skip
+        rows_in = compressed_rows(inputs[o] for o in self.ops)
+        rows_out = compressed_rows(outputs[o] for o in self.ops)
         self.arrays = Arrays(
-            a.bytes[self.values], new_op[a.producer[self.values]], *rows_in, *rows_out, *rows_over,
+            a.bytes[self.values], new_op[a.producer[self.values]], *rows_in, *rows_out, *compressed_rows(over),
             a.workspace[self.ops], a.recompute[self.ops], a.keep[self.values],
             int(new_op[a.boundary]) if a.boundary >= 0 else -1,
         )  # fmt: skip
@@ -72,7 +71,7 @@ class Reduced:
         ids = self.candidates[np.argsort(at[self.candidates], kind="stable")]
         self.drops = Rows(np.searchsorted(at[ids], np.arange(len(self.ops) + 1)).astype(np.int64), ids)
         self._graph, self._order = graph, dropping.order.tolist()
-        self.before = rows_of(self._before(new_op.tolist()))
+        self.before = compressed_rows(self._before(new_op.tolist()))
         self.regions = self._regions()
         whole = dropping.end_of_forward
         self._end = whole if whole is not None and self.regions.second_begin else 0
@@ -139,7 +138,7 @@ class Reduced:
             waits[o] = len(needs)
             for p in needs:
                 after[p].append(o)
-        return waits, rows_of(after)
+        return waits, compressed_rows(after)
 
     def _in_order(self, values: np.ndarray) -> np.ndarray:
         values = values[values >= 0]
