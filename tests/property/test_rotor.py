@@ -21,7 +21,8 @@ from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
 from rekindle.solvers.revolve import operations
 from rekindle.solvers.rotor import Curve, rotor
-from rekindle.structure.chain import BACKWARD, KEEP_ALL, chain_of
+from rekindle.structure.chain import chain_of
+from rekindle.structure.operations import BACKWARD, KEEP_ALL
 from strategies import chains, examples, graphs
 
 

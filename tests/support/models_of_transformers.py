@@ -21,6 +21,7 @@ def _ids(batch: int = 2, length: int = 24, vocab: int = 60) -> Tensor:
 
 
 def _transformers() -> Any:
+    """The package, imported when a test first asks for it."""
     import transformers
 
     return transformers

@@ -66,7 +66,7 @@ def with_modes(graph: Graph, drawn: list[int]) -> tuple[Dropping, np.ndarray]:
 
 def test_the_modes_of_a_sequence_know_which_outputs_of_an_op_were_kept() -> None:
     graph = unrolled(64)
-    search = Search(Problem(graph, graph.weights()))
+    points = Search(Problem(graph, graph.weights())).points
     plain = simulate(graph, Schedule.baseline(graph)).peak_bytes
     proposed = list(registry.get("chen-sqrt").solve(Problem(graph, graph.weights())))
     assert proposed
