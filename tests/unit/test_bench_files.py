@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from marks import sweep
 from rekindle.bench.files import RowFile, read_rows
 from rekindle.bench.pool import run_in_processes
 from rekindle.bench.regress import regressions
@@ -169,6 +170,7 @@ def test_compare_tells_rows_that_only_one_side_has(tmp_path: Path, capsys: pytes
     assert "nothing to compare" in capsys.readouterr().err
 
 
+@sweep
 def test_bench_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "rows.jsonl")
     command = ["bench", "--suite", "smoke", "--models", "cnn", "--out", out, "--json", "--methods"]

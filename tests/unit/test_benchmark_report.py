@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from marks import sweep
 from rekindle.bench import run_suite
 from rekindle.errors import UsageError
 from rekindle.report import curves, growth, loglog, unit_costs
@@ -290,6 +291,7 @@ def test_rows_without_the_newer_fields_are_reported(tmp_path: Path) -> None:
     assert f"{max(abs(r['peak_mb'] / r['predicted_mb'] - 1) for r in planned):.2%}" in text
 
 
+@sweep
 def test_a_measured_suite_becomes_a_page(tmp_path: Path) -> None:
     path, out = tmp_path / "rows.jsonl", tmp_path / "b.md"
     measured = list(run_suite("smoke", ["cnn"], ["plain", "checkpoint-sequential", "chen-sqrt", "auto@33%"]))

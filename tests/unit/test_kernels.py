@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from marks import sweep
 from rekindle.kernels import drop_stale
 
 ASK = """
@@ -33,6 +34,7 @@ def test_compiled_code_older_than_any_source_is_dropped(tmp_path: Path) -> None:
     drop_stale(tmp_path / "none")
 
 
+@sweep
 def test_what_has_yet_to_be_compiled_is_known(tmp_path: Path) -> None:
     env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     for expected in ("True False", "False False"):  # after an installation; in a later process
