@@ -40,7 +40,7 @@ demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compar
 test: $(STAMP) ## the tests of every feature, in 6 minutes
 	$(PY) -m pytest -n 2 --dist loadfile
 
-# Before an issue is called resolved. On two cores at most 45 minutes: about 20 for what `make test` leaves out and its property
+# Before an issue is called resolved. On two cores at most 45 minutes: about 15 for what `make test` leaves out and its property
 # tests with eight times as many examples, 10 for 300 sequences against an eager twin, 10 for every fourth configuration of timm
 # and transformers (which ones: REKINDLE_SWEEP=1/4, 2/4, 3/4, or all of the 243, which takes 40 minutes: see
 # tests/sweep/test_configurations.py).

@@ -222,7 +222,9 @@ def test_small_graphs_are_solved_exactly(graph: Graph) -> None:
 
 @pytest.mark.usefixtures("effort")
 @pytest.mark.parametrize(
-    "graph", [chain(9), chain(21), pytest.param(chain(70), marks=sweep)], ids=["proven", "proven in part", "searched"]
+    "graph",
+    [chain(9), chain(21), pytest.param(chain(70), marks=sweep)],
+    ids=["proven", "proven in part", "searched"],
 )
 def test_a_larger_budget_is_never_slower_and_more_overhead_never_larger(graph: Graph) -> None:
     top = simulate(graph, Schedule.baseline(graph)).peak_bytes
