@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,11 +35,16 @@ def untouched(model: nn.Module) -> Iterator[None]:
     assert model.__dict__.get("forward") is forward
 
 
-def planned_pair(on_new_shape: str = "plan", **sample: Any) -> tuple[nn.Module, nn.Module]:
+@functools.cache
+def _planned_pair(on_new_shape: str) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     plain = Net()
     planned = copy.deepcopy(plain)
     return plain, rekindle.apply(planned, tight(rekindle.trace(planned, torch.rand(32, 16))), on_new_shape)
+
+
+def planned_pair(on_new_shape: str = "plan") -> tuple[nn.Module, nn.Module]:
+    return copy.deepcopy(_planned_pair(on_new_shape))
 
 
 def step_equal(plain: nn.Module, planned: nn.Module, x: torch.Tensor) -> bool:
