@@ -17,7 +17,7 @@ from ..capture.private import versions_preserved
 from ..capture.rng import cuda_indices
 from ..capture.side_effects import SideEffects
 from ..costs.instrument import Instrument
-from ..costs.storages import storage_of, tensors_in
+from ..costs.op_tensors import storage_of, tensors_in
 
 
 @contextlib.contextmanager

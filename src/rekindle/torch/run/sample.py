@@ -10,7 +10,7 @@ from torch import nn
 
 from ..capture import tree
 from ..capture.private import negated_view
-from ..costs.storages import storage_of
+from ..costs.op_tensors import storage_of
 
 _ALIGNED = 512  # bytes: kernels may choose by the alignment of what they read, so copies keep it
 
