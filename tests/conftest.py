@@ -1,6 +1,8 @@
 """How many examples property tests try; and one thread per test process: two processes of two threads each, on two cores,
 wait for each other most of the time."""
 
+import copy
+import gc
 import os
 from typing import Any
 
@@ -23,9 +25,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     compile_once()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """Each measured step collects garbage twice, and torch alone keeps so many objects that a collection takes a tenth of
+    a second: what is there already is left out from now on."""
+    gc.freeze()
+
+
 @pytest.fixture
 def pair() -> Any:
     """(plain, planned, input)."""
     from pairs import planned_pair  # torch reads the variables above when it is imported
 
-    return planned_pair()
+    return copy.deepcopy(planned_pair())

@@ -34,6 +34,8 @@ def holds(plan: Plan) -> bool:
 
     False means that they were not proven here: they may be false, or may need a longer search.
     """
+    import scipy.optimize  # noqa: F401  imported lazily elsewhere, but that must not take from the time of a proof
+
     graph, weights = plan.graph, plan.graph.weights(plan.cost)
     limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
     claim = Claim(graph, weights, plan.goal, limit, plan.peak_bytes, plan.overhead)

@@ -95,7 +95,7 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     time_limit = options.time_limit
     deadline = None if time_limit is None else time.monotonic() + time_limit - certify.seconds_kept_back(time_limit)
     effort = max(1.0, (time_limit or 0.0) / SETTINGS.usual_s)
-    progress = options.progress if callable(options.progress) else lambda _: None
+    progress = options.report or (lambda _: None)
     return Problem(graph, weights, limit, options.goal.max_overhead, options.seed, deadline, progress, effort)
 
 

@@ -11,21 +11,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import rekindle
+from graphs_by_hand import chain as uniform
 from rekindle.kernels import levels as kernel
 from rekindle.kernels import rotor as rotor_kernel
 from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
-from rekindle.portfolio.hierarchical import Known, Levels, hierarchical, nested, options
+from rekindle.portfolio.block_options import Known, options
+from rekindle.portfolio.hierarchical import Levels, hierarchical, nested
 from rekindle.problem import Problem
-from rekindle.structure.blocks import Block, Kinds, costly, programs
+from rekindle.structure.block_programs import programs
+from rekindle.structure.blocks import Block, Kinds
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.cuts import closed, cuts
+from rekindle.structure.dear import costly
 from rekindle.structure.division import splitting_vertices
 from rekindle.structure.forward import forward_dag
 from strategies import chains, examples, graphs
-from test_bounds import chain as uniform
 
 
 def peak(graph: Graph, schedules: list[Schedule], overhead: float = math.inf) -> float:
@@ -75,7 +78,9 @@ def test_programs_run_all_of_backward_and_make_what_they_need(graph: Graph, size
     kinds = Kinds(graph, graph.weights())
     for stage in range(len(chain)):
         block = Block(chain, stage, kinds)
-        for program in programs(block):
+        found = list(programs(block))
+        assert found
+        for program in found:
             assert sorted(set(program.tolist()) - set(range(block.turn))) == block.plain.tolist()
 
 
@@ -334,7 +339,7 @@ def test_the_inside_of_a_skip_is_one_block() -> None:
     assert set(splits) <= set(splitting_vertices(forward.dag))
     chain = chain_at(graph, forward, splits)
     inside = max(range(len(chain)), key=lambda stage: len(chain.forward[stage]))
-    names = {graph.ops[o].name.split("|")[0] for o in chain.forward[inside]}
+    names = {graph.ops[o].module for o in chain.forward[inside]}
     assert {n for n in names if n.startswith("down")} >= {"down.0.0", "down.3.0"}
     block = Block(chain, inside, Kinds(graph, graph.weights("flops")))
     flat = np.array([block.quick(p) for p in programs(block)])
@@ -349,10 +354,11 @@ def test_what_runs_inside_a_block_is_a_valid_step(graph: Graph) -> None:
     forward = forward_dag(graph)
     assume(forward is not None)
     chain = chain_at(graph, forward, cuts(graph, forward, 50))
-    for stage in range(len(chain)):
-        block = Block(chain, stage, Kinds(graph, graph.weights()))
+    blocks = [Block(chain, stage, Kinds(graph, graph.weights())) for stage in range(len(chain))]
+    found = [(block, program) for block in blocks for program in nested(block, 1)]
+    assume(found)
+    for block, program in found:
         plain = set(block.plain.tolist())
-        for program in nested(block, 1):
-            runs = [*range(block.turn + 1), *program.tolist()]
-            simulate(block.graph, Schedule.from_runs(block.graph, runs))
-            assert plain <= set(program.tolist())
+        runs = [*range(block.turn + 1), *program.tolist()]
+        simulate(block.graph, Schedule.from_runs(block.graph, runs))
+        assert plain <= set(program.tolist())

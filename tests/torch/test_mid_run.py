@@ -255,7 +255,7 @@ def test_an_argument_that_varies_is_not_looked_into_at_each_call(monkeypatch: py
     with told("times differ"):
         for k in range(1, 12):
             assert equal(plain, planned, x, times=k)
-    calls = [*map(counted, [monkeypatch] * 2, [new_call, guards], ["changed_numbers", "_State"])]
+    calls = [*map(counted, [monkeypatch] * 2, [new_call, guards], ["changed_numbers", "ModuleState"])]
     for k in range(20, 24):
         assert equal(plain, planned, x, times=k)
     assert calls == [[], []]
@@ -270,7 +270,7 @@ def test_going_to_and_fro_between_two_states_takes_quick_looks(monkeypatch: pyte
     built: list[str] = []
     for k in range(6):
         if k == 3:
-            built = counted(monkeypatch, guards, "_State")
+            built = counted(monkeypatch, guards, "ModuleState")
         for m in (plain, planned):
             m.first.weight.requires_grad_(k % 2 == 0)
             m.drop.p = 0.1 if k % 2 else 0.2

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rekindle
-from rekindle.torch.capture.strides import eager_strides
+from rekindle.torch.capture.eager_strides import eager_strides
 
 STEPS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "batch norm": (lambda x: nn.BatchNorm1d(8)(x), (2, 8, 6)),

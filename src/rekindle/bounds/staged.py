@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, milp
 
 from ..exact.rows import Rows
 from ..model.floor import Bound, single_op, working_set
@@ -167,6 +166,8 @@ class Staged:
         options: dict[str, float] = {"node_limit": SETTINGS.branches_most}
         if seconds is not None:
             options["time_limit"] = seconds
+        from scipy.optimize import Bounds, milp  # here, since importing it takes as long as all of rekindle
+
         found = milp(
             objective, constraints=rows.constraint(peak + 1), bounds=Bounds(lower, upper), integrality=whole,
             options=options,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import LinearConstraint
-from scipy.sparse import coo_matrix
+
+if TYPE_CHECKING:
+    from scipy.optimize import LinearConstraint
 
 
 class Rows:
@@ -28,6 +30,9 @@ class Rows:
 
     def constraint(self, columns: int) -> LinearConstraint:
         """The rows for `scipy.optimize.milp`."""
+        from scipy.optimize import LinearConstraint  # here, since importing it takes as long as all of rekindle
+        from scipy.sparse import coo_matrix
+
         shape = len(self.right), columns
         matrix = coo_matrix((self._factor, (self._row, self._column)), shape=shape).tocsr()
         return LinearConstraint(matrix, -np.inf, np.array(self.right))

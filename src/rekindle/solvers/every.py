@@ -5,8 +5,8 @@ runs the whole block again.
 
 Problem: none is solved. A block is a module path cut after its first number ("layer1.0", "transformer.h.3"), else after
 its first name; in a model that has hardly any such numbers, after the first name that ends in one
-("features.denseblock2"). An op without a path belongs to the block before it. In a graph without such names the blocks
-are what lies between splitting vertices.
+("features.denseblock2"). An op without a path belongs to the block before it. In a graph whose ops name no modules the
+blocks are the stretches between splitting vertices.
 
 Optimality: none.
 
@@ -54,7 +54,7 @@ def every(problem: Problem) -> Iterator[Schedule]:
     if forward is None:
         yield Schedule.baseline(graph, "every")
         return
-    if any("|" in graph.ops[o].name for o in forward_ops(graph)):
+    if any(graph.ops[o].module or graph.ops[o].kind for o in forward_ops(graph)):
         saved = _passed_on(graph)
     else:
         saved = forward.saved(splitting_vertices(forward.dag))
@@ -75,7 +75,7 @@ def blocks(graph: Graph) -> dict[int, int]:
     found: dict[int, int] = {}
     current, number = "", 0
     ops = forward_ops(graph)
-    plain, loose = ([block_path(graph.ops[o].name, ending) for o in ops] for ending in (False, True))
+    plain, loose = ([block_path(graph.ops[o].module, ending) for o in ops] for ending in (False, True))
     few = len(set(plain)) < SETTINGS.numbered_paths_least < len(set(loose))
     for o, path in zip(ops, loose if few else plain, strict=True):
         if path and path != current:
@@ -84,15 +84,14 @@ def blocks(graph: Graph) -> dict[int, int]:
     return found
 
 
-def block_path(name: str, ending: bool = False) -> str:
-    """The path of the block of an op called "module.path|operator|shapes"; ending: a name that ends in a number counts
-    as one.
+def block_path(module: str, ending: bool = False) -> str:
+    """The path of the block in which a module lies. ending : a name that ends in a number counts as a number.
 
-    >>> block_path("layer1.0.conv2|aten.convolution.default|f32[8,64,56,56]")
+    >>> block_path("layer1.0.conv2")
     'layer1.0'
-    >>> block_path("features.denseblock2.denselayer3.conv1|aten.convolution.default|", ending=True)
+    >>> block_path("features.denseblock2.denselayer3.conv1", ending=True)
     'features.denseblock2'
     """
-    parts = name.split("|")[0].split(".")
+    parts = module.split(".")
     first = next((i for i, part in enumerate(parts) if (part[-1:] if ending else part).isdigit()), 0)
     return ".".join(parts[: first + 1])

@@ -1,163 +1,77 @@
 """Python values as keys: two values with the same key make forward do the same.
 
-Plain values, containers, arrays and objects with fields count by what they hold; whatever cannot be looked into by identity;
-classes and Python modules by identity and by the plain values in them. Modules of torch count by identity and by their fields;
-guards look into the model's own submodules. Tensors count by identity and by what says which operators take them. A `Watch`
-collects on the way where those values stand, so that a later look needs no second walk while every one of them is still the
-same object.
+The key of a plain value, container, array or object with fields is made of its content. A class or Python module counts by
+identity and by the plain values in it, an nn.Module by identity and by its fields (guards look into the model's own
+submodules), a tensor by identity and by the properties that choose its operators, and any other object by identity. A `Watch`
+collects the places of all these values, so that a later check needs no second walk while each place holds the same object.
 """
 
 from __future__ import annotations
 
-import array
 import functools
 import logging
 import pathlib
-import sys
 import types
 import weakref
-import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import chain
-from operator import is_
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from . import tree
-from .contents import entries
+from .arrays import array_key, is_array
+from .containers import entries
+from .fields import fields_of, is_elsewhere, is_simple, slots_of
+from .identity import Same
+from .watch import Watch
 
 Key = Any
-MOST_ENTRIES = 20_000  # of one walk; objects beyond that count by identity
-EXACT = 2**12  # bytes of an array that are kept to be compared; of larger ones their checksum
-LARGEST = 2**26  # bytes of an array; of larger ones elements spread evenly count
-SPREAD = 2**12  # elements of those
-DEEPEST = 32  # levels of containers, objects and closures
+
+
+@dataclass(frozen=True)
+class WalkSettings:
+    """Limits of one walk; objects beyond them count by identity. Both are guesses.
+
+    entries_most : objects that are looked into. levels_most : nested containers, objects and closures.
+    """
+
+    entries_most: int = 20_000
+    levels_most: int = 32
+
+
+SETTINGS = WalkSettings()
 
 _PLAIN_TYPES = frozenset({bool, int, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
                           torch.memory_format})  # fmt: skip
 _STAND_INS = frozenset({weakref.ProxyType, weakref.CallableProxyType})
 _BY_IDENTITY = (nn.Module, torch.optim.Optimizer, torch.Generator, types.GeneratorType, types.BuiltinFunctionType,
                 logging.Logger, logging.LoggerAdapter, logging.Handler)  # fmt: skip
-_ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
 _NAMESPACES = (type, types.ModuleType)
 
 
-class Same:
-    """A key that equals only the key of the same object, and keeps it alive only where Python has no weak reference."""
-
-    __slots__ = ("_hash", "_of")
-
-    def __init__(self, x: Any):
-        self._hash = id(x)
-        self._of: Callable[[], Any]
-        try:
-            self._of = weakref.ref(x)
-        except TypeError:
-            self._of = functools.partial(_itself, x)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Same):
-            return NotImplemented
-        mine = self._of()
-        return mine is not None and mine is other._of()
-
-    def __repr__(self) -> str:
-        x = self._of()
-        return getattr(x, "__qualname__", None) or f"a {type(x).__name__}"
-
-
-def _itself(x: Any) -> Any:
-    return x
-
-
-class Watch:
-    """The containers that a walk met, and what they held.
-
-    own : ids of modules that count by identity, since somebody else looks into them.
-    """
-
-    def __init__(self, own: Collection[int] = ()) -> None:
-        self.own = own
-        self.kinds: dict[int, tuple[Any, Key]] = {}  # classes and Python modules that were met, and their keys
-        self.functions: list[types.FunctionType] = []  # that were met
-        self._arrays: list[Any] = []
-        self._tables: list[dict[Any, Any]] = []
-        self._rows: list[Any] = []
-        self._cells: list[Any] = []
-        self._slots: list[tuple[Any, str]] = []
-        self._parts: list[tuple[Mapping[str, Any], tuple[str, ...]]] = []
-        self._held: list[Any] = []
-        self._counts: list[Any] = []
-
-    def table(self, x: dict[Any, Any]) -> None:
-        self._tables.append(x)
-
-    def part(self, x: Mapping[str, Any], names: Iterable[str]) -> None:
-        """What stands under these names, and how many others there are."""
-        self._parts.append((x, tuple(names)))
-
-    def slot(self, x: Any, name: str) -> None:
-        self._slots.append((x, name))
-
-    def row(self, x: Any) -> None:
-        self._rows.append(x)
-
-    def cell(self, x: Any) -> None:
-        self._cells.append(x)
-
-    def array(self, x: Any) -> None:
-        self._arrays.append(x)
-
-    def close(self) -> None:
-        """Remember what they hold now."""
-        self._held = [*self._values()]
-        self._counts = self._sizes()
-
-    def unchanged(self) -> bool:
-        """Whether they hold the very same objects as when the walk ended."""
-        try:
-            now = [*self._values()]
-        except (RuntimeError, ValueError):  # one changes meanwhile; an empty cell
-            return False
-        return len(now) == len(self._held) and all(map(is_, now, self._held)) and self._sizes() == self._counts
-
-    def _values(self) -> chain[Any]:
-        cells = [c.cell_contents for c in self._cells]
-        tables = chain.from_iterable([chain(dict.keys(t), dict.values(t)) for t in self._tables])
-        slots = [getattr(x, name, _MISSING) for x, name in self._slots]
-        parts = [t.get(name, _MISSING) for t, names in self._parts for name in names]
-        return chain(tables, chain.from_iterable(self._rows), cells, slots, parts)
-
-    def _sizes(self) -> list[Any]:
-        return [*map(_content, self._arrays), *[len(t) for t, _ in self._parts]]
-
-
 def key_of(x: Any, watch: Watch | None = None) -> Key:
-    """A hashable key of the value. `watch` learns where what it depends on stands."""
+    """A hashable key of the value. watch : learns the places of all values that the key depends on."""
     return Walk(watch).key(x)
 
 
 class Walk:
-    """One walk: what was met before is named by its number, and all that it meets counts towards `MOST_ENTRIES`."""
+    """One walk through a value. An object met again is named by its number; all objects count towards the limits."""
 
     def __init__(self, watch: Watch | None):
         self.watch = watch
         self.own: Collection[int] = () if watch is None else watch.own
         self.kinds: dict[int, tuple[Any, Key]] = {} if watch is None else watch.kinds
-        self.left = MOST_ENTRIES
-        self.seen: dict[int, int] = {}  # objects being walked or done, by order: the same object again is named by that
-        self.alive: list[Any] = []  # so that no address is given away meanwhile
+        self.left = SETTINGS.entries_most
+        self.seen: dict[int, int] = {}  # id of each object met -> its number
+        self.alive: list[Any] = []  # keeps ids from being reused during the walk
 
-    def key(self, x: Any, deep: int = DEEPEST) -> Key:
-        """A key of the value."""
+    def key(self, x: Any, deep: int = SETTINGS.levels_most) -> Key:
+        """A hashable key of the value. deep : levels that may still be looked into."""
         kind = type(x)
-        if kind in _STAND_INS:  # they answer for what they stand for, which may be gone
+        if kind in _STAND_INS:  # a weak proxy passes every question to its object, which may be gone
             return Same(x)
         if kind is float:
             return (float, x.hex())
@@ -165,7 +79,7 @@ class Walk:
             return (kind, x) if kind is not slice else (kind, repr(x))
         if kind is complex:
             return (complex, x.real.hex(), x.imag.hex())
-        if isinstance(x, pathlib.PurePath):  # it remembers its text once asked for it
+        if isinstance(x, pathlib.PurePath):  # a path caches its text in itself when asked for it
             return (kind, str(x))
         if isinstance(x, torch.Tensor):
             return Same(x), tuple(x.shape), x.dtype, x.device, x.requires_grad
@@ -182,7 +96,7 @@ class Walk:
         self.alive.append(x)
         try:
             return self._inside(x, kind, deep - 1)
-        except Exception:  # it cannot be looked into: a stand-in for what is gone, a property that fails
+        except Exception:  # looking into it fails: a dead proxy, a property that raises
             return Same(x)
 
     def _inside(self, x: Any, kind: type, deep: int) -> Key:
@@ -201,10 +115,10 @@ class Walk:
         if isinstance(x, set | frozenset):
             self._row(x)
             return (kind, frozenset([self.key(v, deep) for v in [*x]]))
-        if _is_array(x):
+        if is_array(x):
             if self.watch is not None:
                 self.watch.array(x)
-            return (kind, _content(x))
+            return (kind, array_key(x))
         if isinstance(x, types.MethodType):
             return (kind, self.key(x.__func__, deep), self.key(x.__self__, deep))
         if isinstance(x, types.FunctionType):
@@ -228,11 +142,13 @@ class Walk:
         return tuple([(k, self.key(v, deep)) for k, v in fields_of(x).items()])
 
     def namespace(self, x: Any) -> Key:
-        """Plain values and functions of a class, and of those that it inherits from, or of a Python module; () of Python's
-        own, torch's and NumPy's. The functions count by identity."""
+        """A key of the plain values and functions of a class and its bases, or of a Python module.
+
+        Functions count by identity. () for classes and modules of Python itself, torch and NumPy.
+        """
         known = self.kinds
         if id(x) not in known:
-            known[id(x)] = (x, ())  # it may hold itself
+            known[id(x)] = (x, ())  # while its key is made: it may refer to itself
             found = [self._of_namespace(k) for k in getattr(x, "__mro__", (x,)) if not is_elsewhere(k)]
             known[id(x)] = (x, tuple([k for k in found if k]))
         return known[id(x)][1]
@@ -253,14 +169,14 @@ class Walk:
         for c in f.__closure__ or ():
             try:
                 found.append(self.key(c.cell_contents, deep))
-            except ValueError:  # nothing in it yet
+            except ValueError:  # the cell is empty
                 continue
             if self.watch is not None:
                 self.watch.cell(c)
         return (*found, self.key(f.__defaults__, deep), self.key(f.__kwdefaults__, deep))
 
     def _module(self, x: nn.Module, deep: int) -> Key:
-        """A module that is no submodule of the one that is looked at: in a plain list, say."""
+        """The key of a module that is no submodule of the model: one in a plain list, say."""
         found = [m for m in x.modules() if id(m) not in self.own and id(m) not in self.seen]
         for m in found:
             self.seen[id(m)] = len(self.seen)
@@ -278,76 +194,19 @@ class Walk:
             self.watch.row(x)
 
 
-def _is_array(x: Any) -> bool:
-    """Whether it holds bytes that can be written to in place; or is a number of NumPy's."""
-    numpy: Any = sys.modules.get("numpy")
-    numpys = () if numpy is None else (numpy.ndarray, numpy.generic)
-    return isinstance(x, bytearray | array.array) or isinstance(x, numpys) and not x.dtype.hasobject
-
-
-def _content(x: Any) -> Key:
-    """What an array holds: its bytes, their checksum, or some of them."""
-    head = (str(x.dtype), x.shape) if hasattr(x, "dtype") else (len(x),)
-    size = x.nbytes if hasattr(x, "nbytes") else len(x) * getattr(x, "itemsize", 1)
-    if size <= EXACT:
-        return (*head, x.tobytes() if hasattr(x, "tobytes") else bytes(x))
-    if size > LARGEST:
-        flat = getattr(x, "flat", x)
-        some = flat[:: len(flat) // SPREAD]
-        return (*head, some.tobytes() if hasattr(some, "tobytes") else bytes(some))
-    try:
-        return (*head, zlib.crc32(x.T if hasattr(x, "T") and not x.flags.c_contiguous else x))
-    except (BufferError, ValueError, TypeError):  # not in one piece; a type that no buffer has
-        return (*head, zlib.crc32(x.tobytes()))
-
-
-def is_elsewhere(x: Any) -> bool:
-    """Whether a module, class or object is Python's own, torch's or NumPy's, which nobody sets a number in."""
-    name = x.__name__ if isinstance(x, types.ModuleType) else (x if isinstance(x, type) else type(x)).__module__
-    return str(name).partition(".")[0] in _ELSEWHERE
-
-
-def is_simple(x: Any) -> bool:
-    """Whether forward may compute with it: no function, class, module or other object."""
-    return issubclass(type(x), _SIMPLE)  # by its type alone: a stand-in that is asked would look for what it stands for
-
-
-_SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, tuple, list, dict, set)
-_MISSING: Any = object()
-
-
 def _code_of(x: Any) -> Any:
-    """The function in a method, a property, a static or a cached one."""
+    """The function inside a static or class method, a property or a cached property."""
     kind = type(x)
     if kind in (staticmethod, classmethod):
         return x.__func__
     return x.fget if kind is property else x.func if kind is functools.cached_property else x
 
 
-def fields_of(x: Any) -> dict[str, Any]:
-    """The fields of an object that stand in itself, by name."""
-    held = getattr(x, "__dict__", None)
-    found = dict(held) if isinstance(held, dict) else {}
-    return found | {s: getattr(x, s) for s in slots_of(type(x)) if hasattr(x, s)}
-
-
-def slots_of(kind: type) -> tuple[str, ...]:
-    """The names in `__slots__` of a class and of those that it inherits from."""
-    return tuple([s for k in kind.__mro__ if "__slots__" in k.__dict__ for s in _slots(k)])
-
-
-def _slots(kind: type) -> list[str]:
-    slots = kind.__dict__["__slots__"]
-    names = [slots] if isinstance(slots, str) else [*slots]
-    private = f"_{kind.__name__.lstrip('_')}"  # Python puts it before names that begin with two underscores
-    return [private + s if s[:2] == "__" else s for s in names if s not in ("__dict__", "__weakref__")]
-
-
 _CONTAINERS = frozenset({dict, list, tuple, type})
 
 
 def _beside(branch: tree.Branch) -> tuple[Key, ...]:
-    """Plain values that a container of some class of its own carries beside its entries."""
+    """A key of the plain attributes of a container whose class is not a built-in one."""
     fields = getattr(branch.like, "__dict__", None)
     if isinstance(branch.like, type) or not isinstance(fields, dict):
         return ()
@@ -356,7 +215,7 @@ def _beside(branch: tree.Branch) -> tuple[Key, ...]:
 
 
 def constants(spec: Any) -> Key:
-    """A hashable key of a structure that `tree.flatten` gave: its shape, its keys, its constants."""
+    """A hashable key of a structure that `tree.flatten` returned: its shape, its keys, its constants."""
     if isinstance(spec, tree.Branch):
         kind = spec.like if isinstance(spec.like, type) else type(spec.like)
         more = _beside(spec) if type(spec.like) not in _CONTAINERS else ()

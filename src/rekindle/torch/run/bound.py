@@ -11,9 +11,9 @@ from torch import nn
 from ...model.plan import Plan
 from ..capture import tree
 from ..capture.guards import Guards
-from ..capture.known import Question
 from ..capture.module_call import ModuleCall
-from ..capture.numbers import read
+from ..capture.number_places import read
+from ..capture.questions import Question
 from ..trace import Trace
 from .execute import Runner
 from .program import build

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..capture.module_call import Key, ModuleCall
-from ..capture.numbers import Attribute, Place, name_of, numbers_in, replaced
+from ..capture.number_places import name_of, numbers_in, replaced
+from ..capture.numbers import Attribute, Place
 from ..capture.values import constants, key_of
 from .bound import Bound
 

@@ -17,8 +17,8 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
-from ..capture.capture import disable_autocast
-from ..capture.normalise import Lowered
+from ..capture.lowered import Lowered
+from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
 from .program import Program
 from .uses import additions
@@ -56,8 +56,7 @@ class TrainingStep:
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
-        # The flag of the backward call at work; AOTAutograd asks for it the same way, there is no public one.
-        retain = torch._C._autograd._get_current_graph_task_keep_graph()
+        retain = backward_keeps_graph()
         self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
 
     def stage(self, j: int) -> list[Any]:
@@ -93,7 +92,7 @@ _MOST_BACKWARDS = 8  # that run at the same time: in several threads, or one ins
 
 def _given_before(tensors: frozenset[int], ask: bool) -> bool:
     """Whether the backward call at work has brought gradients to one of these tensors before; only looked up if asked for."""
-    number = torch._C._current_graph_task_id()
+    number = backward_number()
     before = _given.pop(number, frozenset())
     _given[number] = before | tensors if before else tensors
     while len(_given) > _MOST_BACKWARDS:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from torch import nn
 
 from ..capture.module_call import Key, ModuleCall
-from ..capture.numbers import Place, numbers_in, replaced
+from ..capture.number_places import numbers_in, replaced
+from ..capture.numbers import Place
 from .bound import Bound
 
 MOST_KEPT = 16  # plans in all; the one that was used longest ago goes

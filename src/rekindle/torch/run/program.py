@@ -22,11 +22,14 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
-from ...model.graph import Graph
+from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
 from ..capture import rng, rules
+from ..capture.lowered import Lowered, OpCall
 from ..capture.module_paths import printable
-from ..capture.normalise import ACCUMULATE, Lowered, OpCall, is_member, tensors_of
+from ..capture.node_tensors import is_member, tensors_of
+from ..capture.overwrites import OVERWRITES
+from ..capture.private import OpOverload
 from .uses import additions, handed_over, join, source
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
@@ -305,7 +308,7 @@ class _Writer:
         name = self._function(rules.runnable(target))
         if s.into is not None:
             position = call.over[s.into]
-            over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
+            over = self._function(OVERWRITES[target][position], f"{name}_over{position}")
             name = f"({name} if retain else {over})" if s.into in saved else over
         if n in self.additions:
             name = f"(join if apart else {name})"
@@ -357,7 +360,7 @@ class _Writer:
 
     def _function(self, target: Any, like: str | None = None) -> str:
         if target not in self.names:
-            base = like or (target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload)
+            base = like or (target._schema.name.split("::")[-1] if isinstance(target, OpOverload)
                             else str(getattr(target, "__name__", "f")))  # fmt: skip
             self.names[target] = self._new_name(base)
             self.env[self.names[target]] = target

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ..capture import tree
-from ..capture.capture import disable_autocast
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
+from ..capture.private import disable_autocast
 from .as_before import as_before, same
 from .bound import Bound
 from .sample import copies, owned

@@ -1,0 +1,162 @@
+"""Makes tracing use the kernels and memory layouts that eager uses, since other kernels and layouts round differently."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import hidden_writes
+
+# Composite ops that torch replaces by Python versions while tracing. These round differently from the C++ versions that
+# eager calls: other kernels, another order of additions.
+_STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_upsample_", "hardshrink", "softshrink",
+             "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
+
+
+_COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@contextlib.contextmanager
+def eager_composites(cudnn: bool) -> Iterator[None]:
+    """Inside, composite ops decompose as in eager. cudnn : cuDNN's batch norm stays one op."""
+    dropout: Any = torch.ops.aten.dropout.default
+    ops: list[Any] = [dropout, *([hidden_writes.BATCH_NORM] if cudnn else [])]
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.removeprefix("aten::").startswith(_STOOD_IN):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            ops.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    before = [(op, k, op.py_kernels[k]) for op in ops for k in _COMPOSITE if k in op.py_kernels]
+    fused = dropout.py_kernels.get(_COMPOSITE[0])
+
+    def as_eager(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        # Eager has no fused dropout on the CPU. The fused op saves its mask as bytes, and gives the same bits if it scales by
+        # the same number. Eager never uses it for p = 0 or 1: it returns the input itself, or zeros.
+        if fused is None or not train or p in (0, 1) or x.device.type == "cpu" and not _same_scale(x.dtype, p):
+            return dropout._op_dk(_COMPOSITE[1], x, p, train)
+        return fused(x, p, train)
+
+    for op, k, _ in before:
+        del op.py_kernels[k]
+    dropout.py_kernels |= dict.fromkeys(_COMPOSITE, as_eager)
+    for op in ops:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for k in _COMPOSITE:
+            dropout.py_kernels.pop(k, None)
+        for op, k, kernel in before:
+            op.py_kernels[k] = kernel
+        for op in ops:
+            op._dispatch_cache.clear()
+
+
+def _same_scale(dtype: torch.dtype, p: float) -> bool:
+    """Whether eager's dropout and the fused one scale by the same number.
+
+    Eager divides by 1 - p in the precision of its mask; the fused op multiplies by the quotient in double precision. In single
+    precision they differ for about one rate in ten.
+    """
+    kept = 1 - p
+    return dtype == torch.float64 or dtype == torch.float32 and np.float32(1) / np.float32(kept) == np.float32(1 / kept)
+
+
+# Ops that compute every element by itself and round it exactly: their bits do not depend on the memory layout.
+_EXACT = {"add", "sub", "rsub", "mul", "div", "neg", "abs", "relu", "clone", "copy", "zero", "fill", "where", "lerp",
+          "masked_fill", "eq", "ne", "gt", "ge", "lt", "le", "maximum", "minimum", "clamp", "_to_copy",
+          "threshold"}  # fmt: skip
+
+
+class EagerLayout(TorchDispatchMode):
+    """A dispatch mode in which kernels see their inputs laid out as in eager.
+
+    In eager an op that works in place on a part of a tensor leaves it where it is. Captured, its result is a new tensor without
+    gaps, and sums or exponentials of it round differently.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unseen = 0  # calls of kernels with hidden writes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.unseen += hidden_writes.writes(func, args)
+        name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
+        if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
+            return func(*args, **kwargs)
+        if func._schema.returns and all(r.alias_info is not None for r in func._schema.returns):
+            if not (name.endswith("_") and _has_moved(args[0])):  # a view, or an op in place on another tensor
+                return func(*args, **kwargs)
+            func(inside := _as_before(args[0]), *map(_as_before, args[1:]), **kwargs)
+            return args[0].copy_(inside)
+        return func(*map(_as_before, args), **kwargs)
+
+
+def _has_moved(t: Any) -> bool:
+    """Whether a functional tensor and the eager tensor that it stands for have different strides."""
+    return (
+        isinstance(t, FunctionalTensor)
+        and t.stride() != torch._from_functional_tensor(t.elem).stride()
+        and t.numel() > 1
+    )
+
+
+def _as_before(t: Any) -> Any:
+    return t.new_empty_strided(t.shape, t.stride()).copy_(t) if _has_moved(t) else t
+
+
+@contextlib.contextmanager
+def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
+    """Inside, autocast casts each of these leaves once, however often it is used, as in eager.
+
+    Its gradients are then added in the lower precision. Autocast's own cache is off while tracing, and traced parameters are
+    no leaves for it.
+    """
+    to_copy: Any = torch.ops.aten._to_copy.default
+    keys = torch._C.DispatchKey
+    known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
+    made: dict[Any, torch.Tensor] = {}
+    clear = torch.clear_autocast_cache
+
+    def listen(on: bool) -> None:
+        to_copy.py_kernels.pop(keys.Autograd, None)
+        if on:
+            to_copy.py_kernels[keys.Autograd] = cast
+        to_copy._dispatch_cache.clear()
+
+    def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
+        autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
+        shared = id(x) in known and torch._C._dispatch_tls_is_dispatch_key_excluded(autocast)  # not the user's own cast
+        key = (id(x), how.get("dtype"), torch.is_grad_enabled())
+        if shared and key in made:
+            return made[key]
+        listen(False)
+        try:
+            out: torch.Tensor = to_copy(x, **how)
+        finally:
+            listen(True)
+        if shared:
+            made[key] = out
+        return out
+
+    def clear_both() -> None:
+        made.clear()
+        clear()
+
+    listen(True)
+    torch.clear_autocast_cache = clear_both
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache = clear
+        listen(False)
+        made.clear()
+        known.clear()

@@ -1,0 +1,49 @@
+"""Writes that an op's schema does not declare: cuDNN's batch norm writes its running statistics.
+
+While tracing, torch replaces it by another kernel with other bits. Here it is captured as eager calls it, if its running
+statistics have no other reader; `in_place` then lets only its first run write them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+BATCH_NORM = aten.cudnn_batch_norm.default  # (input, weight, bias, mean, variance, training, momentum, eps)
+BACKWARD = (
+    aten.cudnn_batch_norm_backward.default
+)  # (input, gradient, weight, mean, variance, …): reads neither mean nor variance
+STATISTICS, TRAINING = (3, 4), 5  # positions among the arguments
+
+
+def writes(op: Any, args: Any) -> bool:
+    """Whether a call writes running statistics without declaring it."""
+    return op is BATCH_NORM and bool(args[TRAINING]) and any(args[i] is not None for i in STATISTICS)
+
+
+def is_safe(graph: fx.Graph, called: int) -> bool:
+    """Whether hidden writes are harmless: only the op and its backward read the tensor, which is a whole placeholder.
+
+    called : how often forward called such kernels; the graph lacks calls whose results are not used.
+    """
+    nodes = [n for n in graph.nodes if writes(n.target, n.args)]
+    at = Counter(_storage(p) for p in graph.nodes if p.op == "placeholder")
+    return len(nodes) == called and all(_by_it_alone(n, at) for n in nodes)
+
+
+def _by_it_alone(n: fx.Node, at: Counter[Any]) -> bool:
+    taken: list[Any] = [n.args[i] for i in STATISTICS]
+    return all(
+        isinstance(p, fx.Node) and p.op == "placeholder" and taken.count(p) == 1 and at[_storage(p)] == 1
+        and all(u is n or u.target is BACKWARD for u in p.users)
+        for p in taken
+    )  # fmt: skip
+
+
+def _storage(p: fx.Node) -> Any:
+    t = p.meta.get("val")
+    return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else p
