@@ -17,9 +17,7 @@ from .model.plan import Plan
 SEEDS = 2**32  # seeds are below it, as NumPy's are
 
 
-def search(
-    goal: Goal, *, solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = None
-) -> PlanOptions:
+def search(goal: Goal, *, solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = None) -> PlanOptions:
     """The options of a search, checked, with plain Python numbers in place of NumPy's.
 
     Raises

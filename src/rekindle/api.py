@@ -235,9 +235,7 @@ def checkpoint(
             probe(model, *arguments, plain_forward(model))
 
     def planned() -> Plan:
-        traced = trace(
-            model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.report
-        )
+        traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.report)
         found = plan_with(traced, options)
         if check and not traced.fake:
             found, checked = confirm(

@@ -191,6 +191,8 @@ def test_no_function_has_too_many_parameters() -> None:
 
 def test_a_docstring_opens_every_file_and_begins_with_no_pronoun() -> None:
     """The first line is read alone, in lists of modules and in editors."""
-    first = {m: (ast.get_docstring(tree(m)) or "").partition("\n")[0] for m in modules() if m.split(".")[-1] != "__init__"}
+    first = {
+        m: (ast.get_docstring(tree(m)) or "").partition("\n")[0] for m in modules() if m.split(".")[-1] != "__init__"
+    }
     assert not [m for m, line in first.items() if not line and modules()[m].name != "__init__.py"]
     assert not {m: line for m, line in first.items() if re.match(r"(What|It|They|Those|These)\b", line)}

@@ -158,7 +158,7 @@ class Runner:
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         place = {p: i for i, p in enumerate(self.given)}
         self._sums = additions(c)
-        self._parts = program.whole
+        self._parts = program.parts
         # A tensor whose gradient may be handed over in parts stands there as often.
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages

@@ -31,7 +31,7 @@ def additions(c: Captured) -> dict[fx.Node, list[fx.Node]]:
         # A gradient that passes on what was added up for another tensor, made from this one, is one part.
         most = _uses(p) - 1 if shared[gradient] == 1 else 0
         node = gradient
-        while len(nodes) < most and len(node.users) == 1 and _adds_up(node := source(node)) and len(node.users) == 1:
+        while len(nodes) < most and len(node.users) == 1 and _adds_up(node := unaliased(node)) and len(node.users) == 1:
             nodes.append(node)
             node = node.args[0]  # type: ignore[assignment]
         if nodes:
@@ -51,8 +51,8 @@ def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) ->
     }  # fmt: skip
 
 
-def source(node: Any) -> Any:
-    """The node that this one is another name of."""
+def unaliased(node: Any) -> Any:
+    """The node that makes the tensor which this node only renames."""
     while isinstance(node, fx.Node) and node.op == "call_function" and node.target in rules.PASS_THROUGH:
         node = node.args[0]
     return node
