@@ -53,9 +53,8 @@ def resnet(width: int = 16, blocks: int = 3) -> nn.Module:
 
 def cifar10(folder: Path) -> Dataset:
     """The training images on disk: float32 [3, 32, 32], normalised, and their class."""
-    from rekindle.zoo.torchvision_shim import import_torchvision
+    import torchvision
 
-    torchvision = import_torchvision()
     to_tensor = torchvision.transforms.Compose(
         [torchvision.transforms.ToTensor(), torchvision.transforms.Normalize(MEAN, STD)]
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from . import certificates
 from .arguments import file_name
@@ -17,9 +17,26 @@ from .model.plan import Plan
 from .model.schedule import Schedule
 from .printed import name, value
 
-MOST_WORK = 10**9  # values that the judge looks at for a plan from a file: seconds of its time
 EPS = 2e-9  # of an overhead; the planner allows half of it
-LONGEST = 1e9  # seconds that a solver may have taken
+
+
+@dataclass(frozen=True)
+class PlanFileLimits:
+    """The limits beyond which a plan file is refused: no plan that Rekindle writes comes near them.
+
+    work_most : values that the judge looks at for the schedule, seconds of its time.
+    step_most_bytes : bytes made over all runs; sums of bytes stay exact below.
+    solve_most_s : seconds that the solver may have taken.
+    solver_most_letters : letters of the solver's name.
+    """
+
+    work_most: int = 10**9
+    step_most_bytes: int = 2**62
+    solve_most_s: float = 1e9
+    solver_most_letters: int = 64
+
+
+LIMITS = PlanFileLimits()
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -63,9 +80,9 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its cost {value(plan.cost)} is none of {', '.join(COSTS)}"
     if plan.status not in ("optimal", "feasible"):
         return f"its status {value(plan.status)} is neither optimal nor feasible"
-    if not 0 < len(plan.solver) <= 64 or not plan.solver.isprintable():
+    if not 0 < len(plan.solver) <= LIMITS.solver_most_letters or not plan.solver.isprintable():
         return f"{value(plan.solver)} is no solver's name"
-    if not 0 <= plan.solve_seconds <= LONGEST:
+    if not 0 <= plan.solve_seconds <= LIMITS.solve_most_s:
         return f"no solver takes {plan.solve_seconds:g} seconds"
     if not 0 <= bound <= peak:
         return f"its bound {bound} does not lie between 0 and its peak {peak}"
@@ -92,7 +109,7 @@ def _not_as_judged(plan: Plan) -> str:
     edges = [len(o.inputs) + len(o.outputs) + len(o.inplace) + 1 for o in graph.ops]
     made = [sum(graph.values[v].bytes for v in o.outputs) + o.workspace + 1024 for o in graph.ops]
     ran = [i for i in schedule.runs if 0 <= i < len(graph.ops)]
-    if sum(edges[i] for i in ran) > MOST_WORK or sum(made[i] for i in ran) >= 2**62:
+    if sum(edges[i] for i in ran) > LIMITS.work_most or sum(made[i] for i in ran) >= LIMITS.step_most_bytes:
         return "its schedule runs more than any step does"
     judged = simulate(graph, schedule, plan.cost)
     baseline = simulate(graph, Schedule.baseline(graph), plan.cost)

@@ -68,7 +68,7 @@ def plan_graph(
         left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
         bound, met = certify.look_longer(graph, weights, best, bound, left)
         # Budgets only: under an overhead goal, allowing more could yield a larger plan.
-        if met is not None and limit is not None:
+        if met is not None and limit is not None and solver.joins:
             best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
     optimal = certify.is_optimal(graph, weights, best, bound, goal, limit)
     return as_plan(scorer, best, baseline, options, bound, optimal, time.monotonic() - start)

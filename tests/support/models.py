@@ -20,8 +20,6 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import rekindle.zoo as zoo
-from rekindle.errors import RekindleError
-from rekindle.zoo import torchvision_shim
 
 torch.set_num_threads(1)  # on tensors this small more threads only wait for each other
 
@@ -792,9 +790,6 @@ def _ids(batch: int = 2, length: int = 24, vocab: int = 60) -> Tensor:
 
 
 def _transformers() -> Any:
-    """The package; what of torchvision is missing here is made up before it looks for it."""
-    with contextlib.suppress(RekindleError):
-        torchvision_shim.import_torchvision()
     import transformers
 
     return transformers

@@ -334,7 +334,7 @@ def test_the_inside_of_a_skip_is_one_block() -> None:
     assert set(splits) <= set(splitting_vertices(forward.dag))
     chain = chain_at(graph, forward, splits)
     inside = max(range(len(chain)), key=lambda stage: len(chain.forward[stage]))
-    names = {graph.ops[o].name.split("|")[0] for o in chain.forward[inside]}
+    names = {graph.ops[o].module for o in chain.forward[inside]}
     assert {n for n in names if n.startswith("down")} >= {"down.0.0", "down.3.0"}
     block = Block(chain, inside, Kinds(graph, graph.weights("flops")))
     flat = np.array([block.quick(p) for p in programs(block)])

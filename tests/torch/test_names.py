@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.torch.capture.module_paths import printable
-from rekindle.torch.capture.normalise import ACCUMULATE, is_marked
+from rekindle.model.graph import ACCUMULATE
+from rekindle.torch.capture.module_paths import is_marked, printable
 
 EVIL = [
     "x\nopen('owned', 'w')\n#", "x\n    open('owned', 'w')\n    #",
@@ -63,7 +63,7 @@ def test_any_name_of_a_module_is_a_name(names: list[str], tmp_path: Path, monkey
     assert source.splitlines() == source.split("\n")[:-1]
     assert max(map(len, source.splitlines())) < 2000
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    waits = [op for op in plan.graph.ops if op.name.split("|")[1:2] == [ACCUMULATE]]
+    waits = [op for op in plan.graph.ops if op.kind == ACCUMULATE]
     assert len(waits) == len(list(plain.parameters()))
 
 
@@ -106,9 +106,9 @@ def test_two_names_never_become_one() -> None:
 def test_must_save_takes_a_name_as_it_is(name: str) -> None:
     model, x = Keyed([name, "other"]), torch.rand(16, 8)
     once = {
-        op.name.split("|")[0]
+        op.module
         for op in rekindle.trace(model, x, must_save=[f"parts.{name}"]).graph.ops
-        if not op.recompute and not op.backward and "|aten." in op.name
+        if not op.recompute and not op.backward and op.target.startswith("aten.")
     }
     assert {f"parts.{printable(name)}.{i}" for i in range(3)} <= once
     assert name == "*" or "parts.other.0" not in once

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from ..arguments import close
 from ..errors import UsageError
 from .capture import private, tree
-from .capture.normalise import is_marked
+from .capture.module_paths import is_marked
 
 # Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")

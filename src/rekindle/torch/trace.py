@@ -26,8 +26,11 @@ from .capture.duplicates import merge_duplicates
 from .capture.guards import Expected
 from .capture.in_place import write_in_place
 from .capture.lock import LOCK
+from .capture.lowered import Lowered
 from .capture.module_call import Key, as_arguments
-from .capture.normalise import Lowered, is_marked, lower, storage_bytes
+from .capture.module_paths import is_marked
+from .capture.node_tensors import storage_bytes
+from .capture.normalise import lower
 from .capture.number_places import attributes_set, name_of, replaced
 from .capture.numbers import Attribute, Numbers, Place
 from .capture.private import is_fake

@@ -16,7 +16,7 @@ from torch import fx
 
 from . import hidden_writes
 from .captured import Captured, Writing
-from .normalise import is_member, storage_bytes, tensors_of
+from .node_tensors import is_member, storage_bytes, tensors_of
 from .overwrites import OVERWRITES
 
 aten = torch.ops.aten

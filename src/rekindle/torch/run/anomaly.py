@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.lowered import Lowered
 from ..capture.module_paths import printable
-from ..capture.normalise import Lowered
 from ..capture.private import OpOverload, TorchDispatchMode
 from .program import Program
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
-from ..capture.normalise import Lowered
+from ..capture.lowered import Lowered
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
 from .program import Program

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from ..capture import rng, rules
-from ..capture.normalise import Lowered, Part, is_member
+from ..capture.lowered import Lowered
+from ..capture.node_tensors import Part, is_member
 from ..capture.private import OpOverload
 from .uses import join
 

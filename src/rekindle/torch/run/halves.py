@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from ...errors import RekindleError
-from ...model.graph import Graph
+from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule, Step
 from ..capture import rules
-from ..capture.normalise import ACCUMULATE, Lowered
+from ..capture.lowered import Lowered
 
 Steps = tuple[Step, ...]
 

@@ -339,7 +339,7 @@ class Planner:
 
 def _communicates(graph: Graph) -> bool:
     """Whether a step talks to other processes, which would not answer a trial of this one alone."""
-    return any("c10d" in op.name for op in graph.ops) and torch.distributed.is_available()
+    return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
 
 
 def _keeps_goal(plan: Plan, graph: Graph) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from ...model.schedule import Schedule
-from ..capture.normalise import Lowered
+from ..capture.lowered import Lowered
 from .halves import cut
 from .source import Source, Sums
 

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...model.graph import Graph
+from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
 from ..capture import rules
+from ..capture.lowered import Lowered, OpCall
 from ..capture.module_paths import printable
-from ..capture.normalise import ACCUMULATE, Lowered, OpCall, tensors_of
+from ..capture.node_tensors import tensors_of
 from ..capture.overwrites import OVERWRITES
 from .expressions import Expressions, keyword_argument
 from .halves import Halves, last_reads, read_late, tangent_values
