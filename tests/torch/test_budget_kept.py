@@ -15,7 +15,7 @@ import rekindle
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simulate
 from rekindle.model.held import held_peak, keeping_results
 from rekindle.model.schedule import Free, Run
-from rekindle.torch.check.kept import BLOCK, SCALARS, bookkeeping
+from rekindle.torch.check.confirm import BLOCK, SCALARS, bookkeeping
 from rekindle.torch.costs.memory import allocator_peak
 from strategies import chains, examples, joint_graphs, schedules, u_nets
 

@@ -625,7 +625,7 @@ def test_a_check_tells_nothing_of_its_own_calls() -> None:
 
 
 def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch.run import plans as kept
+    from rekindle.torch.run import bound_plans as kept
     from rekindle.torch.run import refusals
 
     plain, planned, x = pair()

@@ -16,7 +16,7 @@ from torch import nn
 import rekindle
 from rekindle import InfeasibleBudget, Plan, RekindleError, UsageError
 from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.check import kept
+from rekindle.torch.check import confirm as kept
 from rekindle.torch.check.verify import Check, check_step
 from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.run.sample import Sample
@@ -81,7 +81,8 @@ def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPat
     handle = layers[0].weight.register_hook(lambda g: g)
     handle.remove()
     monkeypatch.setattr(
-        "rekindle.torch.run.steps._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
+        "rekindle.torch.run.measured_step._backward",
+        lambda value: (value.backward(), [t.add_(1) for t in late], late.clear()),
     )
     check = rekindle.verify(model, x, plan)
     assert check.buffers_equal is False

@@ -19,9 +19,9 @@ from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
 from ..run.as_before import same
+from ..run.measured_step import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
-from ..run.steps import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..trace import call_arguments
 
 

@@ -20,8 +20,8 @@ from ...errors import RekindleError
 from ..capture.lowered import Lowered
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
+from .gradient_sums import additions
 from .program import Program
-from .uses import additions
 
 
 @dataclass(eq=False)

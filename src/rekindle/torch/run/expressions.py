@@ -15,7 +15,7 @@ from ..capture import rng, rules
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import Part, is_member
 from ..capture.private import OpOverload
-from .uses import join
+from .gradient_sums import join
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "members", "numbers")

@@ -27,7 +27,8 @@ from ..capture.surroundings import shares_casts
 from ..trace import Trace
 from . import unused
 from .bound import Bound
-from .new_call import NewCall, Planner, Replan
+from .new_call import NewCall
+from .replanner import Replan, Replanner
 
 NEW_SHAPE = ("plan", "plain", "error")
 
@@ -42,7 +43,7 @@ class PlannedForward:
         self._model = weakref.ref(model)  # the module holds this object; the other way would make a cycle
         own = model.__dict__.get("forward")
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
-        self._planner = Planner(model, plan, on_new_shape, replan, check)
+        self._replanner = Replanner(model, plan, on_new_shape, replan, check)
         self._in_eval = not model.training  # then calls in `eval()` are planned as well
         self._steps_in_eval = unused.Steps()
         self._used = self._off = self._checked = False
@@ -52,7 +53,7 @@ class PlannedForward:
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
-        self._planner.bind(model, plan.trace, plan)
+        self._replanner.bind(model, plan.trace, plan)
 
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
@@ -92,7 +93,7 @@ class PlannedForward:
 
     @property
     def plan(self) -> Plan:
-        return self._planner.plan
+        return self._replanner.plan
 
     @property
     def source(self) -> str:
@@ -103,7 +104,7 @@ class PlannedForward:
     @property
     def bounds(self) -> Iterator[Bound]:
         """Every plan on the module, as it is bound."""
-        return iter(self._planner.plans)
+        return iter(self._replanner.plans)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -146,32 +147,32 @@ class PlannedForward:
         if not self._used and not self._checked:
             self._used = True
             unused.used(model)
-        planner, name = self._planner, type(model).__name__
+        replanner, name = self._replanner, type(model).__name__
         if where := _runs_plain_in():
-            planner.told.tell(f"{name} was called {where}: it runs plain there")
+            replanner.warned.warn(f"{name} was called {where}: it runs plain there")
             return None
         call = calls.bind(plain, args, kwargs)
         plans = model.training or self._in_eval  # whether a call without a plan gets one
         if odd := call.odd:
             new = NewCall(model, plain, call, (), time.perf_counter())
             if plans and new.trains:
-                planner.leave_plain(new, f" and {odd}, which cannot be planned")
+                replanner.leave_plain(new, f" and {odd}, which cannot be planned")
             return None
         if self._unbound:
             self._bind_copied(model)
         key = call.key
-        bound = planner.plans.find(model, key, call)
-        if bound is None and plans and not planner.refusals.hold(model, key):
+        bound = replanner.plans.find(model, key, call)
+        if bound is None and plans and not replanner.refusals.hold(model, key):
             new = NewCall(model, plain, call, key, time.perf_counter())
             if new.trains:  # else there is nothing to save
                 with LOCK:
-                    bound = planner.plans.find(model, key, call)
+                    bound = replanner.plans.find(model, key, call)
                     if bound is None:
                         with _own_saved_tensors():
-                            bound = planner.new_plan(new)
+                            bound = replanner.new_plan(new)
         if bound is None:
             if not plans and self._steps_in_eval.count >= unused.FEW:
-                planner.told.tell(
+                replanner.warned.warn(
                     f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
                     "recomputed. Plan it while it is in eval(), or call train() first",
                     kind="eval",
@@ -180,7 +181,7 @@ class PlannedForward:
         shared = shares_casts()
         if (shared or bound.runner.rounds) and any(b.runner.waits for b in self.bounds):
             which = "parameters that autocast casts once for both" if shared else bound.runner.rounds
-            planner.told.tell(
+            replanner.warned.warn(
                 f"{name} was called again before the backward of an earlier call. Where one backward goes "
                 f"through both, the gradients of {which} are added up in another order than eager's: they are "
                 "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
@@ -197,7 +198,7 @@ class PlannedForward:
         """Meanwhile nothing is told, and calls do not count: a check calls the module in ways of its own."""
         before, self._checked = self._checked, True
         try:
-            with self._planner.told.mute(), unused.paused():
+            with self._replanner.warned.mute(), unused.paused():
                 yield
         finally:
             self._checked = before
@@ -208,7 +209,7 @@ class PlannedForward:
         twin = memo.get(id(self._model()))
         copied = object.__new__(PlannedForward)
         copied.__dict__.update(self.__dict__)
-        copied._planner, copied._steps_in_eval, copied.last = self._planner.copied(), unused.Steps(), None
+        copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.Steps(), None
         copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]
         if twin is not None:
             copied._model = weakref.ref(twin)
@@ -220,7 +221,7 @@ class PlannedForward:
     def _bind_copied(self, model: nn.Module) -> None:
         with LOCK:
             for traced, plan in reversed(self._unbound):
-                self._planner.bind(model, traced, plan)
+                self._replanner.bind(model, traced, plan)
             self._unbound = []
 
     def __reduce__(self) -> Any:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..capture.guards import Expected, Guards
 from ..capture.module_call import Key
-from .plans import Plans
+from .bound_plans import BoundPlans
 
 MOST = 8  # plans for calls of the same shapes that ran at most TWICE each; then something varies from call to call
 TWICE = 2  # a plan that ran more often is no waste: a rate that changes with each epoch may go on changing
@@ -30,7 +30,7 @@ class _Varying:
 class Refusals:
     """Of one planned module, whose plans are `plans`."""
 
-    def __init__(self, plans: Plans) -> None:
+    def __init__(self, plans: BoundPlans) -> None:
         self._plans = plans
         self._failed: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
         self._varying: list[_Varying] = []

@@ -20,8 +20,8 @@ from ..capture.module_paths import printable
 from ..capture.node_tensors import tensors_of
 from ..capture.overwrites import OVERWRITES
 from .expressions import Expressions, keyword_argument
+from .gradient_sums import additions, handed_over, unaliased
 from .halves import Halves, last_reads, read_late, tangent_values
-from .uses import additions, handed_over, unaliased
 
 PATH_MOST_LETTERS = 200  # of a module's name in a comment
 
@@ -184,7 +184,9 @@ class Source:
         if s.into is not None:
             self._delete(s.into)
 
-    def _function_and_arguments(self, s: Run, call: OpCall, saved: Container[int], first: bool) -> tuple[str, list[str]]:
+    def _function_and_arguments(
+        self, s: Run, call: OpCall, saved: Container[int], first: bool
+    ) -> tuple[str, list[str]]:
         """(source of the function, sources of its arguments)."""
         n = call.node
         assert n is not None

@@ -16,8 +16,8 @@ from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast
 from .as_before import as_before, same
 from .bound import Bound
+from .measured_step import gradients_as_before
 from .sample import copies, owned
-from .steps import gradients_as_before
 
 
 def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall) -> list[str]:

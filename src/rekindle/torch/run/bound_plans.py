@@ -16,10 +16,10 @@ from .bound import Bound
 MOST_KEPT = 16  # plans in all; the one that was used longest ago goes
 
 
-class Plans:
-    """Calls with one key may have several plans: one per state of the module.
+class BoundPlans:
+    """The plans on one module. Calls with one key may have several plans: one per state of the module.
 
-    changing : places of the numbers that are inputs of plans.
+    changing : places of the Python numbers that are inputs of plans.
     """
 
     def __init__(self) -> None:
