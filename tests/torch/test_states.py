@@ -630,7 +630,7 @@ def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: 
 
     plain, planned, x = pair()
     monkeypatch.setattr(refusals, "MOST", 3)
-    monkeypatch.setattr(kept, "MOST_KEPT", 4)
+    monkeypatch.setattr(kept, "SETTINGS", kept.BoundPlansSettings(plans_most=4))
     with silent():
         for epoch in range(8):
             for m in (plain, planned):

@@ -1,15 +1,17 @@
 """Gradients that are added up from several uses of a parameter or input.
 
-Autograd adds up what comes to a tensor in the order in which it comes. Where the tensor is used outside of the planned module
-too, or one backward goes through two calls, a gradient that was added up inside would round otherwise. So its parts are handed
-over one by one, and autograd adds them up. A gradient of very many parts, as that of a cell that runs at each time step, is
-added up inside, and handed over in parts only where another call of the same backward has brought a gradient to its tensor.
+Autograd adds up the gradients of a tensor in the order in which they arrive. If the tensor is also used outside the planned
+module, or if one backward goes through two calls, a gradient that was added up inside the program would round differently. So
+the program hands over the parts one by one, and autograd adds them up. A gradient of very many parts (of a cell that runs at
+every time step, say) is added up inside, and is handed over in parts only if another call in the same backward has already
+brought a gradient to the tensor.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,17 +20,29 @@ from torch import fx
 from ..capture import rules
 from ..capture.captured import Captured
 
-MOST_PARTS = 8  # that are handed over one by one; each takes autograd about 20 microseconds
-_TORCH_SAYS = "Gradient addition node"  # how torch's note on a node begins that adds up what came from several uses
+
+@dataclass(frozen=True)
+class GradientSumsSettings:
+    """When a gradient is handed over in parts.
+
+    parts_most : gradients of fewer parts than this are handed over part by part. A guess; a part costs autograd about
+        20 microseconds (measured on a CPU).
+    """
+
+    parts_most: int = 8
+
+
+SETTINGS = GradientSumsSettings()
+_TORCH_SAYS = "Gradient addition node"  # how torch's note begins on a node that adds up gradients from several uses
 
 
 def additions(c: Captured) -> dict[fx.Node, list[fx.Node]]:
-    """Placeholder -> the nodes that add up its gradient from several uses, the last first; where there are any."""
+    """Placeholder -> the nodes that add up its gradient from several uses, the last first. Others are left out."""
     shared = Counter(c.gradients.values())
     found = {}
     for p, gradient in c.gradients.items():
         nodes: list[fx.Node] = []
-        # A gradient that passes on what was added up for another tensor, made from this one, is one part.
+        # A gradient that is shared with another tensor (one made from this one) was added up there: it is one part here.
         most = _uses(p) - 1 if shared[gradient] == 1 else 0
         node = gradient
         while len(nodes) < most and len(node.users) == 1 and _adds_up(node := unaliased(node)) and len(node.users) == 1:
@@ -40,14 +54,14 @@ def additions(c: Captured) -> dict[fx.Node, list[fx.Node]]:
 
 
 def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Addition -> the placeholder to whose gradient it leads, where its parts are handed over instead.
+    """Additions whose parts are handed over to autograd -> the placeholder whose gradient it is.
 
-    found : what `additions` gave. runs : the nodes that a schedule runs, in order.
+    found : the result of `additions`. runs : the nodes that a schedule runs, in order.
     """
     often = Counter(runs)
     return {
         n: p for p, nodes in found.items() for n in nodes
-        if len(nodes) < MOST_PARTS and all(often[x] == 1 for x in nodes)  # what runs twice is not handed over twice
+        if len(nodes) < SETTINGS.parts_most and all(often[x] == 1 for x in nodes)  # a part may be handed over only once
     }  # fmt: skip
 
 
@@ -59,7 +73,7 @@ def unaliased(node: Any) -> Any:
 
 
 def _uses(node: fx.Node) -> int:
-    """How often forward reads a tensor, itself or through views of it; equal views were made one."""
+    """How often forward reads a tensor, itself or through its views; equal views have been merged."""
     readers = [u for u in node.users if u.op == "call_function" and not u.meta.get("autograd_backward")]
     return sum(_leaves(u).count(node) * (max(1, _uses(u)) if _is_view(u) else 1) for u in readers)
 
@@ -76,7 +90,7 @@ def _leaves(node: fx.Node) -> list[Any]:
 
 
 def _adds_up(node: fx.Node) -> bool:
-    """Whether autograd added there what came from two uses."""
+    """Whether this node is autograd's sum of the gradients of two uses."""
     return node.target is torch.ops.aten.add.Tensor and str(node.meta.get("stack_trace", "")).startswith(_TORCH_SAYS)
 
 
@@ -84,6 +98,6 @@ Parts = tuple[torch.Tensor, ...]
 
 
 def join(so_far: torch.Tensor | Parts, part: torch.Tensor) -> Parts:
-    """In the place of an addition: its parts, as copies, since later ops may write over what they lie in."""
+    """The parts of a sum, in place of the sum. They are copies, since later ops may write over the originals."""
     before = so_far if isinstance(so_far, tuple) else (so_far.clone(),)
     return (*before, part.clone())

@@ -1,5 +1,4 @@
-"""A module's forward that runs plans: one per kind of call and state of the module, the module's own forward where none
-applies."""
+"""The forward of a planned module: runs the plan for the call, or the module's own forward if no plan applies."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ NEW_SHAPE = ("plan", "plain", "error")
 
 
 class PlannedForward:
-    """What `apply` puts in the place of a module's forward.
+    """The object that `apply` puts in place of a module's forward. It holds one plan per kind of call and state of the module.
 
-    plain : the module's own forward. plan : the plan that `apply` was given. last : what ran last.
+    plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
@@ -45,7 +44,7 @@ class PlannedForward:
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
         self._replanner = Replanner(model, plan, on_new_shape, replan, check)
         self._in_eval = not model.training  # then calls in `eval()` are planned as well
-        self._steps_in_eval = unused.Steps()
+        self._steps_in_eval = unused.StepCount()
         self._used = self._off = self._checked = False
         self._turn = 0
         self._unbound: list[tuple[Trace, Plan]] = []  # of a copy: its submodules exist only once the copying is over
@@ -63,7 +62,7 @@ class PlannedForward:
         unused.watch(model)
 
     def give_back(self, model: nn.Module) -> None:
-        """Put the module's own forward back. Where somebody has wrapped this one, it runs plain from now on."""
+        """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
         self._off = True
         unused.used(model)
         _PLANNED.pop(model, None)
@@ -74,7 +73,7 @@ class PlannedForward:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Meanwhile calls run plain, also where somebody has wrapped this forward."""
+        """Inside, calls run plain, even if something has wrapped this forward."""
         model, before = self._model(), self._off
         self._off = True
         if model is not None:
@@ -88,7 +87,7 @@ class PlannedForward:
 
     @property
     def is_off(self) -> bool:
-        """Whether it was given back."""
+        """Whether the module has its own forward back."""
         return self._off
 
     @property
@@ -143,7 +142,7 @@ class PlannedForward:
     def _bound_for(
         self, model: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Bound, ModuleCall] | None:
-        """The plan that the call is to run by, and the call; None: it runs plain."""
+        """(the plan that runs the call, the call); None: the call runs plain."""
         if not self._used and not self._checked:
             self._used = True
             unused.used(model)
@@ -171,7 +170,7 @@ class PlannedForward:
                         with _own_saved_tensors():
                             bound = replanner.new_plan(new)
         if bound is None:
-            if not plans and self._steps_in_eval.count >= unused.FEW:
+            if not plans and self._steps_in_eval.count >= unused.SETTINGS.calls_before_warning:
                 replanner.warned.warn(
                     f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
                     "recomputed. Plan it while it is in eval(), or call train() first",
@@ -194,8 +193,8 @@ class PlannedForward:
         return bound, call
 
     @contextlib.contextmanager
-    def untold(self) -> Iterator[None]:
-        """Meanwhile nothing is told, and calls do not count: a check calls the module in ways of its own."""
+    def silent(self) -> Iterator[None]:
+        """Inside, no warnings are given and calls do not count: a check calls the module in its own ways."""
         before, self._checked = self._checked, True
         try:
             with self._replanner.warned.mute(), unused.paused():
@@ -209,7 +208,7 @@ class PlannedForward:
         twin = memo.get(id(self._model()))
         copied = object.__new__(PlannedForward)
         copied.__dict__.update(self.__dict__)
-        copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.Steps(), None
+        copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.StepCount(), None
         copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]
         if twin is not None:
             copied._model = weakref.ref(twin)
@@ -231,8 +230,8 @@ class PlannedForward:
 
 
 def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile hooks on saved tensors (of torch.utils.checkpoint around the call, say) see nothing that steps of planning
-    save. Where there are none none are set: torch.func, in forward, refuses to work with any."""
+    """Inside, hooks on saved tensors (of torch.utils.checkpoint around the call, say) do not see what steps of planning save.
+    Without such hooks nothing is set, since torch.func in forward refuses to work with any."""
     if not private.saved_tensors_hooks_are_set():
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
@@ -243,7 +242,7 @@ def _itself(t: torch.Tensor) -> torch.Tensor:
 
 
 def _runs_plain_in() -> str:
-    """Where the call is made, in words, if planned steps do not serve that; "" elsewhere."""
+    """The surroundings of the call in words, if planned steps do not work in them; "" if they do."""
     if private.in_func_transform():
         return "under a transform of torch.func"
     if private.in_forward_ad():
@@ -257,7 +256,7 @@ _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKey
 
 
 def planned_forward(model: nn.Module) -> PlannedForward | None:
-    """The planned forward of a module, also where somebody has wrapped it since; None: the module has no plan."""
+    """The planned forward of a module, even if something has wrapped it since; None: the module has no plan."""
     forward = model.__dict__.get("forward")
     if isinstance(forward, PlannedForward):
         return forward
@@ -267,7 +266,7 @@ def planned_forward(model: nn.Module) -> PlannedForward | None:
 
 @contextlib.contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the module runs plain: another plan is made for it."""
+    """Inside, the module runs plain, so that another plan can be made for it."""
     planned = planned_forward(model)
     with contextlib.nullcontext() if planned is None else planned.aside():
         yield

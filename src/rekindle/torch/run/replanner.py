@@ -63,7 +63,7 @@ class Replanner:
             self.bind(model, plan.trace, plan)
 
     def copied(self) -> Replanner:
-        """For a copy of the module, without plans."""
+        """A replanner for a copy of the module; it has no plans yet."""
         twin = copy.copy(self)
         twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
@@ -84,11 +84,11 @@ class Replanner:
         return bound
 
     def new_plan(self, new: NewCall) -> Bound | None:
-        """A plan for the call; None: it runs plain.
+        """A plan for the call; None: the call runs plain.
 
         Raises
         ------
-        PlanMismatch : the call is not what the loaded plan is for, or has no plan and is to be an error.
+        PlanMismatch : the loaded plan does not fit the call, or calls without a plan are errors (on_new_shape="error").
         """
         if once := new.call.used_up:
             self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
@@ -116,11 +116,11 @@ class Replanner:
             return None
 
     def leave_plain(self, new: NewCall, why: str, kind: str = "") -> None:
-        """Say that the call runs plain.
+        """Warn that the call runs plain.
 
         Raises
         ------
-        PlanMismatch : such calls are to be errors.
+        PlanMismatch : such calls are errors (on_new_shape="error").
         """
         if self.on_new_shape == "error":
             raise PlanMismatch(f"{new.words}{why}; apply with on_new_shape='plan' or 'plain' to run such calls plain")
@@ -128,7 +128,7 @@ class Replanner:
 
     # -- a plan of its own -------------------------------------------------------------------------------------------
     def _planned(self, new: NewCall, found: Trace | None) -> Bound | None:
-        """found : the call's trace, where there is one already."""
+        """A plan for the call; None: the call runs plain. found : the call's trace, if it was made already."""
         family = self.plans.family(new.key)
         if self.on_new_shape != "plan" and not family:
             self._no_plan(new, "(or modes, dtypes, constants)")
@@ -159,8 +159,8 @@ class Replanner:
         return bound
 
     def _with_changing_numbers(self, new: NewCall) -> Bound | None:
-        """A plan of the same graph with Python numbers among its inputs, where they are all in which this call differs from
-        one that was planned; None where that cannot be."""
+        """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
+        more than such numbers, or they cannot be inputs."""
         found = next(filter(None, (changed_numbers(new.model, new.key, new.call, b) for b in self.plans)), None)
         if found is None or found[1] in self._fixed:
             return None
@@ -195,8 +195,7 @@ class Replanner:
         return None if self._tried(new, bound) else bound
 
     def _plan_for(self, new: NewCall, found: Trace) -> Plan | None:
-        """The plan of a graph that is the same as one that was planned, else a new one; None: on_new_shape forbids a new
-        plan."""
+        """The plan of the same graph if there is one, else a new plan; None: on_new_shape forbids a new plan."""
         known = [b.plan for b in (*self.plans.family(new.key), *self.plans)]
         same = next((p for p in known if p.graph_hash == found.graph.hash and _keeps_goal(p, found.graph)), None)
         if same is not None or self.on_new_shape != "plan":
@@ -213,8 +212,8 @@ class Replanner:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
     def _tried(self, new: NewCall, bound: Bound) -> str:
-        """Differences of the new plan's step from the plain one, for which the plan is dropped; "" where nothing differs or
-        that was not to be checked."""
+        """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
+        no check was asked for."""
         if not self._check or bound.trace.fake or _communicates(bound.trace.graph):
             return ""
         wrong = "the trial failed"
@@ -233,12 +232,12 @@ class Replanner:
         self.leave_plain(new, " for which there is no plan", kind="no plan")
 
     def _remember(self, new: NewCall) -> None:
-        """Run this call plain in the module's present state from now on."""
+        """From now on run this call plain in the module's present state."""
         self._let_go()
         self.refusals.add(new.model, new.key)
 
     def _let_go(self) -> None:
-        """The module is in a new state: submodules and attributes of earlier ones shall not live on for their plans."""
+        """The module is in a new state: plans for earlier states must not keep submodules and attributes alive."""
         for b in self.plans:
             b.let_go()
         self.refusals.let_go()
@@ -248,11 +247,11 @@ class Replanner:
 
 
 def _communicates(graph: Graph) -> bool:
-    """Whether a step talks to other processes, which would not answer a trial of this one alone."""
+    """Whether a step talks to other processes, which would not answer if this process alone tried a plan."""
     return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
 
 
 def _keeps_goal(plan: Plan, graph: Graph) -> bool:
-    """Whether the plan's budget is kept with what the module of that graph holds during the step."""
+    """Whether the plan keeps its budget on this graph, whose module may hold other bytes during the step."""
     budget = plan.goal.budget
     return budget is None or simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget
