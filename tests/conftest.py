@@ -1,6 +1,7 @@
 """How many examples property tests try; and one thread per test process: two processes of two threads each, on two cores,
 wait for each other most of the time."""
 
+import gc
 import os
 from typing import Any
 
@@ -21,6 +22,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     from compile_once import compile_once
 
     compile_once()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """Each measured step collects garbage twice, and torch alone keeps so many objects that a collection takes a tenth of
+    a second: what is there already is left out from now on."""
+    gc.freeze()
 
 
 @pytest.fixture

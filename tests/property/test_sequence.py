@@ -85,7 +85,9 @@ def test_what_annealing_records_is_valid_and_as_good_as_it_says(graph: Graph, se
     state = kernel.build(np.arange(len(reduced.ops)), polish.ops)
     goal = (0.7 * polish.plain_peak, np.inf, polish.plain_peak, polish.base_cost, 1e-4, 1.0)
     moves.anneal(state, polish.ops, goal, polish.archive.arrays, polish.base_cost, 200, 0.02, seed)
-    for e in polish.entries():
+    entries = polish.entries()
+    assert entries
+    for e in entries:
         found = simulate(graph, Schedule.from_runs(graph, e.runs))
         kept = int(sum(graph.arrays.bytes[list(set(graph.keep))]))
         assert max(found.peak_bytes - graph.resident_bytes, kept) == max(e.peak, kept)
@@ -121,6 +123,7 @@ def test_what_pressing_finds_is_as_good_as_it_says(graph: Graph, runs: st.DataOb
     start = entry(graph, graph.weights(), runs.draw(run_sequences(graph)))
     problem = Problem(graph, graph.weights(), seed=seed)
     found = Polish(problem, Reduced(graph, Dropping(graph), negligible=0.0)).press([start])
+    assert found
     for e in found:
         judged = simulate(graph, Schedule.from_runs(graph, e.runs))
         kept = int(sum(graph.arrays.bytes[list(set(graph.keep))]))

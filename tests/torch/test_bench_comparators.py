@@ -11,11 +11,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rekindle import api
-from rekindle.bench.blocks import find_blocks
-from rekindle.bench.calls import chains
+from rekindle.bench.block_chains import block_chains
 from rekindle.bench.checkpointing import NotApplicable, _around, per_block, sequential
 from rekindle.bench.compiled import compiled
 from rekindle.bench.fused_dropout import fused_dropout
+from rekindle.bench.repeated_blocks import find_blocks
 from rekindle.bench.suites import SUITES
 from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.memory import allocator_peak, storage_peak
@@ -123,8 +123,8 @@ def test_a_sequential_of_leaves_is_cut_where_nothing_works_in_place() -> None:
 def test_a_result_that_others_read_ends_a_chain() -> None:
     x = torch.rand(4, 32)
     whole, cut = Net(6), Net(6, peek=True)
-    assert [len(c) for c in chains(whole, find_blocks(whole), stepper(whole, x))] == [6]
-    assert [len(c) for c in chains(cut, find_blocks(cut), stepper(cut, x))] == [3, 3]
+    assert [len(c) for c in block_chains(whole, find_blocks(whole), stepper(whole, x))] == [6]
+    assert [len(c) for c in block_chains(cut, find_blocks(cut), stepper(cut, x))] == [3, 3]
     plain = gradients(cut, stepper(cut, x))
     with sequential(cut, stepper(cut, x)):
         assert all(torch.equal(a, b) for a, b in zip(plain, gradients(cut, stepper(cut, x)), strict=True))

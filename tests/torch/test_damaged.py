@@ -1,7 +1,7 @@
 """Damaged and tampered files: each gives a RekindleError, or loads to something whose figures are the judge's. Nothing else is
 raised, nothing hangs, nothing in a file runs.
 
-REKINDLE_FUZZ=10000 raises the number of files.
+REKINDLE_FUZZ=10000 raises the number of files of each kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rekindle.model.schedule import Schedule
 from rekindle.plan_files import load
 from rekindle.planner import plan_graph
 
-FILES = int(os.environ.get("REKINDLE_FUZZ", "400"))
+FILES = int(os.environ.get("REKINDLE_FUZZ", "60"))
 PATIENCE_S = 20.0  # for one file; a busy machine takes its time
 CANARY = Path("rekindle_was_here")  # what the strings below would make if they ran
 

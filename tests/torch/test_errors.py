@@ -71,13 +71,14 @@ def test_an_unknown_solver_lists_the_known_ones() -> None:
 def test_a_budget_of_one_byte_names_bound_and_op() -> None:
     model = Net()
     with untouched(model), pytest.raises(InfeasibleBudget) as e:
-        rekindle.checkpoint(model, torch.rand(32, 16, generator=torch.Generator()), budget=1)
+        rekindle.checkpoint(model, torch.rand(32, 16, generator=torch.Generator()), budget=1, solver="storages")
     error = e.value
     assert error.budget == 1
     assert 1 < error.bound_bytes <= error.smallest_peak
     assert error.op in str(error)
     assert str(error.smallest_peak) in str(error)
-    found = rekindle.plan(rekindle.trace(model, torch.rand(32, 16)), budget=error.smallest_peak)
+    trace = rekindle.trace(model, torch.rand(32, 16))
+    found = rekindle.plan(trace, budget=error.smallest_peak, solver="storages")
     assert found.peak_bytes <= error.smallest_peak
 
 

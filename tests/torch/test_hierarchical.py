@@ -75,7 +75,9 @@ def test_programs_run_all_of_backward_and_make_what_they_need(graph: Graph, size
     kinds = Kinds(graph, graph.weights())
     for stage in range(len(chain)):
         block = Block(chain, stage, kinds)
-        for program in programs(block):
+        found = list(programs(block))
+        assert found
+        for program in found:
             assert sorted(set(program.tolist()) - set(range(block.turn))) == block.plain.tolist()
 
 
@@ -349,10 +351,11 @@ def test_what_runs_inside_a_block_is_a_valid_step(graph: Graph) -> None:
     forward = forward_dag(graph)
     assume(forward is not None)
     chain = chain_at(graph, forward, cuts(graph, forward, 50))
-    for stage in range(len(chain)):
-        block = Block(chain, stage, Kinds(graph, graph.weights()))
+    blocks = [Block(chain, stage, Kinds(graph, graph.weights())) for stage in range(len(chain))]
+    found = [(block, program) for block in blocks for program in nested(block, 1)]
+    assume(found)
+    for block, program in found:
         plain = set(block.plain.tolist())
-        for program in nested(block, 1):
-            runs = [*range(block.turn + 1), *program.tolist()]
-            simulate(block.graph, Schedule.from_runs(block.graph, runs))
-            assert plain <= set(program.tolist())
+        runs = [*range(block.turn + 1), *program.tolist()]
+        simulate(block.graph, Schedule.from_runs(block.graph, runs))
+        assert plain <= set(program.tolist())

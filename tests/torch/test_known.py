@@ -77,13 +77,21 @@ def ops(graph: rekindle.Graph, what: str) -> int:
     return sum(f"aten.{what}." in op.name and not op.backward for op in graph.ops)
 
 
+def checked(model: nn.Module, sample: Any) -> bool:
+    """Whether a step by a plan for the least memory passes the check."""
+    plan = rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+    return rekindle.verify(model, sample, plan).ok
+
+
 def test_a_branch_is_taken_as_eager_takes_it() -> None:
     model, x = masked()
     whole, padded = (rekindle.trace(model, (x, m)).graph for m in (ONES, PADDED))
     assert (ops(whole, "mul"), ops(padded, "mul")) == (0, 3)
     assert (ops(whole, "add"), ops(padded, "add")) == (1, 1)
     for m in (ONES, PADDED):
-        assert rekindle.verify(model, (x, m), rekindle.plan(rekindle.trace(model, (x, m)), minimize="memory")).ok
+        assert rekindle.verify(
+            model, (x, m), rekindle.plan(rekindle.trace(model, (x, m)), minimize="memory", solver="storages")
+        ).ok
 
 
 class Chooses(nn.Module):
@@ -103,7 +111,9 @@ def test_only_submodules_that_fail_are_told_that_they_are_compiled() -> None:
     model.linears[1] = Chooses()
     for mask in (ONES, PADDED):
         sample = (x, mask)
-        assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
+        assert rekindle.verify(
+            model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+        ).ok
     assert not torch.compiler.is_compiling()
 
 
@@ -119,7 +129,9 @@ class AsksInBackward(torch.autograd.Function):
 
 def test_what_asks_in_backward_is_told() -> None:
     model, sample = Linear(lambda h, x, ids: AsksInBackward.apply(h).mean()), (torch.randn(4, 4), torch.arange(4))
-    assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
+    assert rekindle.verify(
+        model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+    ).ok
 
 
 def test_a_second_try_keeps_nothing_alive() -> None:
@@ -138,7 +150,9 @@ def test_a_second_try_keeps_nothing_alive() -> None:
 
 def test_a_model_that_fails_in_its_own_forward_is_told() -> None:
     model, sample = Chooses(), torch.randn(4, 8)
-    assert rekindle.verify(model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory")).ok
+    assert rekindle.verify(
+        model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+    ).ok
 
 
 @examples(20)
@@ -163,7 +177,7 @@ def test_each_branch_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_branch_without_a_plan() -> None:
     model, x = masked()
-    plan = rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory")
+    plan = rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages")
     rekindle.apply(model, plan, on_new_shape="error")
     model(x, ONES)
     with pytest.raises(PlanMismatch, match="values"):
@@ -190,7 +204,9 @@ def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor
 
     with FakeTensorMode():
         model, x = made()
-        plan = rekindle.plan(rekindle.trace(model, (x, torch.ones(2, 4, dtype=torch.int64))), minimize="memory")
+        plan = rekindle.plan(
+            rekindle.trace(model, (x, torch.ones(2, 4, dtype=torch.int64))), minimize="memory", solver="storages"
+        )
     plan.save(tmp_path / "plan.json")
     model, x = made()
     expected = gradients(model, x, mask)
@@ -387,4 +403,4 @@ def test_what_is_known(how: str) -> None:
     model, sample = Linear(mean_or_sum), (torch.randn(4, 4), torch.arange(4))
     trace = rekindle.trace(model, sample)
     assert ops(trace.graph, "mean") == 1
-    assert rekindle.verify(model, sample, rekindle.plan(trace, minimize="memory")).ok
+    assert rekindle.verify(model, sample, rekindle.plan(trace, minimize="memory", solver="storages")).ok

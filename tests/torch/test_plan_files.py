@@ -103,6 +103,7 @@ def test_plans_of_a_frontier_keep_their_options() -> None:
     front = rekindle.frontier(
         rekindle.trace(Net(), torch.randn(4, 8), target="cpu"), solver="storages", time_limit=2, seed=7, progress=False
     )
+    assert len(front) > 1
     for p in front:
         assert (p.options.time_limit, p.options.seed, p.options.goal) == (2, 7, p.goal)
         assert p.to_json()["options"] == {"time_limit": 2, "seed": 7, "optimizer": None, "target": "cpu"}
@@ -124,8 +125,8 @@ def optimizer() -> torch.optim.Optimizer:
     [
         (lambda: "adamz", "did you mean 'adam'"),
         (lambda: Wrapper(inner=optimizer(), state={}, param_groups=[]), "the one inside"),
-        (lambda: 3, "is none"),
-        (lambda: nn.Linear, "is none"),
+        (lambda: 3, "is no optimizer"),
+        (lambda: nn.Linear, "is no optimizer"),
     ],
 )
 def test_what_is_no_optimizer_is_refused_before_forward_runs(given: Callable[[], Any], said: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import twin
 
@@ -34,7 +35,7 @@ def test_the_comparison_sees_a_difference(monkeypatch: pytest.MonkeyPatch) -> No
         def step(s: twin.Step) -> None:
             s.train()
             if s.model is p.both[1]:
-                twin.torch.rand(1)
+                torch.rand(1)
 
         p.step(step)
 

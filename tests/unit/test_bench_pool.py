@@ -16,7 +16,7 @@ from rekindle.bench.pool import _told_to_end
 
 SCRIPT = """
 import os, time
-import rekindle.bench.measure as m
+import rekindle.bench.model_rows as m
 from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import Task
 
@@ -25,7 +25,7 @@ def stuck(task, tell):
     time.sleep(60)
     yield {}
 
-m.measure = stuck  # in the worker too: it imports this file
+m.model_rows = stuck  # in the worker too: it imports this file
 if __name__ == "__main__":
     for row in run_in_processes([Task("smoke", "cnn", ("plain",), "", "")], 1, lambda line: print(line, flush=True)):
         pass

@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -271,18 +273,36 @@ def test_only_regular_files_are_written_and_that_is_seen_before_planning(
     assert sorted(p.name for p in graph.parent.iterdir()) == ["graph.json", "x"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_protected_file_or_folder_is_seen_before_planning(
-    graph: Path, capfd: pytest.CaptureFixture[str], never: str
-) -> None:
-    folder = graph.parent / "protected"
-    folder.mkdir()
-    (folder / "file").touch(0o444)
-    for mode in (0o755, 0o555):
-        folder.chmod(mode)
-        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", never, "--out", folder / "file")
-        assert ran.code == 2
-        assert_one_paragraph(ran.err)
+@contextmanager
+def not_root(*paths: Path) -> Iterator[None]:
+    """As a user who owns these paths: root may write everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    nobody = 65534
+    for path in paths:
+        os.chown(path, nobody, nobody)
+    os.setresuid(nobody, nobody, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_a_protected_file_or_folder_is_seen_before_planning(capfd: pytest.CaptureFixture[str], never: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="rekindle-test-") as name:  # pytest's own folders are their owner's alone
+        graph, folder = Path(name) / "graph.json", Path(name) / "protected"
+        formats.write_json(graph, formats.graph_to_json(step()))
+        folder.mkdir()
+        (folder / "file").touch(0o444)
+        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", "--out", graph.parent / "before")
+        assert ran.code == 0  # and all that is needed has been imported
+        for mode in (0o755, 0o555):
+            folder.chmod(mode)
+            with not_root(graph.parent, graph, folder, folder / "file"):
+                ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", never, "--out", folder / "file")
+            assert ran.code == 2
+            assert_one_paragraph(ran.err)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -1,13 +1,13 @@
-"""Benchmarks: suites of models under several methods, one row per model and method, measured in one run.
+"""Benchmarks: suites of models under several methods, one row per model and method, all measured in one run.
 
-methods -> what a name means; suites, cases -> a model and the instruments; blocks, calls, checkpointing, compiled,
-comparators -> what people use today; measure, row -> rows; files -> rows on disk; regress -> two files compared.
+Read `run` first (a suite as tasks, tasks as rows), then `model_rows` (the rows of one model). `suites` says which models there
+are and `methods` what a method's name means; `cases` and `wall` measure a step; `checkpointing` and `compiled` are the
+comparators; `row`, `files` and `regress` define rows, keep them on disk and compare two files of them.
 """
 
 from .regress import regressions
 from .row import Task
 from .run import run_suite, tasks
 from .suites import SUITES
-from .table import compare
 
-__all__ = ["SUITES", "Task", "compare", "regressions", "run_suite", "tasks"]
+__all__ = ["SUITES", "Task", "regressions", "run_suite", "tasks"]

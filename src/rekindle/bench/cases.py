@@ -1,4 +1,4 @@
-"""A model with its step and the instruments that measure it; the same for plain, comparators and plans."""
+"""A model with its training step and the instruments that measure it; plain steps, comparators and plans all use it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ PeakOf = Callable[[Callable[[], None], Sequence[Instrument]], int]
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one step. peak : bytes above what is held before it and stays. flops, seconds : of every operator that ran;
-    seconds are the roofline's."""
+    """Measurements of one step.
+
+    peak : bytes above the memory that the step finds and leaves. flops, seconds : sums over every operator that ran;
+    seconds follow from the target's roofline.
+    """
 
     peak: int
     flops: int
@@ -29,14 +32,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how one step of it is measured.
+    """A model and how to measure one step of it.
 
-    mode : what its steps run under.
+    mode : context in which its steps run.
     step : one training step, forward and backward, by the model's present forward.
-    peak_of : instrument: peak bytes of a step; further instruments see the same step.
-    extra_bytes : what the instrument counts on top of a plan's activation peak.
-    parity : whether the model's step gives the plain step's bits; None where it cannot be told.
-    fake : steps run on tensors without data.
+    peak_of : instrument for the peak bytes of a step; further instruments may watch the same step.
+    extra_bytes : bytes that the instrument counts on top of a plan's activation peak.
+    parity : whether the model's step gives the plain step's bits; None where that is unknown.
+    fake : whether steps run on tensors without data.
     """
 
     model: nn.Module
@@ -50,13 +53,16 @@ class Case:
     fake: bool
 
     def once(self) -> None:
-        """One step, not measured."""
+        """Run one step without measuring it."""
         with self.mode:
             self.step()
 
     def measure(self, target: str = TARGET) -> Measured:
-        """Measure one step; on real tensors the peak on one step and the rest on another, since counting gets between
-        the model and its kernels."""
+        """Measure one step.
+
+        On real tensors, one step gives the peak and a second step the rest, because counting operators comes between the
+        model and its kernels.
+        """
         flops, time = FlopCount(), ModelledTime(target)
         with self.mode:
             if self.fake:

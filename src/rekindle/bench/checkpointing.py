@@ -1,19 +1,19 @@
-"""What people write by hand: `torch.utils.checkpoint` around blocks, around segments of blocks, and selectively.
+"""Hand-written checkpointing: `torch.utils.checkpoint` around blocks, around segments of blocks, and selectively.
 
-All non-reentrant. Each is a context manager: within it the model's step runs checkpointed, after it the model is as it was.
+All of it is non-reentrant. Each function is a context manager: inside it the model's step runs checkpointed, and after it the
+model is as it was before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -21,8 +21,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from .blocks import chain_of_leaves, find_blocks
-from .calls import chains
+from ..torch.capture.private import tree_map
+from .block_chains import block_chains
+from .repeated_blocks import chain_of_leaves, find_blocks
 
 Forwards = dict[nn.Module, Callable[..., Any]]
 
@@ -33,9 +34,9 @@ class NotApplicable(Exception):
 
 @contextmanager
 def per_block(model: nn.Module, selective: bool = False) -> Iterator[None]:
-    """Every repeated block (see `blocks`) is checkpointed by itself.
+    """Checkpoint every repeated block (see `repeated_blocks`) by itself.
 
-    selective : what matrix products, convolutions and attention give is saved, only the rest runs again.
+    selective : save the results of matrix products, convolutions and attention, and recompute only the rest.
 
     Raises
     ------
@@ -49,22 +50,18 @@ def per_block(model: nn.Module, selective: bool = False) -> Iterator[None]:
         yield
 
 
-def by_hand(model: nn.Module, step: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Per block where the model has blocks, else in √n segments; arguments and errors as of the two."""
-    return per_block(model) if find_blocks(model) else sequential(model, step)
-
-
 @contextmanager
 def sequential(model: nn.Module, step: Callable[[], Any]) -> Iterator[None]:
-    """√n segments (rounded up) over the n pieces of the model, the last one unchecked, as `checkpoint_sequential` has it.
+    """Checkpoint √n segments (rounded up) of the model's n pieces; the last segment is not checkpointed.
 
-    Where there are no blocks, it is `checkpoint_sequential` itself over the longest nn.Sequential of leaves (a VGG). Else the
-    pieces are what leads to the first block, each block with the leaves before the next one, and what follows the last:
-    modules that are called once and pass their one result to the next and to nobody else; `step`, run once, shows which do.
+    A model without blocks runs `checkpoint_sequential` itself on its longest nn.Sequential of leaves (a VGG). In a model with
+    blocks, the pieces are: the leaves before the first block, each block with the leaves up to the next block, and the leaves
+    after the last block. A piece's modules are called once, and only the next piece reads its one result; running `step` once
+    shows which modules do so.
 
     Raises
     ------
-    NotApplicable : there is no such chain.
+    NotApplicable : the model has no such chain.
     """
     blocks = find_blocks(model)
     if not blocks:
@@ -76,7 +73,7 @@ def sequential(model: nn.Module, step: Callable[[], Any]) -> Iterator[None]:
         with _replaced({whole: run}):
             yield
         return
-    found = [_around(c, blocks) for c in chains(model, [*blocks, *_leaves_beside(model, blocks)], step)]
+    found = [_around(c, blocks) for c in block_chains(model, [*blocks, *_leaves_beside(model, blocks)], step)]
     found = [c for c in found if c]
     if all(len(c) == 1 for c in found):
         raise NotApplicable("no block passes its result to the next one alone, so that blocks cannot be put together")
@@ -85,7 +82,7 @@ def sequential(model: nn.Module, step: Callable[[], Any]) -> Iterator[None]:
 
 
 def _root(n: int) -> int:
-    """Segments for so many pieces."""
+    """Number of segments for n pieces."""
     return max(2, math.ceil(math.sqrt(n)))
 
 
@@ -95,8 +92,8 @@ def _leaves_beside(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Mod
 
 
 def _around(chain: Sequence[nn.Module], blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
-    """A chain of blocks and leaves in pieces: what leads to the first block, each block with the leaves before the next one,
-    what follows the last. Empty where there is no block."""
+    """Cuts a chain of blocks and leaves into pieces: the leaves before the first block, each block with the leaves up to the
+    next one, the leaves after the last. Empty if the chain has no block."""
     known = {id(b) for b in blocks}
     at = [i for i, m in enumerate(chain) if id(m) in known]
     if not at:
@@ -112,12 +109,12 @@ def _around(chain: Sequence[nn.Module], blocks: Sequence[nn.Module]) -> list[lis
 
 
 def _in_place(m: nn.Module) -> bool:
-    """At the beginning of a segment it would overwrite what the segment before has saved, and backward would refuse."""
+    """An in-place module at the start of a segment would overwrite the value that an earlier one saved; backward refuses."""
     return getattr(m, "inplace", False) is True
 
 
 def _pieces(whole: nn.Sequential) -> list[nn.Module]:
-    """Its elements, where one that works in place stays with the one before it."""
+    """The Sequential's elements; an element that works in place stays with the element before it."""
     pieces: list[list[nn.Module]] = []
     for m in whole:
         if pieces and _in_place(m):
@@ -128,11 +125,12 @@ def _pieces(whole: nn.Sequential) -> list[nn.Module]:
 
 
 def _segments(found: Sequence[Sequence[Sequence[nn.Module]]]) -> Forwards:
-    """found : chains of pieces."""
+    """The forwards that checkpoint segments of these chains of pieces."""
     n = sum(map(len, found))
     length = max(1, n // _root(n))
     segments = [c[i : i + length] for c in found for i in range(0, len(c), length)]
-    # Backward begins with the last one: it would run again at once. Of one chain it is also what division leaves over.
+    # Backward begins with the last segment, which would be recomputed at once. In a single chain the last segment also takes
+    # the remainder of the division.
     checked = segments[: _root(n) - 1] if len(found) == 1 else segments[:-1]
     forwards: Forwards = {}
     for segment in checked:
@@ -153,7 +151,7 @@ def _passes_on(x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _checkpointed(forward: Callable[..., Any], more: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    # lists are copied: a DenseNet appends to the one that it passes, and the second run must see it as it was
+    # copy lists: a DenseNet appends to the list that it passes on, and the recomputation must see the list as it was
     args, kwargs = tree_map(lambda x: x, (args, kwargs))
     return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **more)
 
@@ -178,7 +176,7 @@ def _own(m: nn.Module) -> Callable[..., Any]:
 
 @contextmanager
 def _replaced(forwards: Forwards) -> Iterator[None]:
-    """Meanwhile these modules have these forwards."""
+    """Inside the context, these modules run these forwards."""
     before = {m: m.__dict__.get("forward") for m in forwards}
     for m, forward in forwards.items():
         m.__dict__["forward"] = forward

@@ -1,4 +1,4 @@
-"""The comparators by name: each a context within which the model's step runs that way."""
+"""The comparators by name: each is a context in which the model's step runs that way."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def needs_trace(method: str) -> bool:
 def comparator(
     method: str, case: Case, traced: Trace | None, once: Plan | None
 ) -> AbstractContextManager[bytes | None]:
-    """traced, once : the captured step and a plan that runs each op once; for comparators that need them. The context gives
-    what tells its step from that of another method of the kind; None: nothing does."""
+    """The context of a comparator. It yields a key, equal for equal steps, or None where no key is known.
+
+    traced, once : the captured step and a plan that runs each op once; only comparators that need a trace use them.
+    """
     if method == "checkpoint-blocks":
         return per_block(case.model)
     if method == "selective-matmul":

@@ -1,13 +1,13 @@
-"""What torch.compile does with `activation_memory_budget`, without Inductor: the partitioner's two graphs, really run.
+"""torch.compile's `activation_memory_budget` without Inductor: runs the forward and backward graphs of its partitioner.
 
-The captured joint graph goes through torch's `min_cut_rematerialization_partition` under that budget: a share of what it
-would save by itself, 0 saves only the graph's inputs. What comes back, a forward and a backward graph, is interpreted
-inside one autograd Function; every value is released after its last use. So peak and recomputed operators are the
-partitioner's own. Inductor would fuse and reorder on top of that, for which nobody can promise a peak.
+The captured joint graph goes through torch's `min_cut_rematerialization_partition` under that budget: a share of the memory
+that the partitioner would save by default; 0 saves only the graph's inputs. The resulting forward and backward graphs are
+interpreted inside one autograd Function, which frees every value after its last use. So the peak and the recomputed operators
+are the partitioner's own. Inductor would fuse and reorder operators on top of that, and its peak cannot be predicted.
 
-Where it can be told otherwise it is told in favour of torch.compile: gradients go to `.grad` as soon as they are made
-(there they all wait for the end of backward), an op that draws random numbers may run again (there the compiler has
-replaced it by one with a seed), and running statistics are written by the op that makes them (there they are results).
+Three choices favour torch.compile: gradients go to `.grad` as soon as they are computed (in torch.compile they all wait for the
+end of backward), an op that draws random numbers may be recomputed (torch.compile replaces it by an op with a seed), and the op
+that computes running statistics writes them (in torch.compile they are further results).
 
 Source: torch._functorch.partitioners; H. He, S. Yu, "Transforming Autograd programs", the blog post on min-cut
 recomputation; `torch._functorch.config.activation_memory_budget`.
@@ -37,10 +37,11 @@ Graphs = tuple[fx.GraphModule, fx.GraphModule]
 
 @contextmanager
 def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Iterator[bytes]:
-    """Meanwhile the model's training step runs by the partitioner's graphs. Gives what tells these from those of another
-    budget; often they are the same.
+    """Inside the context, the model's training step runs the partitioner's graphs.
 
-    plain : a plan of the trace that runs every op once; says how results are put together.
+    Yields a key of the two graphs: different budgets often give equal graphs, and then equal keys.
+
+    plain : a plan of the trace that runs every op once; it says how to build the module's output from tensors.
     budget : `activation_memory_budget`, in [0, 1].
     """
     bound = Bound(model, traced, plain)
@@ -61,7 +62,7 @@ def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Ite
 
 
 class _Partitioned:
-    """Runs the two graphs: one tensor per placeholder of the captured graph -> the module's results."""
+    """Runs the two graphs: takes one tensor per placeholder of the captured graph, returns the module's results."""
 
     def __init__(self, model: nn.Module, c: Captured, budget: float) -> None:
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
@@ -74,7 +75,7 @@ class _Partitioned:
         self.forward_graph, self.backward_graph = partition(c, budget)
         both = [*self.forward_graph.graph.nodes, *self.backward_graph.graph.nodes]
         self.key = str([(n, n.target, n.args, n.kwargs) for n in both]).encode()
-        # gradients by position among the inputs: a parameter's is handed over as it is made, an input's is returned
+        # gradients by position among the inputs: a parameter's goes to .grad as it is computed, an input's is returned
         takers = {i: model.get_parameter(c.params[p]) for i, p in enumerate(self.given) if p in c.params}
         order = [self.given.index(p) for p in c.gradients]
         self.returned = _hand_over(self.backward_graph, [takers.get(i) for i in order], order)
@@ -93,7 +94,7 @@ class _Function(torch.autograd.Function):
         results, saved = out[: run.results], out[run.results + run.dropped :]
         known = {id(t) for t in inputs}
         for i, t in enumerate(results):
-            if id(t) in known:  # autograd takes a result that is an input for the same tensor
+            if id(t) in known:  # autograd would take a result that is an input for the same tensor
                 results[i] = t.detach()
             known.add(id(t))
         ctx.run, ctx.count = run, len(inputs)
@@ -123,14 +124,17 @@ class _Function(torch.autograd.Function):
 
 
 def _run(graph: fx.GraphModule, given: list[Any]) -> Any:
-    """Interpret a graph; `given` is emptied, and each value is released after its last use. So no graph is ever written as
-    Python (hence lazy modules: on DenseNet-169 a sixth of the time)."""
+    """Interpret a graph; empties `given` and frees each value after its last use. No graph is ever turned into Python source,
+    hence the lazy modules: they save a sixth of the time on DenseNet-169."""
     return fx.Interpreter(graph).boxed_run(given)
 
 
 def partition(c: Captured, budget: float) -> Graphs:
-    """The partitioner's forward graph, (inputs, constants) -> (new values of what is mutated, results, operands of writes in
-    place, saved), and its backward graph, (saved, tangents) -> gradients in the order of `c.gradients`."""
+    """The partitioner's two graphs under a budget.
+
+    Forward: (inputs, constants) -> (new values of mutated inputs, results, operands of in-place writes, saved values).
+    Backward: (saved values, tangents) -> gradients in the order of `c.gradients`.
+    """
     with _use_lazy_graph_module(True), config.patch(activation_memory_budget=budget):
         joint, names = _joint(c)
         made = min_cut_rematerialization_partition(
@@ -142,14 +146,14 @@ def partition(c: Captured, budget: float) -> Graphs:
 
 
 def _write_in_place(forward: fx.GraphModule, c: Captured, names: dict[fx.Node, str]) -> None:
-    """What the module mutates is written by the ops that a plan lets write it."""
+    """Let the same ops write the module's mutated tensors as in a planned step."""
     graph = forward.graph
     by_name = {n.name: n for n in graph.nodes}
     for n, (target, args) in c.writing.items():
         there = by_name.get(names[n])
         known = {} if there is None else dict(zip(n.args, there.args, strict=True))
         mapped = [known.get(a) or by_name[names[a]] if isinstance(a, fx.Node) else a for a in args]
-        if there is None:  # nothing reads it: a counter
+        if there is None:  # nothing reads the new value: a counter
             with graph.inserting_before(graph.output_node()):
                 graph.call_function(target, tuple(mapped), n.kwargs)
         else:
@@ -157,15 +161,15 @@ def _write_in_place(forward: fx.GraphModule, c: Captured, names: dict[fx.Node, s
 
 
 def _operands(c: Captured) -> list[fx.Node]:
-    """What is written over something that forward gives no other way: it must stay in the forward graph."""
+    """Operands of in-place writes whose results nothing else reads; they must stay in the forward graph."""
     given = {*c.placeholders}
     return [a for n, w in c.writing.items() if all(u.op == "output" for u in n.users)
             for a in w.args if isinstance(a, fx.Node) and a not in given]  # fmt: skip
 
 
 def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
-    """The captured graph as the partitioner wants it: placeholders called primals and tangents, one output. And what its
-    nodes are called there."""
+    """The captured graph in the form that the partitioner expects (placeholders named primals and tangents, one output), and
+    the new name of each captured node."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for kind, nodes in (("primals", c.placeholders), ("tangents", list(c.tangents))):
@@ -181,8 +185,8 @@ def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
 
 
 def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], order: list[int]) -> list[int]:
-    """Let the backward graph add parameters' gradients to `.grad` where they are made; what it still returns, as
-    positions among the inputs."""
+    """Let the backward graph add parameters' gradients to `.grad` as it computes them. Returns the positions, among the inputs,
+    of the gradients that the graph still returns."""
     graph = backward.graph
     output = graph.output_node()
     gradients: Any = output.args[0]
@@ -202,7 +206,7 @@ def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], orde
 
 
 class _Taker:
-    """Adds a gradient to a parameter's, as autograd does."""
+    """Adds a gradient to a parameter's `.grad`, as autograd does."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter

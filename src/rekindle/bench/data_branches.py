@@ -1,4 +1,8 @@
-"""On tensors without data, the branches that a step takes with them."""
+"""Makes a step on fake tensors take the branches that it takes on real data.
+
+`rekindle bench` measures the suites modern and deep on fake tensors (full size, no GPU). Without this, their plain steps, and
+so all rows, would be larger than any real step's.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from ..torch.capture.known_values import KnownValues
 
 @contextmanager
 def data_branches() -> Iterator[None]:
-    """Meanwhile what a fake step asks of values that follow from shapes is answered, as it is while capturing.
+    """Inside the context, questions about values that follow from shapes are answered, as during capture.
 
-    Transformers asks whether its mask masks anything, but not of a fake tensor: there it writes the mask out and repeats
-    keys and values, which no step with data does. It is told that what is known is no fake tensor.
+    Transformers checks whether its mask masks anything, but skips the check for fake tensors: it then materialises the mask and
+    repeats keys and values, which no step on real data does. Here, `transformers` no longer takes a fake tensor of known value
+    for a fake one.
     """
     known = KnownValues((), None)
     library = sys.modules.get("transformers.utils.import_utils")

@@ -23,9 +23,9 @@ TEXTS = ("solver", "cost", "target", "note", "plan_status", "commit", "hardware"
 
 
 class RowFile:
-    """A file that rows are appended to; `rows` are those that it holds, the newest of each key.
+    """A file to which rows are appended. rows : its rows, the newest of each key.
 
-    A last line that was cut off while it was written is dropped, and `tell` says so.
+    Drops a last line that was cut off while it was written, and says so through `tell`.
 
     Raises
     ------
@@ -52,12 +52,12 @@ class RowFile:
         self.rows = [r for r in self.rows if key(r) != key(row)] + [row]
 
     def tidy(self) -> None:
-        """Write the file anew with the newest row of each key alone; whole or not at all."""
+        """Rewrite the file with only the newest row of each key, atomically."""
         write_text(self.path, "".join(json.dumps(r) + "\n" for r in self.rows))
 
 
 def read_rows(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """The rows of a file, the newest of each key; a last line that was cut off is passed over, and `tell` says so.
+    """The rows of a file, the newest of each key. Skips a last line that was cut off, and says so through `tell`.
 
     Raises
     ------
@@ -65,12 +65,12 @@ def read_rows(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[
     """
     rows, whole = _read(path)
     if whole < path.stat().st_size:
-        tell(f"{path}: the last line was cut off while it was written; it is passed over")
+        tell(f"{path}: the last line was cut off while it was written; it is skipped")
     return rows
 
 
 def _read(path: Path) -> tuple[list[Row], int]:
-    """The newest row of each key, and the bytes up to where the file is whole."""
+    """The newest row of each key, and the length in bytes of the file up to a cut-off last line."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError as e:
@@ -94,17 +94,17 @@ def _read(path: Path) -> tuple[list[Row], int]:
 
 
 def _cut_off(line: bytes, why: ValueError) -> bool:
-    """Whether the line is the beginning of a row. What is whole, or never was a row, is not ours to drop."""
+    """Whether the line is the beginning of a row. A whole line, or one that never was a row, must not be dropped."""
     unreadable = isinstance(why, json.JSONDecodeError | UnicodeDecodeError)
     return unreadable and line.startswith(b"{") and not line.endswith(b"\n")
 
 
 def checked(row: Any) -> Row:
-    """The same row, once its fields are what they must be.
+    """The same row, after checking its fields.
 
     Raises
     ------
-    ValueError : it is no row; says why.
+    ValueError : it is not a row; the message says why.
     """
     if not isinstance(row, dict):
         raise ValueError("it is no JSON object")

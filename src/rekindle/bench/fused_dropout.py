@@ -1,4 +1,7 @@
-"""Dropout as GPUs have it, on fake CPU tensors too."""
+"""Runs GPU dropout on fake CPU tensors.
+
+`rekindle bench` measures the suites modern and deep on fake CPU tensors but reports them for a GPU, whose dropout saves less.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ import torch
 
 @contextmanager
 def fused_dropout() -> Iterator[None]:
-    """Meanwhile `aten::dropout` on the CPU is the one fused op that GPUs run, which keeps a byte per element for its mask.
+    """Inside the context, `aten::dropout` on the CPU runs the fused op of GPUs, which saves one byte per element for its mask.
 
-    Eager has no fused dropout on the CPU and keeps the mask as floats; captured graphs always have the fused one. Without
-    this, plans would be compared with a plain step that holds more than any GPU's.
+    Eager PyTorch has no fused dropout on the CPU and saves the mask as floats; captured graphs always use the fused op. Without
+    this, plans would be compared with a plain step that holds more memory than on any GPU.
     """
 
     def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -21,7 +24,7 @@ def fused_dropout() -> Iterator[None]:
             return x
         return torch.ops.aten.native_dropout.default(x, p, True)[0]
 
-    # as an override that ends with the context
+    # the override ends with the context
     lib = torch.library.Library("aten", "IMPL")
     lib.impl("dropout", dropout, "AutogradCPU")
     try:

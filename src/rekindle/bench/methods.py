@@ -1,16 +1,16 @@
-"""The names of methods, what they mean, and which a suite runs where none are named.
+"""The names of methods, their meaning, and the default methods of each suite.
 
 plain                    the eager step
 checkpoint-blocks        torch.utils.checkpoint per repeated block
-checkpoint-sequential    √n segments of blocks, with what leads to the first one and follows the last
-selective-matmul         per block, with what matrix products, convolutions and attention give saved
+checkpoint-sequential    √n segments of blocks, including the modules before the first and after the last
+selective-matmul         per block; saves results of matrix products, convolutions and attention
 compile-0.75 … compile-0 torch.compile's activation_memory_budget
-SOLVER                   a registered solver: least memory
+SOLVER                   a registered solver, asked for least memory
 SOLVER@8%                least memory within 8 % extra cost
 SOLVER=0.5               least cost within half of the plain step's activation peak
 SOLVER=ogc               least cost within the published solver's own measured memory, where there is one
-SOLVER=compile-0.5       least cost within what that comparator takes; so for each of them, and for each other solver
-comparators, solvers     short for all of them
+SOLVER=compile-0.5       least cost within the memory of that comparator; so for each comparator and each other solver
+comparators, solvers     short for all comparators, all solvers
 others                   short for all solvers but auto
 matched                  short for auto within the memory of each comparator
 """
@@ -44,12 +44,11 @@ GOALS = re.compile(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a method asks of a solver: one of
+    """A method's request to a solver. At most one of the goals is set; with none set, the request is for least memory.
 
     max_overhead : least memory within this extra cost.
     share : least cost within this share of the plain step's activation peak.
-    like : least cost within the memory of a comparator, of another solver, or "ogc": what was measured of the published one.
-    None of them: least memory.
+    like : least cost within the memory of a comparator, of another solver, or ("ogc") of the published solver as measured.
     """
 
     solver: str
@@ -59,7 +58,10 @@ class Asked:
 
 
 def parse(method: str) -> Asked | None:
-    """What a solver's method asks: "auto@8%" -> Asked("auto", max_overhead=0.08). None: plain, a comparator, no method."""
+    """The request in a method's name: "auto@8%" -> Asked("auto", max_overhead=0.08).
+
+    None: the name is plain, a comparator, or no method.
+    """
     found = GOALS.fullmatch(method)
     if found is None or method == "plain" or method in COMPARATORS:
         return None

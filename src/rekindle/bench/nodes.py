@@ -1,7 +1,7 @@
-"""A schedule's cost in nodes of the captured graph that run, each at the same cost; by our reading FastSA counts so.
+"""A schedule's cost as the number of graph nodes that it runs, each at cost 1; by our reading FastSA counts so.
 
 A. Imanishi, Z. Xu, M. Takagi, S. Wang, E. Castillo, A fast heuristic to optimize time-space tradeoff for large models,
-NeurIPS 2023: its graphs come from torch.fx, in which views and members of what an op returns are nodes as well.
+NeurIPS 2023: its graphs come from torch.fx, in which views and the members of an op's result are nodes too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..torch.capture.lowered import Lowered
 
 
 def node_runs(low: Lowered, runs: Iterable[int]) -> int:
-    """Nodes that run when ops run in this order: every ATen call, and each view of a result that a later op reads, once
-    for every time that the result is made."""
+    """Number of nodes that run when ops run in this order: every ATen call, and each view of a result that a later op reads,
+    once for every time that the result is computed."""
     views = low.views
     made_by = {c.node: i for i, c in enumerate(low.calls) if c.kind == "aten" and c.node is not None}
     below: dict[fx.Node, tuple[int, ...]] = {}  # view -> ops whose results it is of
@@ -42,7 +42,7 @@ def node_runs(low: Lowered, runs: Iterable[int]) -> int:
 
 
 def _operands(low: Lowered, i: int) -> Iterable[fx.Node]:
-    """The nodes that an op reads."""
+    """The nodes that op i reads."""
     call = low.calls[i]
     if call.kind == "boundary":
         return [n for n in low.captured.outputs if isinstance(n, fx.Node)]

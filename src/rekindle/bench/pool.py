@@ -1,4 +1,4 @@
-"""Models measured in several processes."""
+"""Measures models in several processes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,39 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from .row import About, Row, Task, make_row
+from .row import ModelFacts, Outcome, Row, Task, make_row
 
-NEEDED = ["rekindle.bench.measure", "rekindle.bench.comparators", "rekindle.torch.trace", "rekindle.torch.run.planned"]
-NEEDED += ["rekindle.portfolio.auto", "rekindle.zoo.seeds"]
-WAIT = 0.5  # seconds between looks at whether the processes live
-MEASURED, ENDED_EARLY = "the process that measured ", " ended early (exit code "  # in the note of what was left undone
+PRELOADED = [
+    "rekindle.bench.model_rows",
+    "rekindle.bench.comparators",
+    "rekindle.torch.trace",
+    "rekindle.torch.run.planned",
+]
+PRELOADED += ["rekindle.portfolio.auto", "rekindle.zoo.seeds"]
+# the note of a row whose process ended before it came to the method: MEASURED model ENDED_EARLY code
+MEASURED, ENDED_EARLY = "the process that measured ", " ended early (exit code "
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """poll_s : seconds between two checks whether a process still lives; a guess."""
+
+    poll_s: float = 0.5
+
+
+SETTINGS = PoolSettings()
 
 
 def run_in_processes(work: Sequence[Task], jobs: int, tell: Callable[[str], None]) -> Iterator[Row]:
-    """The rows of all tasks as they finish. A process that dies (killed for its memory, say) gives rows that say so for
-    what it left undone, and another takes its place. None outlives this one.
+    """The rows of all tasks as they finish.
 
-    The last tasks begin first: suites have their largest models there, and one of these, begun last, would run alone."""
+    If a process dies (killed for its memory, say), its unmeasured methods get rows that say so, and a new process takes its
+    place. No process outlives this one. The last tasks start first: suites list their largest models last, and a large model
+    that starts last would run alone.
+    """
     context = _context()
     waiting = list(work)
     running: list[_Worker] = []
@@ -44,25 +62,25 @@ def run_in_processes(work: Sequence[Task], jobs: int, tell: Callable[[str], None
 
 
 def _context() -> Any:
-    """How processes are started: where the system can, forked from one that has imported what all of them need (5 seconds each
-    otherwise) and done nothing else."""
+    """How to start processes: if the system allows, forked from a server that has only imported the needed modules, which
+    saves 5 seconds for each process."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(NEEDED)
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 
 def interrupted(row: Row) -> bool:
-    """Whether a row only says that its process ended before it came to the method: that is no result."""
+    """Whether the row only says that its process ended before it came to the method, which is no result."""
     note = row.get("note") or ""
     return row["status"] == "failed" and note.startswith(MEASURED) and ENDED_EARLY in note
 
 
 @contextmanager
 def _told_to_end() -> Iterator[None]:
-    """SIGTERM raises SystemExit meanwhile, so that what is to be done at the end is done. A program that handles it in its
-    own way keeps that; outside of the main thread nothing can be set."""
+    """Inside the context SIGTERM raises SystemExit, so that cleanup runs. A program's own handler stays in place, and outside
+    the main thread no handler can be set."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -75,7 +93,7 @@ def _told_to_end() -> Iterator[None]:
 
 
 class _Worker:
-    """A process for one task."""
+    """A process that measures one task."""
 
     def __init__(self, context: Any, task: Task, threads: int) -> None:
         self.left = list(task.methods)
@@ -86,10 +104,10 @@ class _Worker:
         self.finished = False
 
     def rows(self, tell: Callable[[str], None]) -> Iterator[Row]:
-        """What it has sent by now."""
-        alive = self.process.is_alive()  # asked first: what it sent before it ended is then in the queue
+        """The next row that it has sent, if any."""
+        alive = self.process.is_alive()  # ask first: rows that it sent before it ended are then in the queue
         try:
-            kind, content = self.results.get(timeout=WAIT)
+            kind, content = self.results.get(timeout=SETTINGS.poll_s)
         except queue.Empty:
             self.finished = not alive
             return
@@ -103,26 +121,26 @@ class _Worker:
             tell(content)
 
     def undone(self) -> Iterator[Row]:
-        """A row for each method that it did not come to."""
-        about = About(self.task)
+        """A row for each method that the process did not come to."""
+        facts = ModelFacts(self.task)
         why = f"{MEASURED}{self.task.model}{ENDED_EARLY}{self.process.exitcode})"
-        yield from (make_row(about, method, note=why) for method in self.left)
+        yield from (make_row(facts, method, Outcome(note=why)) for method in self.left)
 
 
 def _work(task: Task, threads: int, results: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
-    from .measure import measure
+    from .model_rows import model_rows
 
     torch.set_num_threads(threads)
-    for row in measure(task, lambda line: results.put(("line", line))):
+    for row in model_rows(task, lambda line: results.put(("line", line))):
         results.put(("row", row))
     results.put(("end", None))
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed can tell nobody."""
+    """End this process when its parent ends: a killed parent cannot end its children."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""What rows say of where they were measured."""
+"""Where and with which versions rows are measured."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _commit() -> str | None:
-    """Of the checkout that this runs from, with a + if its source was changed since; None where it is none."""
+    """The commit of the checkout that this runs from, with a + if its source was changed since; None outside a checkout."""
     source = str(Path(__file__).parent.parent)
     git = ["git", "-C", source]
     try:

@@ -1,4 +1,4 @@
-"""Two sets of rows compared: what changed, and what got worse."""
+"""Compares two sets of rows: changes, and which of them are regressions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ from typing import Any
 from ..errors import UsageError
 from .row import Key, Row, key
 
-WORSE = 0.01  # of a peak, as a share; of an overhead, in points of a hundred
-SEEN = 1e-4  # smaller changes are not worth a line
 OVERHEADS = ("flops_overhead", "seconds_overhead", "overhead")
-ORDERS: dict[str, tuple[Any, ...]] = {  # each from good to bad
+FROM_BEST: dict[str, tuple[Any, ...]] = {  # values of a field, best first
     "status": ("ok", "failed"), "plan_status": ("optimal", "feasible"), "parity": (True, False),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
+class RegressionSettings:
+    """How large a change counts. Both figures are choices of this project.
+
+    worse_share : a peak that grew by more than this share, or an overhead by more than this fraction, is a regression.
+    shown_share : smaller changes of either are not listed.
+    """
+
+    worse_share: float = 0.01
+    shown_share: float = 1e-4
+
+
+SETTINGS = RegressionSettings()
+
+
+@dataclass(frozen=True)
 class Change:
-    """One field of one row; a row that is gone has the field "row". worse : it is a regression."""
+    """A change of one field of one row; for a row that is gone, the field is "row". worse : it is a regression."""
 
     key: Key
     field: str
@@ -36,17 +49,17 @@ class Change:
 
 
 def regressions(old: Sequence[Row], new: Sequence[Row], subset: bool = False) -> list[Change]:
-    """What changed, regressions first.
+    """The changes from old to new, regressions first.
 
-    A regression is a peak more than 1 % higher, an overhead more than one point higher, a status, plan status or parity that
-    got worse, one of these figures that a row which still runs no longer has, and a row that `new` no longer has. A row that
-    only `new` has is no change; a figure that a status explains (it failed) is not told again.
+    Regressions are: a peak more than 1 % higher; an overhead more than one percentage point higher; a worse status, plan status
+    or parity; one of these figures missing from a row that still runs; a row missing from `new`. A row that only `new` has is
+    no change, and a row that failed lists only its status.
 
-    subset : new was measured for a part of old only; the rows that it does not have are passed over.
+    subset : `new` was measured for a part of `old` only; rows missing from it are ignored.
 
     Raises
     ------
-    UsageError : no row is in both.
+    UsageError : the two have no row in common.
     """
     before, after = ({key(r): r for r in rows} for rows in (old, new))
     if not before.keys() & after.keys():
@@ -59,19 +72,19 @@ def regressions(old: Sequence[Row], new: Sequence[Row], subset: bool = False) ->
 
 def _changes(a: Row, b: Row) -> list[Change]:
     found = []
-    for name, order in ORDERS.items():
+    for name, order in FROM_BEST.items():
         x, y = a.get(name), b.get(name)
         if x != y and x in order and y in order:
             found.append(Change(key(b), name, x, y, order.index(y) > order.index(x)))
     x, y = a.get("peak_mb"), b.get("peak_mb")
-    if x and y and abs(y / x - 1) > SEEN:
-        found.append(Change(key(b), "peak_mb", x, y, y / x - 1 > WORSE))
+    if x and y and abs(y / x - 1) > SETTINGS.shown_share:
+        found.append(Change(key(b), "peak_mb", x, y, y / x - 1 > SETTINGS.worse_share))
     for name in OVERHEADS:
         x, y = a.get(name), b.get(name)
-        if x is not None and y is not None and abs(y - x) > SEEN:
-            found.append(Change(key(b), name, x, y, y - x > WORSE))
+        if x is not None and y is not None and abs(y - x) > SETTINGS.shown_share:
+            found.append(Change(key(b), name, x, y, y - x > SETTINGS.worse_share))
     if a.get("status") == b.get("status") == "ok":
-        for name in ("peak_mb", *OVERHEADS, *ORDERS):
-            if a.get(name) is not None and b.get(name) is None:  # what is not told may be anything
+        for name in ("peak_mb", *OVERHEADS, *FROM_BEST):
+            if a.get(name) is not None and b.get(name) is None:  # a missing figure may be anything
                 found.append(Change(key(b), name, a[name], None, True))
     return found

@@ -1,8 +1,8 @@
-"""What operators give on tensors without data, remembered.
+"""A cache of the results of operators on fake tensors.
 
-The steps of a suite run the same operators on the same shapes dozens of times. torch remembers that too, but makes its key of
-everything that a tensor may be, which takes longer than the rest of the step. Here only plain tensors are looked at: strided,
-of floating-point type; and only results that are all new, or the argument that was written to.
+The steps of a suite run the same operators on the same shapes dozens of times. torch has a cache for that too, but its key
+covers every property of a tensor, which takes longer than the rest of the step. This cache covers only strided tensors of
+floating-point type, and only operators whose results are all new tensors or the argument that they write to.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..torch.capture.private import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    in_kernel_invocation_manager,
+)
 from ..torch.costs.instrument import WHICH_DEVICE
 from ..torch.costs.storages import tensors_in
 
@@ -28,14 +33,14 @@ class _Result(NamedTuple):
 
 
 class Remembered(TorchDispatchMode):
-    """Context manager, to be entered within `fake`: an operator that has run on such arguments gives such results again."""
+    """A context inside `fake`: an operator that has run on equal arguments gives equal results without running again."""
 
     supports_higher_order_operators = True
 
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
         self.fake = fake
-        # what tells a call -> (type of what it returns, None: its first argument; results), or None: not to be remembered
+        # key of a call -> (type of its return value, or None for its first argument; results), or None for calls not cached
         self.known: dict[tuple[Any, ...], Any] = {}
         self.fit: dict[Any, bool] = {}
 
@@ -60,20 +65,20 @@ class Remembered(TorchDispatchMode):
         return made[0] if kind is FakeTensor else kind(made)
 
     def _may_be_known(self, func: Any) -> bool:
-        """Whether an operator, by its schema, returns no view, and writes to nothing but the first argument that it returns."""
+        """Whether the operator's schema has no views and no writes except to a first argument that it returns."""
         if func not in self.fit:
-            plain = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+            plain = isinstance(func, OpOverload) and func.namespace == "aten"
             self.fit[func] = plain and func.overloadpacket not in _OTHER_MEMORY and _fits(func._schema)
         return self.fit[func]
 
     def _tell(self, args: Any, key: list[Any]) -> bool:
-        """Add what tells these arguments from others; whether that is all that an operator can know of them."""
+        """Extend the key by these arguments. Returns whether the key then covers all that an operator can know of them."""
         for a in args:
             kind = type(a)
             if kind is FakeTensor:
                 if a.fake_mode is not self.fake or a.constant is not None or a.layout is not torch.strided:
                     return False
-                if not a.dtype.is_floating_point:  # others may be known by value
+                if not a.dtype.is_floating_point:  # integers may be known by value
                     return False
                 key += (a.shape, a.stride(), a.dtype, a.fake_device)
             elif kind in (list, tuple):
@@ -92,7 +97,7 @@ class Remembered(TorchDispatchMode):
         return [r and FakeTensor(self.fake, t, r.device) for r, t in zip(results, bare, strict=True)]
 
     def _described(self, func: Any, out: Any, args: Any, kwargs: Any, key: list[Any]) -> Any:
-        """How to give such results again; None where they are not plain, or share memory with what was there."""
+        """A description from which to create such results again; None if they are not plain or share memory with arguments."""
         if func._schema.is_mutable:
             now: list[Any] = [func]
             same = out is args[0] and self._tell(args, now) and self._tell(kwargs.values(), now)
@@ -118,7 +123,7 @@ class Remembered(TorchDispatchMode):
 
 
 def _fits(schema: Any) -> bool:
-    """Whether nothing is an alias, or one argument, the first, which is written to and returned."""
+    """Whether there is no alias, or only the first argument, which is written to and returned."""
     aliases = [a.alias_info for a in (*schema.arguments, *schema.returns) if a.alias_info]
     if not aliases:
         return True

@@ -1,4 +1,4 @@
-"""One row: what one method did on one model. docs/formats.md says what each field means. MB is 2^20 bytes."""
+"""One row: the result of one method on one model. docs/formats.md defines each field. MB is 2^20 bytes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ Key = tuple[Any, ...]
 
 
 def key(row: Row) -> Key:
-    """What a row is a row of: (suite, model, method, cost, target)."""
+    """The fields that identify a row: (suite, model, method, cost, target)."""
     return tuple(row.get(k) for k in ("suite", "model", "method", "cost", "target"))
 
 
 @dataclass(frozen=True)
 class Task:
-    """The methods to measure on one model, in order. target : device of the modelled seconds. cost : what plans count
-    their extra cost in."""
+    """The methods to measure on one model, in order.
+
+    target : the device whose roofline gives modelled seconds. cost : the unit in which plans count their extra cost.
+    """
 
     suite: str
     model: str
@@ -36,11 +38,15 @@ class Task:
 
 
 @dataclass
-class About:
-    """What all rows of a task have in common, as far as it is known.
+class ModelFacts:
+    """The facts that all rows of a task share; filled in while the model is measured.
 
-    known : batch, image, published figures. plain : the plain step. ops, nodes : of the captured graph.
-    trace_seconds : to capture it. extra_bytes : see `Case`. peaks : of the methods that ran, in bytes.
+    known : batch, image and published figures.
+    plain : measurements of the plain step.
+    ops, nodes : sizes of the captured graph.
+    trace_seconds : time to capture it.
+    extra_bytes : see `Case`.
+    peaks : peak bytes of the methods that ran.
     """
 
     task: Task
@@ -53,53 +59,74 @@ class About:
     peaks: dict[str, int] = field(default_factory=dict)
 
 
-def make_row(
-    about: About, method: str, measured: Measured | None = None, plan: Plan | None = None, parity: bool | None = None,
-    note: str = "", impossible: int | None = None, least_overhead: float | None = None, wall: float | None = None,
-    nodes: int | None = None,
-) -> Row:  # fmt: skip
-    """measured : None where the method failed; `note` then says why, and `impossible` where no plan fits: the certified
-    bound in bytes. least_overhead : certified, of any plan within the same budget. wall : seconds of a step over the plain
-    step's. nodes : that the plan runs, see `nodes`."""
-    asked, plain, task = parse(method), about.plain, about.task
-    failed = measured is None or parity is False
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one method. None is unknown.
+
+    measured : None if the method failed; `note` then says why.
+    plan : None for the plain step and comparators.
+    parity : whether the step gave the plain step's bits.
+    bound_bytes : if no plan fits, the certified bound on activations.
+    least_overhead : certified least extra cost of any plan within the same budget.
+    wall_ratio : seconds of a step divided by the plain step's.
+    node_runs : graph nodes that the plan runs; see `nodes`.
+    """
+
+    measured: Measured | None = None
+    plan: Plan | None = None
+    parity: bool | None = None
+    note: str = ""
+    bound_bytes: int | None = None
+    least_overhead: float | None = None
+    wall_ratio: float | None = None
+    node_runs: int | None = None
+
+
+def make_row(facts: ModelFacts, method: str, outcome: Outcome) -> Row:
+    """The row of one method on one model."""
+    asked, plain, task = parse(method), facts.plain, facts.task
+    measured, plan = outcome.measured, outcome.plan
+    failed = measured is None or outcome.parity is False
     flops = _ratio(measured, plain, "flops")
-    bound = impossible and impossible + about.extra_bytes if plan is None else _bound(plan, about.extra_bytes)
+    bound = outcome.bound_bytes and outcome.bound_bytes + facts.extra_bytes
+    if plan is not None:
+        bound = _bound(plan, facts.extra_bytes)
     eager = method == "plain" or method in COMPARATORS
+    runs = outcome.node_runs
     return {
         "suite": task.suite, "model": task.model, "method": method, "cost": task.cost, "target": task.target,
-        "batch": about.known.get("batch"), "image": about.known.get("image"), "ops": about.ops,
-        "nodes": about.nodes,
+        "batch": facts.known.get("batch"), "image": facts.known.get("image"), "ops": facts.ops,
+        "nodes": facts.nodes,
         "solver": None if asked is None else asked.solver,
         "peak_mb": None if measured is None else measured.peak / MB,
-        "predicted_mb": None if plan is None else (plan.activation_peak_bytes + about.extra_bytes) / MB,
+        "predicted_mb": None if plan is None else (plan.activation_peak_bytes + facts.extra_bytes) / MB,
         "plain_mb": None if plain is None else plain.peak / MB,
         "flops_overhead": flops,
         "seconds_overhead": _ratio(measured, plain, "seconds"),
-        "wall_ratio": wall,
+        "wall_ratio": outcome.wall_ratio,
         "overhead": plan.overhead if plan is not None else flops if eager and task.cost == "flops" else None,
-        "nodes_overhead": None if nodes is None or not about.nodes else nodes / about.nodes - 1,
+        "nodes_overhead": None if runs is None or not facts.nodes else runs / facts.nodes - 1,
         "bound_mb": None if bound is None else bound / MB,
         "gap": None if plan is None else plan.gap,
-        "least_overhead": least_overhead,
+        "least_overhead": outcome.least_overhead,
         "plan_status": None if plan is None else plan.status,
-        "parity": parity,
-        "trace_seconds": about.trace_seconds,
+        "parity": outcome.parity,
+        "trace_seconds": facts.trace_seconds,
         "solve_seconds": None if plan is None else plan.solve_seconds,
-        **{k: about.known.get(k) for k in PUBLISHED},
+        **{k: facts.known.get(k) for k in PUBLISHED},
         **provenance(),
         "status": "failed" if failed else "ok",
-        "note": note or ("the planned step does not give the plain step's bits" if failed else ""),
+        "note": outcome.note or ("the planned step does not give the plain step's bits" if failed else ""),
     }  # fmt: skip
 
 
-def _ratio(measured: Measured | None, plain: Measured | None, what: str) -> float | None:
-    """Extra over plain, as a fraction."""
-    if measured is None or plain is None or not getattr(plain, what):
+def _ratio(measured: Measured | None, plain: Measured | None, field: str) -> float | None:
+    """Extra cost over the plain step, as a fraction."""
+    if measured is None or plain is None or not getattr(plain, field):
         return None
-    return getattr(measured, what) / getattr(plain, what) - 1
+    return getattr(measured, field) / getattr(plain, field) - 1
 
 
 def _bound(plan: Plan, extra_bytes: int) -> int:
-    """The certified bound, on what the instrument measures."""
+    """The certified bound, in the quantity that the instrument measures."""
     return max(0, plan.bound_bytes - plan.graph.resident_bytes) + extra_bytes

@@ -1,4 +1,4 @@
-"""Suites as rows: what is to be done, and the doing of it, in this process or in several."""
+"""Runs a suite: lists its tasks and measures them, in this process or in several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .methods import COSTS, TARGET, choose
 from .row import Key, Row, Task
 from .suites import SUITES
 
-UNITS = ("seconds", "flops", "unit")
+COST_UNITS = ("seconds", "flops", "unit")
 
 
 def tasks(
@@ -21,7 +21,7 @@ def tasks(
     target: str = TARGET,
     cost: str | None = None,
 ) -> list[Task]:
-    """What a run has to do; arguments as in `run_suite`.
+    """The tasks of a run; arguments as for `run_suite`.
 
     Raises
     ------
@@ -36,8 +36,8 @@ def tasks(
         if name not in known:
             raise UsageError(f"suite {suite!r} has no model {name!r}; it has: {', '.join(known)}")
     target, cost = get(target).name, COSTS[suite] if cost is None else cost
-    if cost not in UNITS:
-        raise UsageError(f"cost={cost!r} is unknown; choose one of: {', '.join(UNITS)}")
+    if cost not in COST_UNITS:
+        raise UsageError(f"cost={cost!r} is unknown; choose one of: {', '.join(COST_UNITS)}")
     chosen = choose(suite, methods)
     found = []
     for model in dict.fromkeys(models or known):
@@ -60,18 +60,18 @@ def run_suite(
 ) -> Iterator[Row]:
     """The rows of a suite, each as soon as it is measured.
 
-    suite : "seeds": the published table at its batch sizes, by its protocol, on fake tensors: needs no GPU, and the
-        peaks are the same on every run. "modern", "deep": the zoo's models at full size, on fake tensors. "cpu": small
-        copies of them on real tensors: allocator peaks, wall time, bitwise parity. "smoke": three tiny ones, likewise.
+    suite : "seeds": the published table at its batch sizes, by its protocol, on fake tensors; needs no GPU, and the peaks are
+        equal on every run. "modern", "deep": the zoo's models at full size, on fake tensors. "cpu": small copies of them on
+        real tensors, with allocator peaks, wall time and bitwise parity. "smoke": three tiny models, measured like cpu.
     models : only these; None: all.
     methods : names as `methods` explains them; None: the suite's own.
-    done : keys of rows that are not to be measured again; see `row.key`.
+    done : keys of rows that need not be measured again; see `row.key`.
     target : the device whose roofline gives modelled seconds.
-    cost : "seconds", "flops" or "unit": what plans count their extra cost in; None: the suite's own.
-    jobs : processes; with several, each model is measured in one of them and rows come as they finish. None: two for
-        suites on fake tensors, where the machine has two cores; one otherwise.
+    cost : "seconds", "flops" or "unit", in which plans count their extra cost; None: the suite's own.
+    jobs : processes; each measures one model at a time, and rows come as they finish. None: two for suites on fake tensors if
+        the machine has two cores, else one.
 
-    A method that fails on a model gives a row with status "failed" that says why in `note`.
+    A method that fails on a model gives a row with status "failed" whose `note` says why.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def run_suite(
 
 
 def _rows(work: Sequence[Task], tell: Callable[[str], None]) -> Iterator[Row]:
-    from .measure import measure
+    from .model_rows import model_rows
 
     for task in work:
-        yield from measure(task, tell)
+        yield from model_rows(task, tell)

@@ -1,4 +1,4 @@
-"""Which models a suite has, and how the case of each is made."""
+"""The suites: their models, and how to build the case of each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from .cases import Case, PeakOf
 
 PUBLISHED = ("published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb")
-LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)  # steps of the LSTM
-DEPTHS = (125, 250, 500, 1000)  # convolutions of the ResNet
+LSTM_STEPS = (64, 128, 256, 512, 1024, 2048, 4096)
+RESNET_CONVOLUTIONS = (125, 250, 500, 1000)
 
 
 @dataclass(frozen=True)
 class Model:
-    """make : builds the case. known : fields of its rows that are known beforehand (batch, image, published figures)."""
+    """A model of a suite. make : builds its case. known : fields of its rows that are known beforehand."""
 
     make: Callable[[], Case]
     known: dict[str, Any] = field(default_factory=dict)
@@ -57,15 +57,15 @@ def _seeds_case(name: str, batch: int, image: int) -> Case:
         x = torch.rand(batch, 3, image, image, requires_grad=True)
         model(x).sum().backward()
 
-    # A plan counts x among what is held and its gradient among what the step makes; the protocol counts both.
-    held_apart = sample.untyped_storage().nbytes()
+    # A plan counts x as resident and its gradient as an activation; the protocol counts both as activations.
+    input_bytes = sample.untyped_storage().nbytes()
     return Case(
-        model, sample, batch, mode, step, _storage_peak(model, step, mode), held_apart, lambda: None, True,
+        model, sample, batch, mode, step, _storage_peak(model, step, mode), input_bytes, lambda: None, True,
     )  # fmt: skip
 
 
 def _storage_peak(model: nn.Module, step: Callable[[], None], mode: AbstractContextManager[Any]) -> PeakOf:
-    """The instrument for fake tensors: parameters, their gradients (which this makes) and buffers do not count."""
+    """The peak instrument for fake tensors: leaves out parameters, their gradients (which it first creates) and buffers."""
     from ..torch.costs.memory import storage_peak
 
     with mode:
@@ -75,7 +75,10 @@ def _storage_peak(model: nn.Module, step: Callable[[], None], mode: AbstractCont
 
 
 def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
-    """name -> (name in the zoo, options): at full size, fake, with the model's own loss where it has one."""
+    """Models of the zoo at full size, on fake tensors, with their own loss if they have one.
+
+    names : name in the suite -> (name in the zoo, options).
+    """
     return {name: Model(partial(_zoo_case, known, options)) for name, (known, options) in names.items()}
 
 
@@ -94,7 +97,6 @@ def _zoo_case(name: str, options: dict[str, Any]) -> Case:
     tensors = tree.flatten((args, kwargs))[0]
     fake = tensors[0].fake_mode  # type: ignore[attr-defined]
     remembered = Remembered(fake)
-    # dropout as on a GPU, and the branches that data takes
     mode = _Within(fused_dropout, lambda: fake, lambda: remembered, data_branches)
 
     def step() -> None:
@@ -105,7 +107,7 @@ def _zoo_case(name: str, options: dict[str, Any]) -> Case:
 
 
 class _Within:
-    """What steps on fake tensors run under: several contexts, entered one within the other, as often as this one is."""
+    """Several contexts as one that can be entered many times; enters them one inside the other."""
 
     def __init__(self, *contexts: Callable[[], AbstractContextManager[Any]]) -> None:
         self.contexts = contexts
@@ -128,10 +130,10 @@ def _modern() -> Suite:
 
 
 def _deep() -> Suite:
-    """The zoo's two, at several sizes: the size stands behind the name."""
+    """The deep ResNet and the LSTM at several sizes; a model's name ends in its size."""
     names: dict[str, tuple[str, dict[str, Any]]] = {}
-    names |= {f"resnet-{n}": ("resnet1000", {"layers": n}) for n in DEPTHS}
-    names |= {f"lstm-{n}": ("lstm_deep", {"length": n}) for n in LENGTHS}
+    names |= {f"resnet-{n}": ("resnet1000", {"layers": n}) for n in RESNET_CONVOLUTIONS}
+    names |= {f"lstm-{n}": ("lstm_deep", {"length": n}) for n in LSTM_STEPS}
     return _of_zoo(names)
 
 
@@ -158,7 +160,7 @@ def _cpu() -> Suite:
 
 
 def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
-    """Convolutions with batch norm, in-place ReLU and dropout."""
+    """A small CNN: convolutions with batch norm, in-place ReLU and dropout."""
     import torch
     from torch import nn
 

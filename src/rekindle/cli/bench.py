@@ -1,4 +1,4 @@
-"""`bench`: a suite of models under several methods, one row each; or two files of rows compared."""
+"""`rekindle bench`: measures a suite of models under several methods, one row each, or compares two files of rows."""
 
 from __future__ import annotations
 
@@ -28,26 +28,24 @@ Methods = Annotated[
                       "memory within 8 % extra cost), auto=0.5 (least cost within half of the plain activations), auto=ogc "
                       "(within the published solver's memory)."),
 ]  # fmt: skip
-Fresh = Annotated[bool, typer.Option("--fresh", help="Measure again what --out holds already.")]
-Jobs = Annotated[int | None, typer.Option(help="Processes, each for one model at a time; up to two unless given.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Measure rows again that --out already holds.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes, each measuring one model at a time; up to two by default.")]
 Target = Annotated[str, typer.Option(help="Device whose roofline gives the modelled seconds.")]
-CostOf = Annotated[str | None, typer.Option("--cost", help="seconds, flops or unit; the suite's own unless given.")]
+CostOf = Annotated[str | None, typer.Option("--cost", help="seconds, flops or unit; the suite's own by default.")]
 Compare = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(
-        metavar="OLD NEW", help="Run nothing: say what changed between two files; exit code 1 where it is worse."
-    ),
+    typer.Option(metavar="OLD NEW", help="Run nothing; list changes from OLD to NEW. Exit code 1 on a regression."),
 ]
 Subset = Annotated[
     bool,
     typer.Option(
-        "--subset", help="With --compare: NEW holds a part of OLD only; rows it does not have are no regressions."
+        "--subset", help="With --compare: NEW covers a part of OLD only; its missing rows are no regressions."
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Enter the command of this file."""
+    """Add the command to the app."""
     app.command()(bench)
 
 
@@ -56,14 +54,14 @@ def bench(
     jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, compare: Compare = None, subset: Subset = False,
     json: Json = False,
 ) -> Answer:  # fmt: skip
-    """Measure a suite; --out appends each row to a JSON-lines file as soon as it is there, and goes on where it ended."""
+    """Measure a suite. --out appends each row to a JSON-lines file at once; a later run goes on where the file ends."""
     if compare is not None:
         return _compare(*compare, subset)
     if subset:
-        raise UsageError("--subset needs --compare: it says that NEW holds a part of OLD only")
+        raise UsageError("--subset needs --compare: it says that NEW covers a part of OLD only")
     check_writable(out)
     if fresh and out is None:
-        raise UsageError("--fresh needs --out: it measures again what that file holds")
+        raise UsageError("--fresh needs --out: it measures the rows of that file again")
     from ..bench import run_suite, tasks
     from ..bench.files import RowFile
     from ..bench.pool import interrupted
@@ -115,8 +113,8 @@ def _compare(old: Path, new: Path, subset: bool) -> Answer:
     return Answer(document, lambda: [*table, sentence], 1 if worse else 0)
 
 
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+def _names(listed: str | None) -> list[str] | None:
+    return None if listed is None else [name.strip() for name in listed.split(",") if name.strip()]
 
 
 def _notice(line: str) -> None:
@@ -125,7 +123,7 @@ def _notice(line: str) -> None:
 
 @contextmanager
 def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
-    """What is being done, and a bar of rows done and left; a line per row where stderr is no terminal."""
+    """Shows the current step and a bar of rows done and left; prints one line per row if stderr is not a terminal."""
     console = err_console()
     if not console.is_terminal:
         rows = 0
@@ -133,7 +131,7 @@ def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[Row
         def line(row: Row) -> None:
             nonlocal rows
             rows += 1
-            _notice(f"{rows}/{total} {row['model']} {row['method']}: {_said(row)}")
+            _notice(f"{rows}/{total} {row['model']} {row['method']}: {_summary(row)}")
 
         yield lambda _: None, line
         return
@@ -150,7 +148,7 @@ def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[Row
         yield lambda line: bar.update(task, description=line), advance
 
 
-def _said(row: Row) -> str:
+def _summary(row: Row) -> str:
     if row["status"] != "ok":
         return f"failed, {row['note']}"
     extra = "" if row.get("flops_overhead") is None else f", {percent(row['flops_overhead'])} FLOPs"

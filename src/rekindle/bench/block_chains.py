@@ -1,4 +1,4 @@
-"""Which blocks of a model form a chain: seen by running one step."""
+"""Finds which blocks of a model form chains, by watching one training step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+
+from ..torch.capture.private import tree_leaves
 
 
 @dataclass
 class _Call:
-    """One call of a block. used : whether anybody but the next block has touched its result."""
+    """One call of a block. used : whether anything but the next block has read its result."""
 
     block: nn.Module
     args: tuple[Any, ...]
@@ -25,11 +26,11 @@ class _Call:
     used: bool = False
 
 
-def chains(model: nn.Module, blocks: Sequence[nn.Module], step: Callable[[], Any]) -> list[list[nn.Module]]:
-    """The blocks that `step` calls exactly once, in the order of their calls, cut into chains.
+def block_chains(model: nn.Module, blocks: Sequence[nn.Module], step: Callable[[], Any]) -> list[list[nn.Module]]:
+    """The blocks that `step` calls exactly once, in call order, cut into chains.
 
-    Within a chain the first argument of a block is what the one before returned, its other arguments are those that the
-    one before got, and nobody else reads that result. The last block's result may go anywhere.
+    Within a chain, a block's first argument is the result of the block before, its other arguments equal the other arguments
+    of the block before, and nothing else reads that result. Anything may read the last block's result.
     """
     watch = _Watch()
     with ExitStack() as stack:
@@ -61,7 +62,7 @@ def _follows(a: _Call, b: _Call) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """The same tensors, and plain values that are equal."""
+    """Whether both hold the same tensors (by identity) and equal plain values."""
     if isinstance(a, tuple | list):
         return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, dict):
@@ -70,7 +71,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the calls of blocks, and every torch function that takes a block's result outside the block that follows."""
+    """Records calls of blocks, and marks a block's result as used when a torch function outside the next block reads it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class _Watch(TorchFunctionMode):
                 self.results[id(t)] = next(i for i, c in enumerate(self.calls) if c is call)
 
     def end(self, model: nn.Module, args: Any, result: Any) -> None:
-        """What the model returns, its caller reads."""
+        """The caller reads the model's result."""
         self._note(result)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,15 +1,15 @@
-"""Where a user would put `torch.utils.checkpoint`: the repeated blocks of a model, found without knowing the model.
+"""Finds the repeated blocks of any model: the modules around which a user would put `torch.utils.checkpoint`.
 
-A *level* is what lies under a module once containers (ModuleList, ModuleDict and what derives from them, plain
-Sequential) are looked through: of a ResNet its first convolution, all residual blocks of all four stages, its
-classifier. From the model downwards, the first level at which some class of composite module occurs at least twice is
-taken; what repeats there are the blocks: residual blocks, dense layers, a transformer's layers, cells. Exceptions:
+A *level* is the list of composite modules below a module, looking through containers (ModuleList, ModuleDict, their
+subclasses, and plain Sequential). The level of a ResNet holds its residual blocks of all four stages. Starting at the model,
+the search takes the first level at which some class of composite modules occurs at least twice; the repeated modules are the
+blocks: residual blocks, dense layers, a transformer's layers, cells. Two rules refine this:
 
-- A module that occurs once at its level, or a *stage*, is no block, and its own level is looked at in turn. A stage holds
-  a container in which a class of modules repeats that are composed of composite modules themselves (the stages of a Swin
-  transformer, the two stacks of T5). An inverted residual, which holds a Sequential of convolution-and-norm units, is a
-  block, and so is a layer with a list of experts.
-- Leaves are no blocks: a VGG has none. But a list of plain Sequentials of leaves, as in many a U-Net, is a list of blocks,
+- A module that occurs once at its level, and a *stage*, is not a block; the search goes on inside it. A stage holds a container
+  in which a class of modules repeats that are themselves made of composite modules (the stages of a Swin transformer, the two
+  stacks of T5). An inverted residual, which holds a Sequential of convolution-and-norm units, is a block, and so is a layer
+  with a list of experts.
+- Leaves are not blocks: a VGG has none. But a list of plain Sequentials of leaves, as in many a U-Net, is a list of blocks,
   and so are the plain Sequentials beside it.
 """
 
@@ -22,19 +22,19 @@ from torch import nn
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks in the order in which they stand in the model; none lies within another."""
+    """The repeated blocks in the order in which the model holds them; no block lies within another."""
     return list({id(b): b for b in _blocks(model)}.values())
 
 
 def chain_of_leaves(model: nn.Module) -> nn.Sequential | None:
-    """The plain Sequential with most elements, at least four, such as the convolutions of a VGG; None without one."""
+    """The plain Sequential with most elements, such as the convolutions of a VGG; None if none has four elements."""
     chains = [m for m in model.modules() if type(m) is nn.Sequential and len(m) >= 4]
     return max(chains, key=len, default=None)
 
 
 def _blocks(m: nn.Module) -> Iterator[nn.Module]:
     level = list(_level(m))
-    if any(type(x) is nn.Sequential for x in level):  # those beside the list are blocks of the same kind
+    if any(type(x) is nn.Sequential for x in level):  # the Sequentials beside the list are blocks of the same kind
         level += [x for x in m.children() if type(x) is nn.Sequential and _of_leaves(x)]
     counts = Counter(type(x) for x in level)
     for x in level:
@@ -45,7 +45,7 @@ def _blocks(m: nn.Module) -> Iterator[nn.Module]:
 
 
 def _level(m: nn.Module) -> Iterator[nn.Module]:
-    """The composite modules under m, with containers looked through."""
+    """The composite modules below m, looking through containers."""
     for child in m.children():
         listed = isinstance(m, nn.ModuleList | nn.ModuleDict) and type(child) is nn.Sequential
         if listed and _of_leaves(child):
