@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .capture import private, tree
 from .capture.module_paths import is_marked
 
-# Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
+# Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
@@ -256,7 +256,7 @@ def _walk(x: Any, at: str) -> None:
         raise UsageError(f"{at} is a NumPy array, which a plan would fix for good; make it a tensor (torch.from_numpy)")
     elif isinstance(x, Iterator):
         raise UsageError(f"{at} is a {type(x).__name__}, which can be read only once; give a list or a tuple")
-    elif hasattr(x, "get_seq_length"):  # transformers' caches: state, that `tree` leaves as it is
+    elif hasattr(x, "get_seq_length"):  # a cache of transformers: state, which `tree` does not take apart
         return
     elif isinstance(x, Mapping):
         for k in x:

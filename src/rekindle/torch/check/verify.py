@@ -219,10 +219,8 @@ def _twice(s: Subject, planned: Any, plain: Any, way: Way) -> tuple[list[str], d
     try:
         ours = run(s, planned, "planned", way)
     except (PlanMismatch, torch.OutOfMemoryError):
-        return (
-            [],
-            nothing,
-        )  # the first call changed something, so that the second needs another plan; or memory is too small
+        # The first call changed something, so that the second needs another plan; or memory is too small.
+        return [], nothing
     equal, found = _compare(ours, theirs, False)
     return found, equal
 

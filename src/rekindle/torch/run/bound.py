@@ -74,7 +74,9 @@ class Bound:
     def __call__(self, model: nn.Module, call: ModuleCall) -> Any:
         """The module's result for a call that it serves."""
         tensors, places = call.tensors, self._places
-        if places is None or places.modules != self.guards.modules:  # submodules exchanged for others in the same state
+        if (
+            places is None or places.modules != self.guards.modules
+        ):  # submodules were replaced by others in the same state
             places = self._places = self._find_places(model)
 
         def find(place: Place) -> Any:

@@ -43,7 +43,7 @@ class TrainingStep:
         with disable_autocast():
             results, saved = self.runner.program.forward(inputs, self.rng)
         for i, t in enumerate(results):
-            if id(t) in known:  # autograd would take two results, or a result and a parameter, for one tensor
+            if id(t) in known:  # autograd would treat two results, or a result and a parameter, as one tensor
                 results[i] = t.detach()
             known.add(id(t))
         return results, saved
@@ -145,7 +145,7 @@ class _Stage(torch.autograd.Function):
 
 
 def _token() -> torch.Tensor:
-    # no memory on any device, and always on the same one: gradients that join must agree
+    # Empty, so that it takes no memory; always on the CPU, since gradients that are added must lie on one device.
     return torch.empty(0, device="cpu")
 
 
@@ -159,7 +159,7 @@ class Runner:
         place = {p: i for i, p in enumerate(self.given)}
         self._sums = additions(c)
         self._parts = program.parts
-        # A tensor whose gradient may be handed over in parts stands there as often.
+        # A tensor whose gradient may be handed over in parts is passed once per part.
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]

@@ -17,9 +17,9 @@ from ..capture.node_tensors import Part, is_member
 from ..capture.private import OpOverload
 from .gradient_sums import join
 
-_LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
+_LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "members", "numbers")
-_VARIABLE = re.compile(r"v\d|x_|c\d|__")  # what names of variables and constants begin with
+_VARIABLE = re.compile(r"v\d|x_|c\d|__")  # names of variables and constants begin like this
 
 
 class Expressions:

@@ -143,7 +143,7 @@ def flops(s: Subject, forward: Callable[..., Any]) -> int:
 def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
     """Put gradients back at the end; their hooks (an optimizer that steps in backward, say) are off inside."""
     leaves: list[Any] = [*model.parameters(), *(t for t in tensors if t.is_leaf and t.requires_grad)]
-    kept = [(t, t.grad) for t in leaves]
+    before = [(t, t.grad) for t in leaves]
     hooks = [h for t in leaves for h in (t._backward_hooks, t._post_accumulate_grad_hooks) if h]
     off = [(h, dict(h)) for h in hooks]
     for h in hooks:
@@ -151,7 +151,7 @@ def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterat
     try:
         yield
     finally:
-        for t, grad in kept:
+        for t, grad in before:
             t.grad = grad
         for h, content in off:
             h.update(content)

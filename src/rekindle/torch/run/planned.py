@@ -39,7 +39,7 @@ class PlannedForward:
     """
 
     def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
-        self._model = weakref.ref(model)  # the module holds this object; the other way would make a cycle
+        self._model = weakref.ref(model)  # weak: the module holds this object
         own = model.__dict__.get("forward")
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
         self._replanner = Replanner(model, plan, on_new_shape, replan, check)
@@ -47,7 +47,7 @@ class PlannedForward:
         self._steps_in_eval = unused.StepCount()
         self._used = self._off = self._checked = False
         self._turn = 0
-        self._unbound: list[tuple[Trace, Plan]] = []  # of a copy: its submodules exist only once the copying is over
+        self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
         self.last: Bound | None = None
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
@@ -107,7 +107,7 @@ class PlannedForward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Of the module's own forward: training loops ask for it to know which columns of a batch to pass."""
+        """The signature of the module's own forward: training loops read it to choose the columns of a batch."""
         return inspect.signature(self.plain)
 
     @property
@@ -118,14 +118,14 @@ class PlannedForward:
         return self._own if self._own is not None else type(model).forward.__get__(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if LOCK.mine:  # this thread looks at a module, and whoever has wrapped this forward may lead back here
+        if LOCK.mine:  # this thread is capturing a module, and a wrapper of this forward may call it
             return self.plain(*args, **kwargs)
         caller = sys._getframe(1)
-        with LOCK.calls:  # a module that another thread looks at is in no state to be called
+        with LOCK.calls:  # a module that another thread is capturing must not be called
             model = self._model()
             called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
             if called is not None and called is not model and (model is None or type(called) is type(model)):
-                # a shallow copy of the module, which has this forward too; one of its own it would share plain as well
+                # called through a shallow copy of the module, which shares this forward: run the plain forward on the copy
                 return (self._own or type(called).forward.__get__(called))(*args, **kwargs)
             plain = self.plain
             assert model is not None
@@ -151,26 +151,26 @@ class PlannedForward:
             replanner.warned.warn(f"{name} was called {where}: it runs plain there")
             return None
         call = calls.bind(plain, args, kwargs)
-        plans = model.training or self._in_eval  # whether a call without a plan gets one
+        may_plan = model.training or self._in_eval
         if odd := call.odd:
             new = NewCall(model, plain, call, (), time.perf_counter())
-            if plans and new.trains:
+            if may_plan and new.trains:
                 replanner.leave_plain(new, f" and {odd}, which cannot be planned")
             return None
         if self._unbound:
             self._bind_copied(model)
         key = call.key
         bound = replanner.plans.find(model, key, call)
-        if bound is None and plans and not replanner.refusals.hold(model, key):
+        if bound is None and may_plan and not replanner.refusals.hold(model, key):
             new = NewCall(model, plain, call, key, time.perf_counter())
-            if new.trains:  # else there is nothing to save
+            if new.trains:  # without gradients there is nothing to save
                 with LOCK:
                     bound = replanner.plans.find(model, key, call)
                     if bound is None:
                         with _own_saved_tensors():
                             bound = replanner.new_plan(new)
         if bound is None:
-            if not plans and self._steps_in_eval.count >= unused.SETTINGS.calls_before_warning:
+            if not may_plan and self._steps_in_eval.count >= unused.SETTINGS.calls_before_warning:
                 replanner.warned.warn(
                     f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
                     "recomputed. Plan it while it is in eval(), or call train() first",

@@ -53,7 +53,7 @@ class Replanner:
         self._options = plan.options
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
-        # hooks that do more than compute, of which the user was warned when the plan was made
+        # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
         self._loaded = LoadedPlan(plan, self._trace_options, self._options.report)

@@ -12,7 +12,7 @@ from ..capture import tree
 from ..capture.private import negated_view
 from ..costs.storages import storage_of
 
-_ALIGNED = 512  # bytes: kernels may choose by the alignment of what they read, so copies keep it
+_ALIGNMENT = 512  # bytes: kernels may be chosen by the alignment of their inputs, so copies have the same
 
 
 class Sample:
@@ -84,7 +84,7 @@ def _copy_storage(tensors: list[torch.Tensor], ids: list[int], twins: list[torch
         + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0)
         for t in tensors
     ]
-    low = min(t.storage_offset() * t.element_size() for t in tensors) // _ALIGNED * _ALIGNED
+    low = min(t.storage_offset() * t.element_size() for t in tensors) // _ALIGNMENT * _ALIGNMENT
     high = max(end * t.element_size() for end, t in zip(ends, tensors, strict=True))
     device, storage = tensors[0].device, tensors[0].untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage, low, (max(0, high - low),), (1,))

@@ -23,7 +23,7 @@ from .expressions import Expressions, keyword_argument
 from .gradient_sums import additions, handed_over, unaliased
 from .halves import Halves, last_reads, read_late, tangent_values
 
-PATH_MOST_LETTERS = 200  # of a module's name in a comment
+PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Source:
             else:
                 self._run_again(s, call, untouched)
                 untouched -= {*self._graph.ops[s.op].outputs, s.into}
-            for v in last_read.get(i, []):  # a gradient that stays belongs to the caller from here on
+            for v in last_read.get(i, []):  # from here on this gradient belongs to the caller
                 self._delete(v)
         if handed:
             self.lines.append("    yield")
