@@ -185,7 +185,9 @@ def test_no_function_has_too_many_parameters() -> None:
                 continue
             a = f.args
             names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if x is not None]
-            is_verb = m in ("api", "torch.trace") and f.name in rekindle.__all__ or room(m) == "cli" and f.name in COMMANDS
+            is_verb = (
+                m in ("api", "torch.trace") and f.name in rekindle.__all__ or room(m) == "cli" and f.name in COMMANDS
+            )
             if len([x for x in names if x not in ("self", "cls")]) > MOST_PARAMETERS and not is_verb:
                 wrong.append(f"{m}.{f.name}: {len(names)}")
     assert not wrong
