@@ -36,7 +36,8 @@ from rekindle.exact import search as exact
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
 from rekindle.planner import plan_graph
-from rekindle.portfolio import auto
+from rekindle.portfolio import curve
+from rekindle.portfolio.point_seeds import seeds
 from rekindle.portfolio.storages import Search
 from rekindle.problem import Problem
 from rekindle.structure.saved import Dropping, runs_from_saved
@@ -73,7 +74,7 @@ def test_the_modes_of_a_sequence_know_which_outputs_of_an_op_were_kept() -> None
     for schedule in proposed:
         peak = simulate(graph, schedule).peak_bytes
         assert peak < 0.4 * plain
-        assert search.evaluate(search.point_of(search.reduced.reduced_runs(schedule.runs)))[0] == peak
+        assert points.evaluate(points.nearest(points.reduced.reduced_runs(schedule.runs)))[0] == peak
 
 
 @sweep
@@ -95,7 +96,7 @@ def test_modes_expand_to_valid_runs_whose_peak_is_the_judges(graph: Graph, drawn
     judged = simulate(graph, Schedule.from_runs(graph, runs))
     n_values = len(graph.values)
     top, at = kernel.peak(
-        np.array(runs, np.int64), len(runs), np.inf, np.zeros(n_values, np.bool_), *graph.arrays, graph.shared
+        np.array(runs, np.int64), len(runs), np.inf, np.zeros(n_values, np.bool_), graph.arrays, graph.shared
     )
     assume(judged.peak_bytes > graph.resident_bytes + sum(graph.arrays.bytes[list(graph.keep)]))
     assert graph.resident_bytes + top == judged.peak_bytes
@@ -157,7 +158,7 @@ def test_small_graphs_get_the_best_modes(graph: Graph) -> None:
 def test_the_same_seed_gives_the_same_plan() -> None:
     found = []
     for _ in range(2):
-        auto._curves.clear()  # else the second is answered from memory
+        curve._curves.clear()  # else the second is answered from memory
         found.append(plan(chain(80), budget=18, seed=3).schedule)
     assert found[0] == found[1]
 
@@ -197,12 +198,12 @@ def test_search_scores_as_the_judge_does() -> None:
     graph = chain(40)
     problem = Problem(graph, graph.weights())
     search = Search(problem)
-    for point in search.seeds():
+    for point in seeds(search.points):
         search.record(point)
     found = search.entries()
     assert found
     for e in found:
-        schedule = Schedule.from_runs(graph, search.reduced.whole_runs(e.runs))
+        schedule = Schedule.from_runs(graph, search.points.reduced.whole_runs(e.runs))
         assert simulate(graph, schedule).peak_bytes == e.peak
 
 
