@@ -68,7 +68,8 @@ def _results(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame) -> str:
     if mean["to_ogc"] is not None:
         lines.append(
             f"**Against the published solver** (OGC, CVPR 2021): at its extra cost of +33 % FLOPs, `auto` needs "
-            f"{mean['to_ogc']:.2f} times its memory. Within its memory, `auto` costs {text.plus(mean['within_flops'])} FLOPs. Both "
+            f"{mean['to_ogc']:.2f} times its memory. Within its memory, `auto` costs "
+            f"{text.plus(mean['within_flops'])} FLOPs. Both "
             "are geometric means ([table](#the-published-table-beside-ours))."
         )
     n = losses.counts(found)
@@ -86,7 +87,8 @@ def _results(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame) -> str:
     apart = (t["peak_mb"] / t["predicted_mb"] - 1).abs()[t["ran"]].dropna()
     if not apart.empty:
         lines.append(
-            f"**Predictions hold**: the executed peak is within {apart.max():.2%} of the predicted one in all {len(apart)} planned "
+            f"**Predictions hold**: the executed peak is within {apart.max():.2%} of the predicted one in all "
+            f"{len(apart)} planned "
             "rows."
         )
     parity = t["parity"].dropna().astype(bool)
@@ -94,10 +96,13 @@ def _results(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame) -> str:
         lines.append(f"**Same bits as the plain step**: {parity.sum()} of the {len(parity)} rows that can show it.")
     return "\n".join([
         *(f"- {line}" for line in lines), *([""] if lines else []),
-        "**auto@8%** is the least memory within 8 % extra cost, **auto=0.5** the least cost within half of the plain activation "
-        "peak, **auto=ogc** the least cost within the memory of the published solver, **auto=NAME** within the memory of another "
+        "**auto@8%** is the least memory within 8 % extra cost, **auto=0.5** the least cost within half of the plain "
+        "activation "
+        "peak, **auto=ogc** the least cost within the memory of the published solver, **auto=NAME** within the memory "
+        "of another "
         "method. A solver's bare name is its plan of least memory. **checkpoint-blocks**, **checkpoint-sequential**, "
-        "**selective-matmul** and **compile-0.75** to **compile-0** are PyTorch's own. Peaks and FLOPs are measured on executed "
+        "**selective-matmul** and **compile-0.75** to **compile-0** are PyTorch's own. Peaks and FLOPs are measured "
+        "on executed "
         "steps, and extra time is modelled: see [How it was measured](#how-it-was-measured).",
     ])  # fmt: skip
 
@@ -105,7 +110,8 @@ def _results(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame) -> str:
 def _curves(t: pd.DataFrame, folder: str, pictures: dict[str, str]) -> str:
     parts = [
         "## Peak against extra cost, model by model\n\n"
-        "The blue staircase joins `auto`'s rows and shows only measured points. If rows carry a certified bound, no plan can lie in "
+        "The blue staircase joins `auto`'s rows and shows only measured points. If rows carry a certified bound, no "
+        "plan can lie in "
         "the grey area below the dashed line. Marks beyond the right edge stand at the edge; the list below the panels has all "
         "figures."
     ]

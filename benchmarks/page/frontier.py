@@ -14,10 +14,11 @@ from page.style import BLUE, GREY, INK, ORANGE, RC, RED, SOFT, svg, titled
 from rekindle.errors import UsageError
 
 FARTHEST_SHARE = 0.6  # marks of a larger extra cost stand at the right edge
+NO_PLAN = "#eef1f4"  # the colour below the certified line
 TITLES = {"flops": "extra FLOPs (measured)", "seconds": "extra time (modelled)"}
 KINDS = ("plain", "tool", "auto", "solver")
 MARKS = {  # what PyTorch brings; the four budgets of torch.compile share a mark
-    "checkpoint-blocks": "s", "checkpoint-sequential": "D", "selective-matmul": "P", "compile": "^",
+    "checkpoint-blocks": "s", "checkpoint-sequential": "D", "selective-matmul": "v", "compile": "^",
 }  # fmt: skip
 WIDE, TOP, PANEL, BELOW, LINE, FOOT = (
     9.6,
@@ -93,8 +94,8 @@ def frontier(rows: pd.DataFrame) -> Figure:
         )  # fmt: skip
         most = 1.04 * min(1.25, max(1.0, *(p["share"].max() for p in panels.values())))
         for i, (measure, found) in enumerate(panels.items()):
-            part = (WIDE - 0.9 - 0.55 * (len(panels) - 1)) / len(panels)
-            left = 0.65 + i * (part + 0.55)
+            part = (WIDE - 1.15 - 0.55 * (len(panels) - 1)) / len(panels)
+            left = 0.85 + i * (part + 0.55)
             axes = figure.add_axes((left / WIDE, 1 - (TOP + PANEL) / high, part / WIDE, PANEL / high))
             _panel(axes, found, floors(rows, measure), most)
             axes.set_xlabel(TITLES[measure])
@@ -130,7 +131,7 @@ def _panel(axes: Axes, found: pd.DataFrame, steps: pd.DataFrame, top: float) -> 
     if not steps.empty:  # each step reaches from the one before it to its own extra cost
         x = [least, *steps["extra"].clip(lower=0.0)]
         y = [*steps["share"], steps["share"].iloc[-1]]
-        axes.fill_between(x, y, step="post", color=GRID_FILL, linewidth=0)
+        axes.fill_between(x, y, step="post", color=NO_PLAN, linewidth=0)
         axes.step(x, y, where="post", color=RED, linewidth=1.1, dashes=(4, 2.5), label="certified: no plan below")
     stairs = staircase(found[found["kind"] == "auto"])
     if not stairs.empty:
@@ -151,9 +152,6 @@ def _panel(axes: Axes, found: pd.DataFrame, steps: pd.DataFrame, top: float) -> 
         mine = found[(found["kind"] == "tool") & found["method"].str.startswith(tool)]
         label = "compile, 4 budgets" if tool == "compile" else tool
         draw(mine, label, mark, ORANGE, 6, 4)
-
-
-GRID_FILL = "#eef1f4"
 
 
 def _legend(figure: Figure, axes: Axes, high: float) -> None:
@@ -180,10 +178,10 @@ def _figures(
     for part in range(2 if len(listed) > 1 else 1):
         left = 0.3 + part * (WIDE - 0.3) / 2
         write(left, begin, "method", SOFT)
-        places = {m: left + 2.55 + 1.0 * i for i, m in enumerate(panels)}
+        places = {m: left + 2.35 + 1.22 * i for i, m in enumerate(panels)}
         for m, x in places.items():
             write(x, begin, "peak", SOFT, ha="right")
-            write(x + 0.55, begin, heads[m], SOFT, ha="right")
+            write(x + 0.6, begin, heads[m], SOFT, ha="right")
         for i, (method, of) in enumerate(listed[part * lines : (part + 1) * lines], 1):
             y = begin + 0.03 + LINE * i
             colour = {"auto": BLUE, "tool": ORANGE}.get(of, INK)
@@ -192,4 +190,4 @@ def _figures(
                 known = method in by_method[m].index
                 share, extra = by_method[m].loc[method, ["share", "extra"]] if known else (None, None)
                 write(x, y, text.percent(share), ha="right")
-                write(x + 0.55, y, text.formatted(extra, "+.1%" if extra is None or extra < 1 else "+.0%"), ha="right")
+                write(x + 0.6, y, text.formatted(extra, "+.1%" if extra is None or extra < 1 else "+.0%"), ha="right")

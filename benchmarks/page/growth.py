@@ -139,7 +139,8 @@ def _chen(t: pd.DataFrame) -> str:
     theirs = {"": "Chen et al., measured", "plain, GB": f"{CHEN.plain_gb:g}", "planned, GB": f"{CHEN.planned_gb:g}",
               "extra time": f"{CHEN.extra_time:+.0%}"}  # fmt: skip
     words = (
-        "The 1000-layer ResNet of Chen et al. (2016) at batch 32; GB is 10^9 bytes. Our figures are activations, as everywhere on "
+        "The 1000-layer ResNet of Chen et al. (2016) at batch 32; GB is 10^9 bytes. Our figures are activations, as "
+        "everywhere on "
         "this page; parameters and their gradients come on top."
     )
     return f"{words}\n\n{text.table([theirs, ours])}"

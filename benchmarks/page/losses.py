@@ -49,7 +49,8 @@ def lose_part(found: pd.DataFrame) -> str:
         "such question, the other row lies between two rows of `auto`, and the comparison shows nothing. `Worse by` is the "
         "larger of two figures: how much larger the nearest row of `auto` is, and how much more its whole step costs.", "",
         text.table(summary), "", all_losses if lines else "These rows show no loss.", "",
-        "[Is auto dominated?](#is-auto-dominated) has the counts by model. They leave out the time to solve: `auto` takes longer "
+        "[Is auto dominated?](#is-auto-dominated) has the counts by model. They leave out the time to solve: `auto` "
+        "takes longer "
         "than most single solvers ([Solve times](#solve-times)).",
     ])  # fmt: skip
 
@@ -59,8 +60,10 @@ def dominated_part(found: pd.DataFrame) -> str:
     parts = [
         "## Is auto dominated?",
         "",
-        "A row of `auto` matches every row of another method that is not named here ([definition](#where-auto-loses)). The figure "
-        "behind a name says by how much the nearest row of `auto` is worse. Brackets give the cost that a plan minimised, if it is "
+        "A row of `auto` matches every row of another method that is not named here "
+        "([definition](#where-auto-loses)). The figure "
+        "behind a name says by how much the nearest row of `auto` is worse. Brackets give the cost that a plan "
+        "minimised, if it is "
         "not the cost of the table.",
     ]
     for measure, name in MEASURES.items():

@@ -16,10 +16,13 @@ def measured_part(t: pd.DataFrame) -> str:
         f"Every figure on this page comes from {len(t):,} rows of `rekindle bench` (one per model, method and cost; "
         f"{len(t.drop_duplicates(MODEL))} models, {t['method'].nunique()} methods); the page is generated from them.", "",
         "- **Peak** belongs to the executed training step, forward and backward: the most bytes in live storages that the step "
-        "created, counted at operator boundaries. Most suites run on fake tensors at full batch size. Fake tensors have shapes and "
-        "storages but no data, so the peak is exact to the byte, equal on every run, and needs no GPU. MB is 2^20 bytes. The suite "
+        "created, counted at operator boundaries. Most suites run on fake tensors at full batch size. Fake tensors "
+        "have shapes and "
+        "storages but no data, so the peak is exact to the byte, equal on every run, and needs no GPU. MB is 2^20 "
+        "bytes. The suite "
         "seeds follows the published protocol, in which the input and its gradient count. An allocator's rounding and "
-        "fragmentation come on top. If a model branches on values that follow from shapes (whether its mask masks anything), it "
+        "fragmentation come on top. If a model branches on values that follow from shapes (whether its mask masks "
+        "anything), it "
         "takes the same branch as with data.",
         "- **Extra FLOPs** are measured: the FLOPs of the operators that the step ran, over the plain step's.",
         *_modelled(t),
@@ -39,8 +42,8 @@ def _modelled(t: pd.DataFrame) -> list[str]:
     timed = t[t["seconds_overhead"].notna()]
     names = timed["target"].fillna(TARGET).unique()
     cards = " or ".join("an RTX 2080 Ti, the published table's card" if n == TARGET else n for n in names)
-    line = f"- **Extra time** is modelled, not measured: by the roofline of {cards}. Every operator takes a launch; none overlap."
-    return [line] if cards else []
+    words = f"- **Extra time** is modelled, not measured: by the roofline of {cards}. "
+    return [words + "Every operator takes a launch, and no two overlap."] if cards else []
 
 
 def _commands(t: pd.DataFrame) -> list[str]:

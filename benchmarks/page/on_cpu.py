@@ -28,7 +28,8 @@ def cpu_part(t: pd.DataFrame) -> str:
     return "\n".join([
         "## Small models on a CPU", "",
         "The suite cpu: small copies of the models on real tensors. Peaks are the allocator's, as a share of the plain step's "
-        "activations. Times are wall times of a step divided by the plain step's, both timed in turns, the median of five rounds. "
+        "activations. Times are wall times of a step divided by the plain step's, both timed in turns, the median of "
+        "five rounds. "
         "In steps this small, Python's work for each op weighs most. Parity: planned rows whose loss, gradients, buffers and "
         "random state equal the plain step's bit for bit.", "",
         text.table(lines),

@@ -13,14 +13,16 @@ from page.rows import picked
 SAME_SHARE = 0.01  # a published plain step within this share of ours counts as the same measurement
 RERUN = "measured_ogc_nonreentrant_mb"
 RESNET18 = (
-    "- A run of resnet18 by PyTorch (94.0 MB plain, 51.3 MB by OGC) is left out: it cannot have had batch 256, whose input alone "
+    "- A run of resnet18 by PyTorch (94.0 MB plain, 51.3 MB by OGC) is left out: it cannot have had batch 256, whose "
+    "input alone "
     "takes 147 MB."
 )
 NOTES = {
     "¶": "PyTorch did not run OGC's plan: `to OGC` is over the published figure, whose plain step equals ours.",
     "†": "no figure was published.",
     "§": "of a plan made for least FLOPs, not for least time.",
-    "‡": "no published figure is comparable in MB: PyTorch did not run OGC's plan, and the published plain step differs from ours "
+    "‡": "no published figure is comparable in MB: PyTorch did not run OGC's plan, and the published plain step "
+    "differs from ours "
     f"by more than {SAME_SHARE:.0%}. The shares of each one's own plain step are comparable.",
 }
 
@@ -99,9 +101,12 @@ def published_part(t: pd.DataFrame) -> str:
     notes += [RESNET18] if "resnet18" in found.index else []
     return "\n".join([
         "## The published table beside ours", "",
-        "Peak MB of one training step. `OGC` is the published solver at one extra forward (+33 % FLOPs); `OGC by PyTorch` is its "
-        "plan, run by `torch.utils.checkpoint` and measured by the protocol used here. `At OGC's overhead` is auto@33%, with its "
-        "extra FLOPs; `to OGC` is its peak divided by OGC's. `At OGC's memory` is auto=ogc: the cost of staying within the memory "
+        "Peak MB of one training step. `OGC` is the published solver at one extra forward (+33 % FLOPs); `OGC by "
+        "PyTorch` is its "
+        "plan, run by `torch.utils.checkpoint` and measured by the protocol used here. `At OGC's overhead` is "
+        "auto@33%, with its "
+        "extra FLOPs; `to OGC` is its peak divided by OGC's. `At OGC's memory` is auto=ogc: the cost of staying "
+        "within the memory "
         "of the published solver.", "",
         text.table([*lines, last]), "",
         "Geometric means: of shares and ratios; for extra costs, of the whole step's cost (1 + extra).",

@@ -34,9 +34,9 @@ MODEL = ["suite", "model"]
 def read(paths: Iterable[str | os.PathLike[str]], tell: Callable[[str], None] = lambda _: None) -> list[Row]:
     """The rows of files, the newest of each key (suite, model, method, cost, target).
 
-    A file holds one row per line, or (*.json) is one JSON object with its rows under "rows" and shared fields beside it. Within a
-    file of lines the later line wins. Between files, and within a JSON object, the later date wins, and of equal dates the later
-    row read. A last line that was cut off is skipped, and `tell` says so.
+    A file holds one row per line, or (*.json) is one JSON object with its rows under "rows" and shared fields beside it.
+    Within a file of lines the later line wins. Between files, and within a JSON object, the later date wins, and of equal
+    dates the later row read. A last line that was cut off is skipped, and `tell` says so.
 
     Raises
     ------
@@ -91,7 +91,8 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def picked(t: pd.DataFrame, cost: str) -> pd.DataFrame:
-    """One row per model and method: the row planned in that cost, else one that ran planned in another, else one that failed."""
+    """One row per model and method: the row planned in that cost, else one that ran planned in another, else one that
+    failed."""
     order = {"flops": 2, "seconds": 3, "unit": 4} | {cost: 0}
     rank = t["cost"].map(order).fillna(1)
     ranked = t.assign(failed=~t["ran"], rank=rank).sort_values(["failed", "rank"], kind="stable")

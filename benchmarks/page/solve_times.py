@@ -32,7 +32,8 @@ def times_part(t: pd.DataFrame, folder: str, pictures: dict[str, str]) -> str:
         return ""
     parts = [
         "## Solve times", "",
-        "Wall seconds on the hardware [below](#how-it-was-measured). The longest time of `auto` is the time of a first plan: a row of "
+        "Wall seconds on the hardware [below](#how-it-was-measured). The longest time of `auto` is the time of a "
+        "first plan: a row of "
         "`auto` that finds its model's curve already searched only reads it.", "",
     ]  # fmt: skip
     if (t["ops"] > 0).any():

@@ -10,10 +10,10 @@ import matplotlib
 
 matplotlib.use("svg")
 
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 INK, SOFT, GRID = "#24303c", "#5c6b7a", "#e3e8ed"
 BLUE, ORANGE, GREY, RED = "#2d5d8f", "#e8710a", "#9aa8b5", "#c92a2a"

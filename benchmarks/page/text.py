@@ -10,7 +10,8 @@ import pandas as pd
 
 
 def table(lines: Iterable[dict[str, str]], texts: Sequence[str] = ()) -> str:
-    """A Markdown table. The first column and the columns in `texts` are left-aligned words, the others right-aligned numbers."""
+    """A Markdown table. The first column and the columns in `texts` are left-aligned words, the others right-aligned
+    numbers."""
     frame = pd.DataFrame(list(lines))
     rule = ["---" if i == 0 or c in texts else "---:" for i, c in enumerate(frame.columns)]
     cells = [list(frame.columns), rule, *frame.to_numpy().tolist()]

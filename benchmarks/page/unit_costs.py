@@ -63,9 +63,12 @@ def unit_part(t: pd.DataFrame) -> str:
     return "\n".join([
         "## Modern models at half and a quarter of the memory", "",
         "Extra cost within half and a quarter of the plain step's activation peak, counted in two ways. In **op runs** every "
-        "operator that computes something costs one and views are free. The plans minimise op runs; brackets give the certified "
-        "least cost of any schedule within that memory. In **nodes** every node of the captured torch.fx graph costs one, views "
-        "and members of an operator's result included. The FastSA paper gives each node of its graphs the same cost. That views "
+        "operator that computes something costs one and views are free. The plans minimise op runs; brackets give the "
+        "certified "
+        "least cost of any schedule within that memory. In **nodes** every node of the captured torch.fx graph costs "
+        "one, views "
+        "and members of an operator's result included. The FastSA paper gives each node of its graphs the same cost. "
+        "That views "
         "are among its nodes is our reading: its LLaMA-7B has 8,330 nodes, and it does not model that views share memory. Its "
         "means are over 23 models, not all of them the models here; our means are over the models that reach that memory.", "",
         text.table(lines), "", f"{counts}.",
