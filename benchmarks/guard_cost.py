@@ -62,7 +62,7 @@ def before_program(model: nn.Module, x: torch.Tensor, calls: int) -> list[float]
 
 def cost_of_calls(submodules: int, calls: int) -> dict[str, Any]:
     model, x = many_submodules(submodules), torch.rand(1, 1)
-    rekindle.apply(model, rekindle.model.plan(rekindle.trace(model, x), **PLAN))
+    rekindle.apply(model, rekindle.plan(rekindle.trace(model, x), **PLAN))
     taken = before_program(model, x, calls)
     rekindle.restore(model)
     begin = time.perf_counter()
@@ -81,7 +81,7 @@ def cost_of_calls(submodules: int, calls: int) -> dict[str, Any]:
 def cost_of_step(batch: int, rounds: int) -> dict[str, Any]:
     model, x = rekindle.zoo.load("resnet50", batch=batch, input_grad=False)
     labels = torch.arange(batch)
-    plan = rekindle.model.plan(rekindle.trace(model, x), **PLAN)
+    plan = rekindle.plan(rekindle.trace(model, x), **PLAN)
     taken: dict[str, list[float]] = {"eager": [], "planned": []}
     forwards: dict[str, Any] = {"eager": None, "planned": rekindle.apply(model, plan, on_new_shape="error").forward}
     rekindle.restore(model)

@@ -37,7 +37,7 @@ def measure(name: str, batch: int | None, fake: bool, options: dict[str, Any]) -
         start = time.perf_counter()
         trace = rekindle.trace(model, sample)
         traced = time.perf_counter()
-        plan = rekindle.model.plan(trace, budget=0.5)
+        plan = rekindle.plan(trace, budget=0.5)
         row |= {f"{which}_trace": traced - start, f"{which}_plan": time.perf_counter() - traced}
     return row | {"ops": len(trace.graph.ops), "overhead": plan.overhead}
 

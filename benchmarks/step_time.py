@@ -36,8 +36,8 @@ def main() -> None:
     model, x = rekindle.zoo.load(given.model, batch=given.batch, input_grad=False)
     trace = rekindle.trace(model, x)
     plans = {
-        "none": rekindle.model.plan(trace, minimize="memory", solver="none"),
-        "auto at half": rekindle.model.plan(trace, budget=0.5, solver="auto"),
+        "none": rekindle.plan(trace, minimize="memory", solver="none"),
+        "auto at half": rekindle.plan(trace, budget=0.5, solver="auto"),
     }
     forwards: dict[str, Any] = {"plain": None}
     for name, plan in plans.items():

@@ -35,7 +35,7 @@ def page(s: Solver) -> str:
         ("optimal", s.optimal or "no claim"), ("complexity", s.complexity), ("citation", s.citation),
     ]  # fmt: skip
     rows = "\n".join(f"| {name} | {cell(value)} |" for name, value in facts)
-    asked = f'```python\nplan = rekindle.model.plan(trace, budget=0.5, solver="{s.name}")\n```'
+    asked = f'```python\nplan = rekindle.plan(trace, budget=0.5, solver="{s.name}")\n```'
     return f"# {s.name}\n\n{title}\n\n{asked}\n\n| | |\n|---|---|\n{rows}\n\n{text}\n"
 
 

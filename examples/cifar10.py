@@ -53,9 +53,8 @@ def resnet(width: int = 16, blocks: int = 3) -> nn.Module:
 
 def cifar10(folder: Path) -> Dataset:
     """The training images on disk: float32 [3, 32, 32], normalised, and their class."""
-    from rekindle.zoo.torchvision_shim import import_torchvision
+    import torchvision
 
-    torchvision = import_torchvision()
     to_tensor = torchvision.transforms.Compose(
         [torchvision.transforms.ToTensor(), torchvision.transforms.Normalize(MEAN, STD)]
     )
@@ -105,7 +104,7 @@ def main(argv: list[str] | None = None) -> list[float]:
     model = resnet().to(args.device)
     sample = torch.zeros(args.batch, 3, 32, 32, device=args.device)
     # rekindle.checkpoint(model, sample, budget=budget) is these steps in one line; here the plan is wanted for print
-    plan = rekindle.model.plan(rekindle.trace(model, sample), budget=budget)
+    plan = rekindle.plan(rekindle.trace(model, sample), budget=budget)
     print(plan.sentence)
     model = rekindle.apply(model, plan)
 

@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
         budget = args.budget
 
     graph = build()
-    plan = rekindle.model.plan(graph, budget=budget, solver=args.solver)
+    plan = rekindle.plan(graph, budget=budget, solver=args.solver)
     print(plan)
     print("\nthe step, op by op:")
     done: set[int] = set()

@@ -19,5 +19,5 @@ def run(emit: Callable[[dict[str, Any]], None]) -> None:
         trace = rekindle.trace(model, sample, target="cpu")
         for goal in ({"budget": 0.5}, {"max_overhead": 1 / 3}):
             with contextlib.suppress(rekindle.InfeasibleBudget):
-                rekindle.model.plan(trace, **goal, time_limit=1.0)  # type: ignore[arg-type]
+                rekindle.plan(trace, **goal, time_limit=1.0)  # type: ignore[arg-type]
     emit({"part": "kernels", "name": "kernels", "status": "ok", "seconds": time.perf_counter() - begin})

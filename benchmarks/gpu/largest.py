@@ -118,7 +118,7 @@ class Search:
 
     def _guess(self, plain: int, work: Path, solve_seconds: float, begin: float) -> int:
         """Where to begin, from a step at the plain step's batch."""
-        plan = rekindle.model.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
+        plan = rekindle.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
         row = self._run(plain, plan, work, begin)
         if not self._kept(row) or not row:
             return plain
@@ -131,7 +131,7 @@ class Search:
         for room in ROOM[ROOM.index(self.room) :]:
             limit = int(self.cap_bytes * (1 - room) - self.beside * batch)
             try:
-                plan = rekindle.model.plan(self._trace(batch), max(1, limit), time_limit=solve_seconds)
+                plan = rekindle.plan(self._trace(batch), max(1, limit), time_limit=solve_seconds)
             except (InfeasibleBudget, torch.OutOfMemoryError) as e:
                 self.note = f"batch {batch}: {why(e)}"
                 return None

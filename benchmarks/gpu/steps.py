@@ -59,7 +59,7 @@ def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit)
         held_by(["plain", "blocks"])
         device.release()
     passed(work / KERNELS)
-    rows["plain"] |= _promised(rekindle.model.plan(traced, 1.0, solver="none"))
+    rows["plain"] |= _promised(rekindle.plan(traced, 1.0, solver="none"))
     for name, goal in GOALS.items():
         rows[name] = known | {"method": name, "goal": goal} | _plan(model, traced, goal, solve_seconds, name, ways)
         emit(rows[name])
@@ -98,7 +98,7 @@ def _plan(
 ) -> Row:
     """What a plan promises; it is put among the ways."""
     try:
-        plan = rekindle.model.plan(traced, **goal, time_limit=solve_seconds)
+        plan = rekindle.plan(traced, **goal, time_limit=solve_seconds)
         ways[name] = by_plan(model, plan)
     except rekindle.InfeasibleBudget as e:  # no failure: half the memory may be less than one operator takes
         return {"status": "infeasible", "note": why(e)}

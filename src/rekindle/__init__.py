@@ -1,6 +1,6 @@
 """Rekindle: train PyTorch models inside a memory budget.
 
-The planner knows no torch; what does is imported when it is first asked for.
+The planner works without torch; `trace`, `verify` and `zoo` import torch when they are first used.
 """
 
 from __future__ import annotations
@@ -38,12 +38,23 @@ __all__ = [
     "__version__", "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
 
-_LAZY = {"trace": ".torch.trace", "Trace": ".torch.trace", "verify": ".torch.verify", "Check": ".torch.verify"}
+# Public names of modules that import torch or are rarely needed: imported when they are first asked for.
+_LAZY = {
+    "Check": ".torch.check.verify",
+    "Trace": ".torch.trace",
+    "trace": ".torch.trace",
+    "verify": ".torch.check.verify",
+    "zoo": ".zoo",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "zoo":
-        return importlib.import_module(".zoo", __name__)
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name], __name__)
+    return module if name == "zoo" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that are not imported yet."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -9,15 +9,16 @@ from typing import Any
 
 from . import registry
 from .arguments import callback, choice
+from .ask import Goal, PlanOptions
 from .errors import UsageError
 from .model.graph import COSTS
 from .model.plan import Plan
 
-SEEDS = 2**32
+SEEDS = 2**32  # seeds are below it, as NumPy's are
 
 
-def search(solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = None) -> None:
-    """The options of a search for a plan.
+def search(goal: Goal, *, solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = None) -> PlanOptions:
+    """The options of a search, checked, with plain Python numbers in place of NumPy's.
 
     Raises
     ------
@@ -34,14 +35,16 @@ def search(solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = N
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < SEEDS:
         raise UsageError(f"seed={seed!r} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
     callback("progress", progress)
+    seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
+    return PlanOptions(goal, solver=solver, cost=cost, time_limit=seconds, seed=int(seed), progress=progress)
 
 
 def plan(given: Any) -> None:
-    """Check that it is a Plan.
+    """Check that the argument is a Plan.
 
     Raises
     ------
-    UsageError : it is something else; the message says how to get one.
+    UsageError : the argument is something else; the message says how to get a plan.
     """
     if isinstance(given, Plan):
         return
@@ -51,6 +54,6 @@ def plan(given: Any) -> None:
     hint = (
         "take one of the list"
         if isinstance(given, list | tuple)
-        else "make one: rekindle.model.plan(rekindle.trace(model, sample), budget=…)"
+        else "make one: rekindle.plan(rekindle.trace(model, sample), budget=…)"
     )
     raise UsageError(f"plan is {got}, not a Plan; {hint}")

@@ -1,4 +1,4 @@
-"""The public functions: each step alone, and `checkpoint`, which takes them all."""
+"""The public functions: `plan`, `frontier`, `apply` and `restore`, and `checkpoint`, which traces, plans, applies and checks."""
 
 from __future__ import annotations
 
@@ -52,29 +52,34 @@ def plan(
     max_overhead : least memory within this extra cost (0.1: 10 %).
     minimize : "memory": least memory at any cost.
     solver : a name that `rekindle solvers` lists.
-    cost : what the extra cost is counted in: "seconds", "flops" or "unit" (op runs).
-    time_limit : seconds the solver may take; None: what it needs.
+    cost : the unit of the extra cost: "seconds", "flops" or "unit" (op runs).
+    time_limit : seconds that the solver may take; None: as long as it needs.
     seed : randomised solvers give the same plan for the same seed.
-    target : a device name; seconds are its roofline instead of what was measured.
-    progress : called with one line of text now and then.
+    target : a device name; seconds are then the roofline of that device, not measured.
+    progress : called with one line of text now and then; False: no news on stderr.
 
     Raises
     ------
-    InfeasibleBudget : nothing fits; the message names the smallest peak reachable, the certified bound and its op. Of a
-        Trace, that is the smallest budget in bytes that is kept with the results held, and asking for it works.
-    UsageError : none or several goals, an unknown solver or cost.
+    InfeasibleBudget : no plan fits; the message names the smallest peak that can be reached, the certified bound and its op.
+        For a Trace, that peak is a budget in bytes that is kept with the results held, and asking for it works.
+    UsageError : no goal or several goals, an unknown solver, cost or target.
     """
-    goal = Goal.parse(budget, max_overhead, minimize)
-    accept.search(solver, cost, time_limit, seed, progress)
-    return plan_with(what, PlanOptions(goal, solver, cost, time_limit, seed, progress), target)
+    options = accept.search(
+        Goal.parse(budget, max_overhead, minimize),
+        solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress,
+    )  # fmt: skip
+    return plan_with(_on_target(what, target, options), options)
 
 
-def plan_with(what: Trace | Graph, options: PlanOptions, target: str | None = None) -> Plan:
-    """`plan` with its options as one object."""
-    progress = options.progress if callable(options.progress) else None
-    trace, graph, finish = _problem(what, target, progress)
-    found = plan_graph(graph, options, finish=finish, bookkeeping=_bookkeeping(trace))
-    return replace(found, trace=trace)
+def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
+    """`plan` with its options as one object: the way in which every later plan of a model is made."""
+    if isinstance(what, Graph):
+        return plan_graph(what, options)
+    from .torch.check.kept import bookkeeping
+    from .torch.run import stages
+
+    found = plan_graph(what.graph, options, finish=stages.group, bookkeeping=bookkeeping(what))
+    return replace(found, trace=what)
 
 
 def frontier(
@@ -87,59 +92,61 @@ def frontier(
     target: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Plan]:
-    """The whole memory/cost curve: plans in order of falling peak, none dominated. Arguments as in `plan`."""
-    accept.search(solver, cost, time_limit, seed, progress)
-    trace, graph, finish = _problem(what, target, progress)
-    options = PlanOptions(Goal(least_memory=True), solver, cost, time_limit, seed, progress)
-    return [replace(p, trace=trace) for p in frontier_graph(graph, options, finish=finish)]
+    """The whole memory/cost curve: plans in order of falling peak, none dominated by another. Arguments as in `plan`."""
+    options = accept.search(
+        Goal(least_memory=True), solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress
+    )
+    what = _on_target(what, target, options)
+    if isinstance(what, Graph):
+        return frontier_graph(what, options)
+    from .torch.run import stages
+
+    return [replace(p, trace=what) for p in frontier_graph(what.graph, options, finish=stages.group)]
 
 
-def _bookkeeping(trace: Trace | None) -> int | None:
-    """Bytes that a budget leaves for what the graph of a trace does not count; None for a bare graph."""
-    if trace is None:
-        return None
-    from .torch.check.kept import bookkeeping
+def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | Graph:
+    """The given Trace or Graph; a Trace with the seconds of the target, where one is named.
 
-    return bookkeeping(trace)
-
-
-def _problem(what: Any, target: str | None, progress: Any) -> tuple[Any, Graph, Any]:
+    Raises
+    ------
+    UsageError : `what` is neither, or a target is named for a bare Graph.
+    """
     if isinstance(what, Graph):
         if target is not None:
             raise UsageError("target needs a Trace; a bare Graph carries its own seconds")
-        return None, what, None
-    graph = getattr(what, "graph", None)
-    if not isinstance(graph, Graph):
+        return what
+    if not isinstance(getattr(what, "graph", None), Graph):
         got = "None" if what is None else f"something of type {type(what).__name__}"
         raise UsageError(
             f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
         )
-    from .torch.run import stages
-
-    if target is not None:
-        what = what.costed(target, progress)
-    return what, what.graph, stages.group
+    trace: Trace = what
+    return trace if target is None else trace.costed(target, options.report)
 
 
 def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module:
     """Make `model` train by the plan. The same object comes back: same parameters, state_dict keys and hooks.
 
     A plan made in this process brings its trace; one from a file is bound at the model's first call. In `eval()`
-    (unless that is what was traced) and under `no_grad` the model runs as before.
+    (unless the model was traced in `eval()`) and under `no_grad` the model runs as before.
 
-    on_new_shape : what a call does that was not planned for: "plan" it anew for the same goal (once per signature), run
-        it "plain" with one warning, or raise an "error" (PlanMismatch).
+    on_new_shape : how a call runs that was not planned for. "plan": by a new plan for the same goal, made with the same
+        options, once per signature; "plain": without a plan, with one warning; "error": not at all (PlanMismatch).
 
     Raises
     ------
-    PlanMismatch : the plan is another module's.
+    PlanMismatch : the plan belongs to a different module.
     UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
     return _apply(model, plan, on_new_shape, check=True)
 
 
 def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: Plan | None = None) -> nn.Module:
-    """`apply`. first : the plan of the very first call, where that call has another graph."""
+    """`apply`, with all that `checkpoint` adds.
+
+    check : whether a plan for a new shape is tried on its call before it is used.
+    first : the plan of the very first call, if that call has another graph than the later ones.
+    """
     from .torch.accept import module
     from .torch.run.planned import NEW_SHAPE, PlannedForward
 
@@ -156,8 +163,8 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Undo `apply` or `checkpoint`; a model without a plan is left as it is. Where something else has wrapped the planned
-    forward since, the wrapper stays and the model runs plain inside of it.
+    """Undo `apply` or `checkpoint`; a model without a plan is left as it is. If something else has wrapped the planned
+    forward since, the wrapper stays and the model runs plain inside it.
 
     Raises
     ------
@@ -211,8 +218,10 @@ def checkpoint(
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
 
     torch_accept.process("checkpoint")
-    goal = Goal.parse(budget, max_overhead, minimize)
-    accept.search(solver, cost, time_limit, seed, progress)
+    options = accept.search(
+        Goal.parse(budget, max_overhead, minimize),
+        solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress,
+    )  # fmt: skip
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
     flag("check", check)
     choice("loss", loss, LOSSES)
@@ -224,11 +233,9 @@ def checkpoint(
         torch_accept.measurable(model, *arguments)
         with set_aside(model), torch_accept.gradients_on():
             probe(model, *arguments, plain_forward(model))
-    options = PlanOptions(goal, solver, cost, time_limit, seed, progress)
 
     def planned() -> Plan:
-        told = progress if callable(progress) else None
-        traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=told)
+        traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.report)
         found = plan_with(traced, options)
         if check and not traced.fake:
             found, checked = confirm(
@@ -241,7 +248,7 @@ def checkpoint(
     with set_aside(model):
         found = planned()
         if found.trace.lowered.captured.settles and not found.trace.fake:
-            # The first call makes attributes that every later call finds: those calls are the ones to plan for.
+            # The first call sets attributes that every later call finds: the plan should be for those later calls.
             call, written = arguments_of_call(model, sample), found.trace.lowered.captured.written_parameters
             with contextlib.suppress(RekindleError), after_first_call(model, *call, written):
                 later = planned()

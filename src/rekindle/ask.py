@@ -1,4 +1,4 @@
-"""A user's options as frozen objects: they travel whole from the first call to every later plan.
+"""A user's options as frozen objects, which every later plan of the same model carries whole.
 
 `Goal` says what a plan is for, `PlanOptions` how to search for it, `TraceOptions` how to capture the step.
 """
@@ -17,13 +17,13 @@ from .printed import value
 from .sizes import MOST_BYTES, parse_bytes
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
-MOST_OVERHEAD = 1e6  # a million times the plain step
+MOST_OVERHEAD = 1e6  # extra cost / baseline cost: a million plain steps
 FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Exactly one of:
+    """The aim of a plan: exactly one of its fields is set.
 
     budget : peak bytes of the whole step, everything included.
     fraction : the activation peak as a fraction, in (0, 1], of the plain run's.
@@ -47,7 +47,7 @@ class Goal:
 
         Raises
         ------
-        UsageError : none or several were given, or one is out of range.
+        UsageError : no goal or several goals were given, or the goal is out of range.
         """
         given = [
             k for k, x in (("budget", budget), ("max_overhead", max_overhead), ("minimize", minimize)) if x is not None
@@ -83,7 +83,7 @@ class Goal:
 
         Raises
         ------
-        UsageError : it is not one goal, or out of range.
+        UsageError : `doc` does not hold exactly one goal, or the goal is out of range.
         """
         if doc == {"least_memory": True}:
             return cls(least_memory=True)
@@ -103,6 +103,7 @@ class Goal:
         return None
 
     def to_json(self) -> dict[str, Any]:
+        """The one field that is set, by its name."""
         return {k: v for k, v in asdict(self).items() if v is not None and v is not False}
 
 
@@ -114,8 +115,8 @@ class PlanOptions:
     solver : a name that `rekindle solvers` lists.
     cost : "seconds", "flops" or "unit".
     time_limit : seconds that the search may take; None: what it needs.
-    seed : of randomised solvers.
-    progress : called with one line of text now and then; False: no lines of news on stderr.
+    seed : randomised solvers give the same plan for the same seed.
+    progress : called with one line of text now and then; False: no lines of news on stderr. Not saved in plan files.
     """
 
     goal: Goal
@@ -124,6 +125,11 @@ class PlanOptions:
     time_limit: float | None = None
     seed: int = 0
     progress: Callable[[str], None] | bool | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def report(self) -> Callable[[str], None] | None:
+        """The function that is called with lines of progress; None: there is none."""
+        return self.progress if callable(self.progress) else None
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class TraceOptions:
     target : name of the device whose roofline gives the seconds; None: they are measured.
     optimizer : the optimizer, class or name whose state is counted; None: no state is counted.
     must_save : names or patterns of submodules whose ops run only once.
-    state_bytes : bytes of the optimizer's state, where a plan's file tells them; None: they follow from `optimizer`.
+    state_bytes : bytes of the optimizer's state, if they were read from a plan file; None: they follow from `optimizer`.
     """
 
     loss: str = "auto"
@@ -165,7 +171,7 @@ def _overhead(x: Any) -> float:
 
 
 def _float(x: Any) -> float:
-    """nan for what is beyond all floats."""
+    """The number as a float; nan if no float can hold it."""
     try:
         return float(x)
     except (OverflowError, ValueError):

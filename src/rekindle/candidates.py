@@ -44,12 +44,13 @@ class Scorer:
 
     def score(self, schedule: Schedule) -> Scored:
         """The candidate for a schedule of `graph`, or of `keeping_results(graph)`."""
-        finish = self.finish or (lambda _, same: same)
+        if self.finish is None:
+            return self.as_run(schedule)
         if self.spare is None:
-            return self.as_run(finish(self.graph, schedule))
+            return self.as_run(self.finish(self.graph, schedule))
         # Gradients that wait in a stage must not wait on top of results that are held.
         loose = relaxed(self.graph)
-        return self.as_run(finish(loose, Schedule.from_runs(loose, schedule.runs, schedule.solver)))
+        return self.as_run(self.finish(loose, Schedule.from_runs(loose, schedule.runs, schedule.solver)))
 
     def as_run(self, schedule: Schedule) -> Scored:
         """The candidate for a schedule that is finished already."""

@@ -1,21 +1,32 @@
-"""Proves the certificate of a plan again, here and now."""
+"""Whether the certificate of a loaded plan holds: its bound and its status are proven again from its graph."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from . import bounds
+from .certify import Claim, is_proven
 
 if TYPE_CHECKING:
     from .model.plan import Plan
 
-LOOKS = (0.02, 0.06)  # time limits of bounds, in seconds; on graphs of about 100 ops they take ten times as long
-ALLOWANCE = 0.15  # seconds of this thread's work after which no longer look is begun
-EPS = 1e-9
+
+@dataclass(frozen=True)
+class CertificateSettings:
+    """How long a loaded plan's certificate is searched for again; guesses.
+
+    looks_s : time limits of one search after the other; on graphs of about 100 ops each takes ten times as long.
+    begin_before_s : seconds of this thread's work after which no longer search is begun.
+    """
+
+    looks_s: tuple[float, ...] = (0.02, 0.06)
+    begin_before_s: float = 0.15
+
+
+SETTINGS = CertificateSettings()
 
 
 def holds(plan: Plan) -> bool:
@@ -23,37 +34,24 @@ def holds(plan: Plan) -> bool:
 
     False means that they were not proven here: they may be false, or may need a longer search.
     """
-    weights = plan.graph.weights(plan.cost)
-    return _proven(lambda s: _bounded(plan, weights, plan.overhead, plan.bound_bytes, s)) and (
-        plan.status != "optimal" or _proven(lambda s: _optimal(plan, weights, s))
-    )
+    import scipy.optimize  # noqa: F401  imported lazily elsewhere, but that must not take from the time of a proof
+
+    graph, weights = plan.graph, plan.graph.weights(plan.cost)
+    limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
+    claim = Claim(graph, weights, plan.goal, limit, plan.peak_bytes, plan.overhead)
+
+    def bounded(seconds: float) -> bool:
+        return plan.bound_bytes <= bounds.best(graph, weights, plan.overhead, seconds, plan.bound_bytes).bytes
+
+    return _proven(bounded) and (plan.status != "optimal" or _proven(lambda s: is_proven(claim, s, (0.0, s))))
 
 
 def _proven(claim: Callable[[float], bool]) -> bool:
     """Whether the claim is proven in a short search, or in longer ones while there is time."""
     start = time.thread_time()
-    for seconds in LOOKS:
+    for seconds in SETTINGS.looks_s:
         if claim(seconds):
             return True
-        if time.thread_time() - start > ALLOWANCE:
+        if time.thread_time() - start > SETTINGS.begin_before_s:
             break
     return False
-
-
-def _bounded(plan: Plan, weights: np.ndarray, overhead: float, claimed: int, seconds: float) -> bool:
-    return claimed <= bounds.best(plan.graph, weights, overhead, seconds, claimed).bytes
-
-
-def _optimal(plan: Plan, weights: np.ndarray, seconds: float) -> bool:
-    """Whether it is proven that no schedule serves the plan's goal better."""
-    graph, goal, peak = plan.graph, plan.goal, plan.peak_bytes
-    if goal.least_memory:
-        return peak <= bounds.single_op(graph).bytes
-    if goal.max_overhead is not None:
-        return _bounded(plan, weights, goal.max_overhead, peak, seconds)
-    if plan.overhead <= EPS:
-        return True
-    limit = goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
-    assert limit is not None
-    once = float(weights[graph.needed].sum())
-    return any(plan.overhead * once <= bounds.time_at(graph, weights, limit, s) + EPS * once for s in (0.0, seconds))

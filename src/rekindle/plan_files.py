@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from . import certificates
 from .arguments import file_name
-from .ask import LOSSES, Goal
+from .ask import Goal, PlanOptions
 from .errors import FormatError, UsageError
-from .model import formats
+from .model import formats, options_file
 from .model.graph import COSTS
 from .model.judge import simulate
-from .model.plan import LONGEST_NAME, Plan
+from .model.plan import Plan
 from .model.schedule import Schedule
 from .printed import name, value
 
-MOST_WORK = 10**9  # values that the judge looks at for a plan from a file: seconds of its time
 EPS = 2e-9  # of an overhead; the planner allows half of it
-LONGEST = 1e9  # seconds that a solver may have taken
-MOST_NAMES, LONGEST_PATTERN = 10_000, 1_000  # of submodules
+
+
+@dataclass(frozen=True)
+class PlanFileLimits:
+    """The limits beyond which a plan file is refused: no plan that Rekindle writes comes near them.
+
+    work_most : values that the judge looks at for the schedule, seconds of its time.
+    step_most_bytes : bytes made over all runs; sums of bytes stay exact below.
+    solve_most_s : seconds that the solver may have taken.
+    solver_most_letters : letters of the solver's name.
+    """
+
+    work_most: int = 10**9
+    step_most_bytes: int = 2**62
+    solve_most_s: float = 1e9
+    solver_most_letters: int = 64
+
+
+LIMITS = PlanFileLimits()
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
@@ -43,12 +58,14 @@ def load(path: str | os.PathLike[str]) -> Plan:
         goal = Goal.from_json(r.table("goal"))
     except UsageError as e:
         raise FormatError(f"{where}: {e}") from e
+    asked = PlanOptions(goal, r.text("solver"), r.text("cost"))
+    asked, captured = options_file.from_json(formats.Reader(r.table("options", {}), f"{where}: options"), asked)
     plan = Plan(
         graph, schedule, r.whole("peak_bytes"), r.whole("activation_peak_bytes"), r.whole("baseline_peak_bytes"),
         r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.text("solver"), r.text("status"),
         r.whole("bound_bytes"), r.text("bound_op"), r.number("gap"), r.text("graph_hash"), goal, r.text("cost"),
         r.number("solve_seconds"), {k: str(v) for k, v in r.table("created_with").items()},
-        options_json=_options(r),
+        asked=asked, captured=captured,
     )  # fmt: skip
     wrong = _wrong_in_itself(plan) or _not_as_judged(plan)
     if wrong:
@@ -63,9 +80,9 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its cost {value(plan.cost)} is none of {', '.join(COSTS)}"
     if plan.status not in ("optimal", "feasible"):
         return f"its status {value(plan.status)} is neither optimal nor feasible"
-    if not 0 < len(plan.solver) <= 64 or not plan.solver.isprintable():
+    if not 0 < len(plan.solver) <= LIMITS.solver_most_letters or not plan.solver.isprintable():
         return f"{value(plan.solver)} is no solver's name"
-    if not 0 <= plan.solve_seconds <= LONGEST:
+    if not 0 <= plan.solve_seconds <= LIMITS.solve_most_s:
         return f"no solver takes {plan.solve_seconds:g} seconds"
     if not 0 <= bound <= peak:
         return f"its bound {bound} does not lie between 0 and its peak {peak}"
@@ -92,7 +109,7 @@ def _not_as_judged(plan: Plan) -> str:
     edges = [len(o.inputs) + len(o.outputs) + len(o.inplace) + 1 for o in graph.ops]
     made = [sum(graph.values[v].bytes for v in o.outputs) + o.workspace + 1024 for o in graph.ops]
     ran = [i for i in schedule.runs if 0 <= i < len(graph.ops)]
-    if sum(edges[i] for i in ran) > MOST_WORK or sum(made[i] for i in ran) >= 2**62:
+    if sum(edges[i] for i in ran) > LIMITS.work_most or sum(made[i] for i in ran) >= LIMITS.step_most_bytes:
         return "its schedule runs more than any step does"
     judged = simulate(graph, schedule, plan.cost)
     baseline = simulate(graph, Schedule.baseline(graph), plan.cost)
@@ -107,40 +124,3 @@ def _not_as_judged(plan: Plan) -> str:
     if not same or not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in figures):
         return "its figures are not those of its schedule"
     return ""
-
-
-def _options(r: formats.Reader) -> dict[str, Any]:
-    """The known fields of the object "options" of a plan file; none is required."""
-    o = formats.Reader(r.table("options", {}), f"{r.where}: options")
-    found: dict[str, Any] = {}
-    if "time_limit" in o.doc:
-        found["time_limit"] = None if o.doc["time_limit"] is None else o.number("time_limit")
-        if found["time_limit"] is not None and not found["time_limit"] > 0:
-            raise FormatError(f"{o.where}: 'time_limit' should be above 0, not {value(found['time_limit'])}")
-    if "seed" in o.doc:
-        found["seed"] = o.whole("seed")
-    for k, what in (("optimizer", "optimizer"), ("target", "device")):
-        if k in o.doc:
-            found[k] = None if o.doc[k] is None else o.text(k)
-            if found[k] is not None and not _is_name(found[k], LONGEST_NAME):
-                raise FormatError(f"{o.where}: {value(found[k])} is no {what}'s name")
-    if "loss" in o.doc:
-        found["loss"] = o.text("loss")
-        if found["loss"] not in LOSSES:
-            raise FormatError(f"{o.where}: 'loss' should be auto or all, not {value(found['loss'])}")
-    if "must_save" in o.doc:
-        found["must_save"] = o.items("must_save")
-        wrong = [x for x in found["must_save"] if not isinstance(x, str) or not _is_name(x, LONGEST_PATTERN)]
-        if wrong or len(found["must_save"]) > MOST_NAMES:
-            raise FormatError(
-                f"{o.where}: 'must_save' should be names of submodules, not {value((wrong or ['so many'])[0])}"
-            )
-    if "state_bytes" in o.doc:
-        found["state_bytes"] = None if o.doc["state_bytes"] is None else o.whole("state_bytes")
-        if found["state_bytes"] is not None and found["state_bytes"] < 0:
-            raise FormatError(f"{o.where}: 'state_bytes' should not be below 0, as {value(found['state_bytes'])} is")
-    return found
-
-
-def _is_name(text: str, longest: int) -> bool:
-    return 0 < len(text) <= longest and text.isprintable()

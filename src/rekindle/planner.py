@@ -68,7 +68,7 @@ def plan_graph(
         left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
         bound, met = certify.look_longer(graph, weights, best, bound, left)
         # Budgets only: under an overhead goal, allowing more could yield a larger plan.
-        if met is not None and limit is not None:
+        if met is not None and limit is not None and solver.joins:
             best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
     optimal = certify.is_optimal(graph, weights, best, bound, goal, limit)
     return as_plan(scorer, best, baseline, options, bound, optimal, time.monotonic() - start)
@@ -95,7 +95,7 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     time_limit = options.time_limit
     deadline = None if time_limit is None else time.monotonic() + time_limit - certify.seconds_kept_back(time_limit)
     effort = max(1.0, (time_limit or 0.0) / SETTINGS.usual_s)
-    progress = options.progress if callable(options.progress) else lambda _: None
+    progress = options.report or (lambda _: None)
     return Problem(graph, weights, limit, options.goal.max_overhead, options.seed, deadline, progress, effort)
 
 

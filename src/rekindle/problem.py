@@ -94,6 +94,7 @@ class Solver:
     curve : asked for the whole frontier, it yields all of it at once, and is not asked for single budgets too.
     declines : Graph -> why it only gives the baseline there, or "".
     thorough : its plans get a long search for their certificate; plans of solvers that serve comparisons get a short one.
+    joins : it joins the schedules of other searches, so a smaller one that the search for a certificate meets counts too.
     retry : (problem, best schedule so far, or None where none meets the goal) -> further candidates. The planner asks
         once, after `solve`.
     """
@@ -108,6 +109,7 @@ class Solver:
     curve: bool = False
     declines: Callable[[Graph], str] = lambda _: ""
     thorough: bool = False
+    joins: bool = False
     retry: Retry = no_retry
 
     @property

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle import registry
@@ -117,9 +117,9 @@ def test_reuse_runs_no_op_more_often(drawn: tuple[Chain, list[int]]) -> None:
 @given(graphs())
 def test_every_needed_op_is_in_one_stage(graph: Graph) -> None:
     chain = chain_of(graph)
-    if chain is not None:
-        ops = sorted(o for side in (chain.forward, chain.backward) for stage in side for o in stage)
-        assert ops == np.flatnonzero(graph.needed).tolist()
+    assume(chain is not None)
+    ops = sorted(o for side in (chain.forward, chain.backward) for stage in side for o in stage)
+    assert ops == np.flatnonzero(graph.needed).tolist()
 
 
 # -- one level -------------------------------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def test_the_least_peak_is_found_without_looking_at_every_pair(rows: list[tuple[
     hold = later * (read + unread[:, None])
     passing = unread[:, None] + later * (read + unread) + peaks[0]
     zeros = np.zeros(n)
-    begin, table, *_ = kernel.frontier(1, hold, passing, saved, gradient, *peaks[1:], *[zeros] * 4)
-    peak, follow = kernel.least(read, unread, saved, gradient, *peaks)
+    begin, table, *_ = kernel.frontier(1, kernel.Stages(hold, passing, saved, gradient, *peaks[1:], *[zeros] * 4))
+    peak, follow = kernel.least(kernel.Sizes(read, unread, saved, gradient, *peaks))
     assert peak == table[begin[n]]
     # What it follows has that peak
     at, end, best = [0], n, 0
@@ -245,8 +245,7 @@ def static_value(chain: Chain, cuts: Sequence[int]) -> int:
 @given(st.one_of(plain_chains(), chains(), graphs()))
 def test_the_static_solvers_find_the_least_of_their_objective(graph: Graph) -> None:
     chain = chain_of(graph)
-    if chain is None:
-        return
+    assume(chain is not None)
     least = min((static_value(chain, cuts) for cuts in subsets(chain, chain.turn)), default=static_value(chain, ()))
     assert static_value(chain, static_optimum(chain)) == least
     found = cheapest(linear_dag(chain))
@@ -314,8 +313,7 @@ def test_one_level_is_at_most_one_extra_forward(solver: str) -> None:
 @given(graphs(), st.integers(0, 100))
 def test_greedy_segments_exceed_the_budget_by_their_last_tensor_only(graph: Graph, budget: int) -> None:
     chain = chain_of(graph)
-    if chain is None:
-        return
+    assume(chain is not None)
     found = greedy(chain, budget)
     made = chain.saved - chain.passed_on + np.append(chain.lives.begun[1:], 0)
     for begin, end in zip((0, *found.cuts), (*found.cuts, chain.turn), strict=True):

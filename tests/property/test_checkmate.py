@@ -6,7 +6,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle.model.graph import Graph
@@ -14,7 +14,7 @@ from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
 from rekindle.solvers import checkmate
-from strategies import chains, dags, graphs, joint_graphs
+from strategies import chains, dags, examples, graphs, joint_graphs
 from test_bounds import chain
 
 
@@ -70,7 +70,7 @@ def stage(graph: Graph, runs: list[int], live: set[int], hold: set[int], produce
     return peak if hold <= live else None
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.one_of(dags(3), chains(2), joint_graphs(2)), st.data())
 def test_least_cost_of_all_staged_schedules(graph: Graph, data: st.DataObject) -> None:
     assume(not any(op.inplace for op in graph.ops))
@@ -81,7 +81,7 @@ def test_least_cost_of_all_staged_schedules(graph: Graph, data: st.DataObject) -
     assert min(j.seconds for j in found if j.peak_bytes <= limit) == expected
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(graphs(), st.sampled_from([None, 0.0, 0.3]))
 def test_any_graph_and_any_goal(graph: Graph, overhead: float | None) -> None:
     baseline = simulate(graph, Schedule.baseline(graph)).peak_bytes

@@ -8,16 +8,16 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rekindle.exact.search import fits, least_peak, solve
+from rekindle.exact.search import ExactSettings, fits, least_peak, solve
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
 from rekindle.solvers.exact import exact
-from strategies import chains, dags, graphs, joint_graphs, schedules, u_nets
+from strategies import chains, dags, examples, graphs, joint_graphs, schedules, u_nets
 
 Front = list[tuple[int, float]]
 
@@ -99,7 +99,7 @@ def read_backwards(graph: Graph, cap: int, weights: np.ndarray) -> float:
     return math.inf
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.one_of(dags(8), chains(4), joint_graphs(4), u_nets(2)), st.data())
 def test_ops_that_cost_nothing(graph: Graph, data: st.DataObject) -> None:
     """In FLOPs most ops cost nothing, and the search takes short cuts through them."""
@@ -117,12 +117,12 @@ def test_ops_that_cost_nothing(graph: Graph, data: st.DataObject) -> None:
             assert read_backwards(graph, smallest - 1, weights) > cheapest
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.one_of(dags(6), joint_graphs(4)), st.integers(0, 12))
 def test_what_coarser_models_leave_out_is_not_lost(graph: Graph, more: int) -> None:
     weights = graph.weights()
     # Graphs this small have no negligible values.
-    with mock.patch("rekindle.exact.search.NEGLIGIBLE", (0.4, 0.15, 0.0)):
+    with mock.patch("rekindle.exact.search.SETTINGS", ExactSettings(negligible_shares=(0.4, 0.15, 0.0))):
         least = solve(graph, weights).peak_bound
         assert least_peak(graph, weights, 1e9, 100_000).peak_bound == least
         found = solve(graph, weights, limit=least + more)
@@ -139,7 +139,7 @@ def small() -> st.SearchStrategy[Graph]:
     return st.one_of(dags(4), chains(3), joint_graphs(3), u_nets(1))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(small())
 def test_every_point_of_the_front(graph: Graph) -> None:
     front = brute_force(graph)
@@ -178,15 +178,14 @@ def test_bounds_hold_when_the_search_is_cut_short(data: st.DataObject, graph: Gr
     assert within.cost_bound <= judged.seconds * (1 + 1e-9)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(data=st.data(), graph=graphs())
 def test_as_a_solver_it_reaches_what_is_asked(data: st.DataObject, graph: Graph) -> None:
     weights = graph.weights()
     judged = simulate(graph, data.draw(schedules(graph)))
     least = min(simulate(graph, s).peak_bytes for s in exact(Problem(graph, weights)))
     assert least >= solve(graph, weights).peak_bound
-    if any(op.inplace for op in graph.ops):
-        return  # the judge accepts writes in place that this solver does not use
+    assume(not any(op.inplace for op in graph.ops))  # the judge accepts writes in place that this solver does not use
     assert least == solve(graph, weights).peak_bound
     found = [simulate(graph, s) for s in exact(Problem(graph, weights, limit=judged.peak_bytes))]
     assert min(s.seconds for s in found if s.peak_bytes <= judged.peak_bytes) <= judged.seconds

@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle import registry
@@ -19,7 +19,7 @@ from rekindle.problem import Problem
 from rekindle.solvers.feng import cheapest
 from rekindle.structure.division import BRANCH, COMPLICATE, LEAF, LINEAR, division_tree, neighbours, splitting_vertices
 from rekindle.structure.forward import Dag, forward_dag
-from strategies import graphs
+from strategies import examples, graphs
 
 Edge = tuple[int, int]
 NAMES = {LEAF: "leaf", LINEAR: "linear", BRANCH: "branch", COMPLICATE: "complicate"}
@@ -273,7 +273,7 @@ def test_on_a_chain_no_kept_set_is_better(dag: Dag) -> None:
     assert found.value == least == objective(dag, found.vertices)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.one_of(general(most=7), series_parallel(most=7)))
 def test_no_kept_set_that_follows_the_tree_is_better(dag: Dag) -> None:
     assert cheapest(dag).value == brute_force(dag)
@@ -467,8 +467,7 @@ def test_any_graph_gets_a_valid_schedule(graph: Graph) -> None:
 @given(graphs())
 def test_every_vertex_of_a_forward_dag_is_on_a_path(graph: Graph) -> None:
     forward = forward_dag(graph)
-    if forward is None:
-        return
+    assume(forward is not None)
     n = len(forward.ops)
     tails, heads = set(forward.dag.tail.tolist()), set(forward.dag.head.tolist())
     assert tails == set(range(n - 1))

@@ -7,16 +7,16 @@ from itertools import chain, combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle import registry
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.problem import Problem
-from rekindle.solvers.kusumoto import LEVELS, all_lower_sets, budgets, in_levels, spanned, steps, strategies
+from rekindle.solvers.kusumoto import SETTINGS, all_lower_sets, budgets, in_levels, spanned, steps, strategies
 from rekindle.structure.forward import Dag
-from strategies import graphs
+from strategies import examples, graphs
 
 Set = frozenset[int]
 
@@ -77,7 +77,7 @@ def rows(sets: np.ndarray) -> list[Set]:
     return [frozenset(np.flatnonzero(s).tolist()) for s in sets]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), dags(), st.booleans())
 def test_no_strategy_of_the_family_is_better(data: st.DataObject, dag: Dag, pruned: bool) -> None:
     n = len(dag.cost)
@@ -113,7 +113,7 @@ def test_where_there_are_more_lower_sets_than_asked_for_there_are_none() -> None
 def test_levels_add_up(weights: list[float]) -> None:
     levels = in_levels(np.array(weights))
     assert levels.min() >= 0
-    assert levels.sum() == pytest.approx(LEVELS, abs=1) or levels.tolist() == weights
+    assert levels.sum() == pytest.approx(SETTINGS.time_levels, abs=1) or levels.tolist() == weights
 
 
 @given(graphs())

@@ -24,7 +24,8 @@ from rekindle.planner import plan_graph
 from rekindle.show import text
 from rekindle.show.frontier_svg import frontier_svg
 from rekindle.show.svg import byte_unit, ticks
-from rekindle.show.timeline import LEFT, PANEL, RIGHT, WIDTH, Track, memory_timeline
+from rekindle.show.timeline import LAYOUT, memory_timeline
+from rekindle.show.tracks import Track, short_name
 from rekindle.sizes import format_bytes
 from strategies import graphs, run_sequences
 
@@ -92,7 +93,7 @@ def test_the_peaks_drawn_are_the_peaks_judged() -> None:
     peaks = [simulate(graph, s).peak_bytes for s in (Schedule.baseline(graph), planned)]
     root = parsed(memory_timeline(graph, planned, budget=30 << 20, title="a < b & c"))
     said = [w for w in words(root) if w.startswith("peak ")]
-    ops = [Track.of(graph, s, "").peak_op for s in (Schedule.baseline(graph), planned)]
+    ops = [Track.of(graph, s, "").peak_name for s in (Schedule.baseline(graph), planned)]
     assert set(said) == {f"peak {format_bytes(p)} in {op}" for p, op in zip(peaks, ops, strict=True)}
     assert "30.0 MiB" in words(root)
     assert words(root).count("backward") == 2
@@ -111,7 +112,7 @@ def test_ten_thousand_steps_keep_their_peak_and_stay_small() -> None:
     assert len(svg) < 150_000
     peaks = [simulate(graph, s).peak_bytes for s in (Schedule.baseline(graph), planned)]
     high = tops(parsed(svg))
-    assert high == pytest.approx([p / (peaks[0] * 1.16) * PANEL for p in peaks], abs=0.2)
+    assert high == pytest.approx([p / (peaks[0] * 1.16) * LAYOUT.panel_px for p in peaks], abs=0.2)
 
 
 def test_recomputed_runs_are_tinted() -> None:
@@ -132,6 +133,15 @@ def test_what_is_held_all_step_leaves_the_picture_where_it_is_most_of_it() -> No
     assert any("above the 10.0 GiB held all step" in w for w in words(large))
 
 
+def test_an_op_is_named_in_a_few_words() -> None:
+    traced = Op("l.0|aten.relu.default|f32[8]", (), (), module="l.0", kind="aten", target="aten.relu.default")
+    assert short_name(traced) == "l.0 relu"
+    assert short_name(Op("w|accumulate|", (), (), module="w", kind="accumulate")) == "w accumulate"
+    assert short_name(Op("boundary", (), (), kind="boundary")) == "boundary"
+    assert short_name(Op("made by hand|x", (), ())) == "made by hand|x"
+    assert len(short_name(Op("n" * 100, (), ()))) == 48
+
+
 @given(st.data())
 def test_every_graph_can_be_drawn_inside_its_frame(data: st.DataObject) -> None:
     graph = data.draw(graphs())
@@ -140,7 +150,7 @@ def test_every_graph_can_be_drawn_inside_its_frame(data: st.DataObject) -> None:
     root = parsed(memory_timeline(graph, schedule, budget=budget))
     for e in root.iter(f"{SVG}path"):
         for x in re.findall(r"[MH]([-\d.]+)", e.attrib["d"]):
-            assert LEFT - 0.1 <= float(x) <= WIDTH - RIGHT + 0.1
+            assert LAYOUT.left_px - 0.1 <= float(x) <= LAYOUT.right + 0.1
 
 
 def test_frontier_has_a_point_per_plan() -> None:

@@ -5,43 +5,19 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from packed import packed
 from rekindle import Graph, Op, Schedule, Value, simulate
 from rekindle.kernels import moves, slots
 from rekindle.kernels import sequence as kernel
-from rekindle.kernels.arrays import Arrays
 from rekindle.portfolio.anneal import Polish
 from rekindle.problem import Problem
 from rekindle.structure.archive import entry
 from rekindle.structure.reduced import Reduced
 from rekindle.structure.saved import Dropping
 from strategies import graphs, run_sequences
-
-
-def packed(graph: Graph) -> slots.Ops:
-    """All ops and all values that ops make."""
-    a = graph.arrays
-    ids = np.flatnonzero(a.producer >= 0)
-    new = np.full(len(a.bytes), -1, np.int64)
-    new[ids] = np.arange(len(ids))
-
-    def rows(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        ptr = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(r) for r in lists], out=ptr[1:])
-        return ptr, np.array([x for r in lists for x in r], np.int64)
-
-    def made(values: tuple[int, ...]) -> list[int]:
-        return [int(new[v]) for v in dict.fromkeys(values) if new[v] >= 0]
-
-    before = [sorted({int(a.producer[v]) for v in o.inputs if a.producer[v] >= 0}) for o in graph.ops]
-    arrays = Arrays(
-        a.bytes[ids], a.producer[ids], *rows([made(o.inputs) for o in graph.ops]),
-        *rows([made(o.outputs) for o in graph.ops]), *rows([made(o.inplace) for o in graph.ops]),
-        a.workspace, a.recompute, a.keep[ids], a.boundary,
-    )  # fmt: skip
-    return slots.pack(arrays, graph.weights(), graph.shared[ids], *rows(before))
 
 
 def told(graph: Graph, s: slots.Sequence) -> tuple[int, float]:
@@ -76,8 +52,7 @@ def change(s: slots.Sequence, ops: slots.Ops, runs: list[int], choose: random.Ra
 @given(graph=graphs(), data=st.data())
 def test_peak_and_cost_are_the_judges_after_every_change(graph: Graph, data: st.DataObject) -> None:
     runs = data.draw(run_sequences(graph))
-    if not runs:
-        return
+    assume(runs)
     ops = packed(graph)
     s = kernel.build(np.array(runs, np.int64), ops)
     assert told(graph, s) == judged(graph, s)
@@ -104,14 +79,15 @@ def test_first_runs_keep_an_order_that_no_value_carries() -> None:
 def test_what_annealing_records_is_valid_and_as_good_as_it_says(graph: Graph, seed: int) -> None:
     reduced = Reduced(graph, Dropping(graph))
     problem = Problem(graph, graph.weights(), seed=seed)
-    if len(reduced.ops) < 2 or not len(reduced.values):
-        return
+    assume(len(reduced.ops) >= 2 and len(reduced.values))
     polish = Polish(problem, reduced)
     polish.enter([np.arange(len(reduced.ops))])
     state = kernel.build(np.arange(len(reduced.ops)), polish.ops)
     goal = (0.7 * polish.plain_peak, np.inf, polish.plain_peak, polish.base_cost, 1e-4, 1.0)
     moves.anneal(state, polish.ops, goal, polish.archive.arrays, polish.base_cost, 200, 0.02, seed)
-    for e in polish.entries():
+    entries = polish.entries()
+    assert entries
+    for e in entries:
         found = simulate(graph, Schedule.from_runs(graph, e.runs))
         kept = int(sum(graph.arrays.bytes[list(set(graph.keep))]))
         assert max(found.peak_bytes - graph.resident_bytes, kept) == max(e.peak, kept)
@@ -147,6 +123,7 @@ def test_what_pressing_finds_is_as_good_as_it_says(graph: Graph, runs: st.DataOb
     start = entry(graph, graph.weights(), runs.draw(run_sequences(graph)))
     problem = Problem(graph, graph.weights(), seed=seed)
     found = Polish(problem, Reduced(graph, Dropping(graph), negligible=0.0)).press([start])
+    assert found
     for e in found:
         judged = simulate(graph, Schedule.from_runs(graph, e.runs))
         kept = int(sum(graph.arrays.bytes[list(set(graph.keep))]))

@@ -1,10 +1,9 @@
-"""What tests need that not every machine has."""
+"""Skips for tests that need a library which not every machine has."""
 
+import importlib
 from importlib.util import find_spec
 
 import pytest
-
-from rekindle.zoo.torchvision_shim import import_torchvision
 
 
 def needs_torchvision() -> None:
@@ -12,4 +11,4 @@ def needs_torchvision() -> None:
     for name in ("PIL", "torchvision"):
         if find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    import_torchvision()
+    importlib.import_module("torchvision")

@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 def tight(trace: Trace) -> Plan:
     """A plan that recomputes a good part."""
-    return rekindle.model.plan(trace, minimize="memory", solver="feng")
+    return rekindle.plan(trace, minimize="memory", solver="feng")
 
 
 def planned_pair() -> tuple[nn.Module, nn.Module, torch.Tensor]:

@@ -5,23 +5,21 @@ Seconds are multiples of 1/8, so that sums are exact in any order and results ca
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.schedule import Free, Run, Schedule, Step
 
-settings.register_profile(
-    "rekindle",
-    max_examples=200,
-    deadline=None,
-    derandomize="CI" in os.environ,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("rekindle")
+
+def examples(count: int) -> settings:
+    """`@examples(400)`: as many examples in the profile "sweep", and a part of them in "test" (see conftest.py), as many
+    as that profile tries by default of the 200 of "sweep"."""
+    usual = settings().max_examples
+    return settings(max_examples=max(3, round(count * usual / 200)))
+
 
 sizes = st.integers(0, 64)
 seconds = st.integers(0, 16).map(lambda k: k / 8)

@@ -29,7 +29,7 @@ def test_backward_of_float32_products_inside_an_autocast_operator(name: str) -> 
     model, sample = make(name)
     with torch.autocast("cpu", torch.bfloat16):
         trace = rekindle.trace(model, sample, target="cpu")
-        plans = [rekindle.model.plan(trace, minimize="memory", solver=s) for s in ("none", "every")]
+        plans = [rekindle.plan(trace, minimize="memory", solver=s) for s in ("none", "every")]
         checks = [rekindle.verify(model, sample, plan) for plan in plans]
     assert all(check.ok for check in checks)
     for plan in plans:

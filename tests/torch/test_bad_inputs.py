@@ -17,7 +17,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
-from rekindle import FormatError, Graph, Op, RekindleError, Schedule, TraceError, UsageError, Value, registry
+from extra_solver import extra_solver
+from rekindle import FormatError, Graph, Op, RekindleError, Schedule, TraceError, UsageError, Value
 from rekindle.torch import accept
 from rekindle.torch.check import probe as probing
 from rekindle.torch.run.planned import PlannedForward
@@ -73,12 +74,11 @@ class NeverAsked(Exception):
 def never() -> Iterator[None]:
     """A solver that must not be reached: what is refused late raises its error."""
 
-    @registry.register("never", graphs="any", objective="", complexity="", citation="")
     def solve(problem: Any) -> Any:
         raise NeverAsked
 
-    yield
-    del registry._SOLVERS["never"]
+    with extra_solver("never", solve):
+        yield
 
 
 def plan_it(model: Any, sample: Any, **options: Any) -> Any:
@@ -189,7 +189,7 @@ def a_trace() -> rekindle.Trace:
 
 @functools.cache
 def a_plan() -> rekindle.Plan:
-    return rekindle.model.plan(a_trace(), 1.0, solver="chen-sqrt")
+    return rekindle.plan(a_trace(), 1.0, solver="chen-sqrt")
 
 
 def under_vmap(model: Any, sample: Any) -> Any:
@@ -280,7 +280,7 @@ CALLS = [
     called("trace(None)", lambda m, x: rekindle.trace(None, x), "model is None"),
     called("trace(loss=3)", lambda m, x: rekindle.trace(m, x, loss=3), "loss=3"),
     called("trace(progress=3)", lambda m, x: rekindle.trace(m, x, progress=3), "progress=3"),
-    called("apply(m, None)", lambda m, x: rekindle.apply(m, None), "plan is None.*rekindle.model.plan"),
+    called("apply(m, None)", lambda m, x: rekindle.apply(m, None), "plan is None.*rekindle.plan"),
     called("apply(m, path)", lambda m, x: rekindle.apply(m, "plan.json"), r"rekindle.load\('plan.json'\)"),
     called("apply(m, Path)", lambda m, x: rekindle.apply(m, Path("plan.json")), r"rekindle.load\('plan.json'\)"),
     called("apply(m, list)", lambda m, x: rekindle.apply(m, [a_plan()]), "one of the list"),
@@ -294,9 +294,9 @@ CALLS = [
     called("load(directory)", lambda m, x: rekindle.load(Path(__file__).parent), "cannot read", FormatError),
     called("load('')", lambda m, x: rekindle.load(""), "cannot read", FormatError),
     called("save(5)", lambda m, x: a_plan().save(5), "5 is not the path"),
-    called("plan(None)", lambda m, x: rekindle.model.plan(None, 1.0), "not None.*rekindle.trace"),
-    called("plan(m)", lambda m, x: rekindle.model.plan(m, 1.0), "Net.*rekindle.trace"),
-    called("plan(seed)", lambda m, x: rekindle.model.plan(a_trace(), 1.0, seed="a"), "seed='a'"),
+    called("plan(None)", lambda m, x: rekindle.plan(None, 1.0), "not None.*rekindle.trace"),
+    called("plan(m)", lambda m, x: rekindle.plan(m, 1.0), "Net.*rekindle.trace"),
+    called("plan(seed)", lambda m, x: rekindle.plan(a_trace(), 1.0, seed="a"), "seed='a'"),
     called("frontier(3)", lambda m, x: rekindle.frontier(3), "int.*rekindle.trace"),
     called("frontier(time_limit)", lambda m, x: rekindle.frontier(a_trace(), time_limit="a"), "time_limit='a'"),
     called("frontier(solver)", lambda m, x: rekindle.frontier(a_trace(), solver=3), "solver=3"),
@@ -305,9 +305,9 @@ CALLS = [
     called("verify(3, x)", lambda m, x: rekindle.verify(3, x), "int, not a torch.nn.Module"),
     called("verify(sample)", lambda m, x: rekindle.verify(m, inferred(x.clone), a_plan()), "inference_mode"),
     called("verify(loss)", lambda m, x: rekindle.verify(m, x, a_plan(), loss=3), "loss=3"),
-    called("simulate(3, 4)", lambda m, x: rekindle.model.judge(3, 4), "int and int"),
-    called("simulate(trace, plan)", lambda m, x: rekindle.model.judge(a_trace(), a_plan()), ".graph and .schedule"),
-    called("simulate(cost)", lambda m, x: rekindle.model.judge(a_plan().graph, a_plan().schedule, 3), "cost=3"),
+    called("simulate(3, 4)", lambda m, x: rekindle.simulate(3, 4), "int and int"),
+    called("simulate(trace, plan)", lambda m, x: rekindle.simulate(a_trace(), a_plan()), ".graph and .schedule"),
+    called("simulate(cost)", lambda m, x: rekindle.simulate(a_plan().graph, a_plan().schedule, 3), "cost=3"),
     called("Schedule(3)", lambda m, x: Schedule(3, ""), "3 is no step"),
     called("Schedule([3])", lambda m, x: Schedule([3], ""), "3 is no step"),
     called("Graph(None)", lambda m, x: Graph(None, (), ()), "Value", FormatError),
@@ -443,7 +443,7 @@ def test_planned_and_checked_under_any_setting(setting: Callable[[], Any]) -> No
 
 
 def test_options_of_other_number_types_are_as_good() -> None:
-    found = rekindle.model.plan(a_trace(), 1.0, solver="chen-sqrt", seed=np.int64(3), time_limit=np.float32(5))
+    found = rekindle.plan(a_trace(), 1.0, solver="chen-sqrt", seed=np.int64(3), time_limit=np.float32(5))
     assert found.solver == "chen-sqrt"
     optimizer = torch.optim.SGD(Net().parameters(), 0.1)
     for given in (None, optimizer, torch.optim.AdamW, "adamw"):

@@ -139,7 +139,7 @@ class Rooted(nn.Module):
 def test_anomaly_mode_names_the_op_and_the_module(solver: str) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Rooted(), nn.Linear(8, 4))
     x = torch.rand(4, 8)
-    rekindle.apply(model, rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver=solver))
+    rekindle.apply(model, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver=solver))
     with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError) as e:
         model(x).sum().backward()
     assert "aten.div.Tensor returned nan values in the backward of 2" in str(e.value)

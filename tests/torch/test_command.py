@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from marks import few
 from rekindle.model import formats
 from test_cli import assert_one_paragraph, step
 
@@ -29,6 +31,7 @@ sys.orig_argv = ["python", "-m", "rekindle"]
 from rekindle.cli import main
 from rekindle.model.schedule import Schedule
 from rekindle import registry
+from rekindle.problem import register
 registry.all_solvers()
 
 @numba.njit(nogil=True)
@@ -44,7 +47,7 @@ def solve(problem):
     {work}
     return [Schedule.baseline(problem.graph)]
 
-registry.register("slow", graphs="any", objective="", complexity="", citation="")(solve)
+register("slow", graphs="any", objective="", complexity="", citation="")(solve)
 sys.exit(main())
 """
 IN_PYTHON = "time.sleep(60)"
@@ -66,8 +69,10 @@ def graph(tmp_path: Path) -> Path:
 
 
 def started(*args: object, **more: Any) -> subprocess.Popen[str]:
+    """A process that Ctrl-C reaches: a shell starts what runs in the background with the signal ignored."""
     return subprocess.Popen(
-        [str(a) for a in args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+        [str(a) for a in args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **more,
     )  # fmt: skip
 
 
@@ -80,8 +85,13 @@ def ran(*args: object, **more: Any) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-@pytest.mark.parametrize("work", [IN_PYTHON, COMPILED, ONE_CALL, SWALLOWED, EXECUTED])
+@pytest.mark.parametrize(
+    ("work", "as_json"),
+    few(
+        itertools.product([IN_PYTHON, COMPILED, ONE_CALL, SWALLOWED, EXECUTED], [True, False]),
+        [(IN_PYTHON, True), (COMPILED, False), (ONE_CALL, True)],
+    ),
+)
 def test_ctrl_c_gives_one_line_one_document_and_1(graph: Path, tmp_path: Path, work: str, as_json: bool) -> None:
     out = tmp_path / "out.json"
     args = ("solve", graph, "--budget", "1GiB", "--solver", "slow", "--out", out, *(["--json"] if as_json else []))
@@ -115,9 +125,14 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(
-    "name", ["numpy", "numba", "typer", "torch", "torch.nn.modules", "rekindle.torch.capture.capture"]
+    ("name", "as_json"),
+    few(
+        itertools.product(
+            ["numpy", "numba", "typer", "torch", "torch.nn.modules", "rekindle.torch.capture.capture"], [True, False]
+        ),
+        [("numpy", True), ("torch.nn.modules", False)],
+    ),
 )
-@pytest.mark.parametrize("as_json", [True, False])
 def test_ctrl_c_during_an_import(name: str, as_json: bool) -> None:
     args = ("plan", "zoo:gpt", "--budget", "1GiB", "--solver", "none", *(["--json"] if as_json else []))
     p = started(sys.executable, "-c", INTERRUPTED_IMPORT.format(name=name), *args)
@@ -131,7 +146,9 @@ def test_a_program_that_imports_rekindle_keeps_its_own_ctrl_c() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("args", [["solvers"], ["solvers", "--json"], ["--help"], ["solve", "--help"]])
+@pytest.mark.parametrize(
+    "args", few([["solvers"], ["solvers", "--json"], ["--help"], ["solve", "--help"]], [["solvers"], ["--help"]])
+)
 def test_a_reader_that_closes_the_pipe_is_no_cause_for_words(args: list[str]) -> None:
     end, start = os.pipe()
     os.close(end)
@@ -176,8 +193,16 @@ def test_closed_standard_streams(graph: Path) -> None:
     assert_one_paragraph(done.stderr)
 
 
-@pytest.mark.parametrize("code", ["7", "0", "None", "'a word'"])
-@pytest.mark.parametrize("place", ["import sys\nsys.exit({0})\n", "def make():\n    raise SystemExit({0})\n"])
+AT_IMPORT, IN_MAKE = "import sys\nsys.exit({0})\n", "def make():\n    raise SystemExit({0})\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "place"),
+    few(
+        itertools.product(["7", "0", "None", "'a word'"], [AT_IMPORT, IN_MAKE]),
+        [("0", AT_IMPORT), ("'a word'", IN_MAKE)],
+    ),
+)
 def test_a_users_file_that_exits_is_an_error(tmp_path: Path, code: str, place: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(place.format(code))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from rekindle.errors import UsageError
 from rekindle.model import files
 from rekindle.torch.costs import cache as cost_cache
-from rekindle.torch.costs import clock, devices
+from rekindle.torch.costs import clock, devices, made_up
 from rekindle.torch.costs import node_costs as costs
 from rekindle.torch.costs import operator_calls as calls
 from rekindle.torch.costs.node_costs import Cost, node_costs
@@ -30,7 +31,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(costs, "_SESSION", {})
     monkeypatch.setattr(costs, "_PASSED_OVER", set())
-    monkeypatch.setattr(cost_cache, "_COMPLAINED", set())
+    monkeypatch.setattr(cost_cache, "_WARNED", set())
     return tmp_path / "cache"
 
 
@@ -106,11 +107,11 @@ def test_the_same_tensor_twice_is_another_call_than_two_tensors(monkeypatch):
 def test_inputs_are_harmless_and_of_the_right_form():
     x = torch.rand(1, 4).expand(1000, 4)
     (call,) = [calls.call_of(node(aten.add.Tensor, x, torch.rand(1000, 4)), None)]
-    (a, b), _ = calls.real_arguments(call)
+    (a, b), _ = made_up.real_arguments(call)
     assert (a.shape, a.stride(), a.untyped_storage().nbytes()) == (x.shape, x.stride(), 16)
     assert float(b.min()) == float(b.max()) == 0.5
-    assert calls.made_up(torch.rand(3) > 2).all()
-    assert calls.made_up(torch.arange(3)).sum() == 0
+    assert made_up.made_up(torch.rand(3) > 2).all()
+    assert made_up.made_up(torch.arange(3)).sum() == 0
 
 
 def test_random_state_grad_mode_and_autocast_are_left_alone():
@@ -138,7 +139,7 @@ def test_second_call_is_free(cache, monkeypatch):
 
 def test_what_did_not_settle_is_not_measured_again_in_this_process(cache, monkeypatch):
     call = node(aten.add.Tensor, torch.rand(10), torch.rand(10))
-    monkeypatch.setattr(clock, "SETTLE_S", -1.0)
+    monkeypatch.setattr(clock, "SETTINGS", replace(clock.SETTINGS, settle_s=-1.0))
     first = node_costs([call])
     assert not cache.exists()
     monkeypatch.setattr(costs, "measure_cpu", lambda *_: pytest.fail("measured again"))
@@ -257,7 +258,7 @@ def test_where_folders_cannot_be_locked_a_file_is(cache, monkeypatch):
         with pytest.raises(TimeoutError), files.locked(cache, 0.05):
             pass
         store = cost_cache.CostCache("here")
-        monkeypatch.setattr(cost_cache, "WAIT_S", 0.05)
+        monkeypatch.setattr(cost_cache, "SETTINGS", replace(cost_cache.SETTINGS, lock_wait_s=0.05))
         store.put("op", 1.0, 2)
         store.save()  # it gives up, and loses nothing but time
         assert not store.path.exists()
@@ -335,7 +336,7 @@ def test_what_cannot_run_takes_the_scaled_roofline():
     assert found[1].seconds == pytest.approx(found[0].seconds * rooflines[1].seconds / rooflines[0].seconds)
     assert found[2] == rooflines[2]
     h100 = devices.get("h100")
-    assert found[2].seconds == pytest.approx(2 * (4 << 20) / h100.bandwidth + h100.launch)
+    assert found[2].seconds == pytest.approx(2 * (4 << 20) / h100.memory_bytes_per_s + h100.launch_s)
 
 
 def test_without_time_the_greatest_are_measured_and_the_rest_scaled(cache):
@@ -362,10 +363,10 @@ def test_without_time_the_greatest_are_measured_and_the_rest_scaled(cache):
 
 def test_roofline_is_the_slower_of_arithmetic_and_traffic():
     a100 = devices.get("A100")
-    assert devices.roofline(a100, 312e12, 0, torch.bfloat16) == pytest.approx(1 + a100.launch)
-    assert devices.roofline(a100, 19.5e12, 0, torch.float32) == pytest.approx(1 + a100.launch)
-    assert devices.roofline(a100, 156e12, 0, torch.float32, tf32=True) == pytest.approx(1 + a100.launch)
-    assert devices.roofline(a100, 1, 2039e9, torch.float64) == pytest.approx(1 + a100.launch)
+    assert devices.roofline(a100, 312e12, 0, torch.bfloat16) == pytest.approx(1 + a100.launch_s)
+    assert devices.roofline(a100, 19.5e12, 0, torch.float32) == pytest.approx(1 + a100.launch_s)
+    assert devices.roofline(a100, 156e12, 0, torch.float32, tf32=True) == pytest.approx(1 + a100.launch_s)
+    assert devices.roofline(a100, 1, 2039e9, torch.float64) == pytest.approx(1 + a100.launch_s)
     assert devices.closest(torch.device("cpu")).name == "cpu"
     with pytest.raises(UsageError, match="rtx4090"):
         devices.get("rtx5")

@@ -166,7 +166,7 @@ def test_another_modules_plan_is_refused_at_once() -> None:
 
 def test_a_new_plan_takes_the_place_of_the_old() -> None:
     plain, planned = planned_pair()
-    rekindle.apply(planned, rekindle.model.plan(rekindle.trace(planned, torch.rand(32, 16)), 1.0, solver="none"))
+    rekindle.apply(planned, rekindle.plan(rekindle.trace(planned, torch.rand(32, 16)), 1.0, solver="none"))
     assert isinstance(planned.forward, PlannedForward)
     assert planned.forward.plan.solver == "none"
     assert step_equal(plain, planned, torch.rand(32, 16))

@@ -65,19 +65,20 @@ def test_nothing_to_train_is_an_error() -> None:
 def test_an_unknown_solver_lists_the_known_ones() -> None:
     trace = rekindle.trace(Net(), torch.rand(4, 16))
     with pytest.raises(UsageError, match="'best' is unknown.*auto.*chen-sqrt.*every.*feng.*none"):
-        rekindle.model.plan(trace, 0.5, solver="best")
+        rekindle.plan(trace, 0.5, solver="best")
 
 
 def test_a_budget_of_one_byte_names_bound_and_op() -> None:
     model = Net()
     with untouched(model), pytest.raises(InfeasibleBudget) as e:
-        rekindle.checkpoint(model, torch.rand(32, 16, generator=torch.Generator()), budget=1)
+        rekindle.checkpoint(model, torch.rand(32, 16, generator=torch.Generator()), budget=1, solver="storages")
     error = e.value
     assert error.budget == 1
     assert 1 < error.bound_bytes <= error.smallest_peak
     assert error.op in str(error)
     assert str(error.smallest_peak) in str(error)
-    found = rekindle.model.plan(rekindle.trace(model, torch.rand(32, 16)), budget=error.smallest_peak)
+    trace = rekindle.trace(model, torch.rand(32, 16))
+    found = rekindle.plan(trace, budget=error.smallest_peak, solver="storages")
     assert found.peak_bytes <= error.smallest_peak
 
 
@@ -101,7 +102,7 @@ def test_a_budget_of_one_byte_names_bound_and_op() -> None:
 def test_senseless_goals_are_refused(goal: dict[str, Any], words: str) -> None:
     trace = rekindle.trace(Net(), torch.rand(4, 16))
     with pytest.raises(UsageError, match=words):
-        rekindle.model.plan(trace, **goal)
+        rekindle.plan(trace, **goal)
 
 
 @pytest.mark.parametrize("sample", [7, "x", None])
@@ -112,7 +113,7 @@ def test_a_senseless_sample_is_refused(sample: Any) -> None:
 
 def test_plan_takes_a_trace_or_a_graph() -> None:
     with pytest.raises(UsageError, match="Trace"):
-        rekindle.model.plan(Net(), 0.5)  # type: ignore[arg-type]
+        rekindle.plan(Net(), 0.5)  # type: ignore[arg-type]
 
 
 def test_verify_without_a_plan_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import pickle
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import rekindle
 from libraries import needs_torchvision
+from marks import sweep
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -57,6 +60,13 @@ def test_graph_by_hand_imports_no_torch():
     )
 
 
+@pytest.fixture(params=["storages", pytest.param("auto", marks=sweep)])
+def solver(request, monkeypatch):
+    """The examples ask for no solver by name: the portfolio takes half a minute."""
+    monkeypatch.setattr(rekindle, "plan", functools.partial(rekindle.plan, solver=request.param))
+
+
+@pytest.mark.usefixtures("solver")
 def test_cifar10_on_synthetic_images(capsys):
     losses = example("cifar10").main(["--steps", "6", "--batch", "16", "--budget", "0.6", "--device", "cpu"])
     out = capsys.readouterr().out
@@ -66,6 +76,7 @@ def test_cifar10_on_synthetic_images(capsys):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.usefixtures("solver")
 def test_cifar10_on_the_real_format(cifar_folder, capsys):
     args = ["--data", str(cifar_folder), "--steps", "2", "--batch", "8", "--budget", "0.6", "--device", "cpu"]
     losses = example("cifar10").main(args)

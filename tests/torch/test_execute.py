@@ -53,7 +53,7 @@ def test_what_forward_saved_is_written_over_only_by_the_last_backward() -> None:
     plain = nn.Sequential(Gated(), Gated(), nn.Linear(32, 32))
     planned = copy.deepcopy(plain)
     x = torch.rand(64, 32)
-    found = rekindle.model.plan(rekindle.trace(planned, x), 1.0, solver="none")
+    found = rekindle.plan(rekindle.trace(planned, x), 1.0, solver="none")
     rekindle.apply(planned, found)
     source: str = planned.forward.source  # type: ignore[attr-defined, assignment]
     assert " if retain else " in source

@@ -224,9 +224,7 @@ class Counting(Net):
 
 def planned_twin(model: nn.Module) -> tuple[Any, torch.Tensor]:
     planned, x = copy.deepcopy(model), torch.randn(4, 8)
-    plan = rekindle.model.plan(
-        rekindle.trace(planned, x, target="cpu"), minimize="memory", solver="storages", progress=False
-    )
+    plan = rekindle.plan(rekindle.trace(planned, x, target="cpu"), minimize="memory", solver="storages", progress=False)
     return rekindle.apply(planned, plan), x
 
 

@@ -68,8 +68,8 @@ def precision(autocast: bool) -> contextlib.AbstractContextManager[Any]:
 
 def plans(trace: Trace) -> list[Plan]:
     """None recomputes nothing, every recomputes all it can, auto is what people get."""
-    found = [rekindle.model.plan(trace, minimize="memory", solver=s) for s in ("none", "every", "chen-sqrt")]
-    return [*found, rekindle.model.plan(trace, max_overhead=0.3, time_limit=0.3)]
+    found = [rekindle.plan(trace, minimize="memory", solver=s) for s in ("none", "every", "chen-sqrt")]
+    return [*found, rekindle.plan(trace, max_overhead=0.3, time_limit=0.3)]
 
 
 def train(model: nn.Module, sample: Any, autocast: bool, steps: int = 3) -> dict[str, torch.Tensor]:
@@ -129,7 +129,7 @@ def test_the_measured_peak_is_the_predicted_one(name: str, benchmark: bool) -> N
     model, sample = on_device(*zoo.load(name, batch=8, **options))
     trace = rekindle.trace(model, sample)
     for goal in ({"budget": 1.0}, {"max_overhead": 0.3}):
-        plan = rekindle.model.plan(trace, **goal, time_limit=0.5)
+        plan = rekindle.plan(trace, **goal, time_limit=0.5)
         check = rekindle.verify(model, sample, plan)
         assert check.ok, check
         assert requested_peak(model, sample, plan) == pytest.approx(plan.activation_peak_bytes, rel=0.03)
@@ -163,7 +163,7 @@ def test_a_plan_trains_where_the_plain_step_is_out_of_memory() -> None:
     model, sample = on_device(*zoo.load("unet", batch=32, image=128, width=32, depth=3))
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    plan = rekindle.model.plan(rekindle.trace(model, sample), max_overhead=0.3, time_limit=2.0)
+    plan = rekindle.plan(rekindle.trace(model, sample), max_overhead=0.3, time_limit=2.0)
     cap = (plan.peak_bytes + plan.baseline_peak_bytes) // 2
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.mem_get_info()[1])

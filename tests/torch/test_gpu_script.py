@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from marks import sweep
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -202,7 +204,7 @@ def test_a_search_that_is_stopped_or_breaks_keeps_the_best_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = mocked(monkeypatch)
-    fine = rekindle.model.plan
+    fine = rekindle.plan
 
     def breaks(batch: Any, *args: Any, **options: Any) -> Any:
         if batch > 2000:
@@ -320,8 +322,8 @@ def test_all_published_rows_are_among_the_jobs(tmp_path: Path) -> None:
     [
         ("gpt", {"n_layer": 3, "d": 32, "length": 16, "vocab": 50, "dropout": 0.1}),
         ("resnet18", {"image": 32}),
-        ("densenet121", {"image": 32}),
-        ("vgg11", {"image": 32}),
+        pytest.param("densenet121", {"image": 32}, marks=sweep),
+        pytest.param("vgg11", {"image": 32}, marks=sweep),
         ("darts_cifar10", {"image": 16, "cells": 3, "channels": 4}),
     ],
 )
@@ -381,6 +383,7 @@ def test_outcomes_of_tests_become_rows(tmp_path: Path) -> None:
     assert rows[2]["note"] == "not here"
 
 
+@sweep
 def test_a_step_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -55,7 +55,7 @@ def test_statistics_that_a_kernel_writes_unseen(cudnn: Any, shared: bool) -> Non
     trace = rekindle.trace(model, x)
     kept = [op for op in trace.graph.ops if "cudnn_batch_norm.default" in op.name]
     assert len(kept) == (0 if shared else 4)  # shared, who writes first would be open: torch's own kernel
-    plan = rekindle.model.plan(trace, minimize="memory")
+    plan = rekindle.plan(trace, minimize="memory", solver="storages")
     names = [plan.graph.ops[o].name for o in plan.schedule.runs]
     assert sum("batch_norm" in name and "backward" not in name for name in names) > 4
     check = rekindle.verify(model, x, plan)
@@ -90,7 +90,7 @@ def test_unseen_statistics_that_the_graph_does_not_show(cudnn: Any, how: str) ->
     model.register_buffer("spare", torch.zeros(16))
     model.register_buffer("spread", torch.ones(16))
     for solver in ("none", "storages"):
-        plan = rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver=solver)
+        plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver=solver)
         assert rekindle.verify(model, x, plan).differences == []
 
 
@@ -116,4 +116,4 @@ def test_a_model_that_cannot_be_traced_with_such_a_kernel_is_traced_without(
     first, *others = capsys.readouterr().out.split()
     assert first == "False"
     assert set(others) == {"True"}
-    assert rekindle.verify(model, x, rekindle.model.plan(trace, minimize="memory")).ok
+    assert rekindle.verify(model, x, rekindle.plan(trace, minimize="memory", solver="storages")).ok

@@ -87,7 +87,7 @@ def test_training_leaves_the_same_buffers(how: str, minimize: bool) -> None:
     inputs = [torch.randn(16, 8) for _ in range(3)]
     trace = rekindle.trace(planned, inputs[0])
     solver = "storages" if minimize else "none"
-    rekindle.apply(planned, rekindle.model.plan(trace, minimize="memory", solver=solver), on_new_shape="error")
+    rekindle.apply(planned, rekindle.plan(trace, minimize="memory", solver=solver), on_new_shape="error")
     for pair in zip(inputs, inputs[1:], strict=False):
         for model in (plain, planned):
             # two forwards before the first backward
@@ -111,7 +111,7 @@ def test_what_recomputes_nothing_launches_no_more_than_eager() -> None:
         counts.append(len(count.of))
         for p in model.parameters():
             p.grad = None
-        rekindle.apply(model, rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="none"))
+        rekindle.apply(model, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="none"))
     stages = sum(op.backward and op.name.endswith("accumulate|") for op in model.forward.plan.graph.ops)
     # the engine's tokens are made once per stage and way, by the executor
     assert counts[1] - counts[0] <= 2 * stages + 2
@@ -120,7 +120,7 @@ def test_what_recomputes_nothing_launches_no_more_than_eager() -> None:
 
 def test_a_norm_that_runs_again_takes_no_copies() -> None:
     model, x = convolutions(), torch.rand(2, 4, 8, 8)
-    plan = rekindle.model.plan(rekindle.trace(model, x), minimize="memory")
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
     again = [o for o in plan.schedule.runs if "batch_norm_legit" in plan.graph.ops[o].name]
     assert len(again) > 4
     rekindle.apply(model, plan)
@@ -144,7 +144,7 @@ def test_a_large_buffer_that_grows_in_place_takes_no_memory() -> None:
             return h.square().mean()
 
     model, x = Sum(), torch.randn(512, 64)
-    plan = rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="none")
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="none")
     check = rekindle.verify(model, x, plan)
     assert check.ok
     assert check.measured_peak_bytes == pytest.approx(plan.activation_peak_bytes, rel=0.02)
@@ -178,9 +178,9 @@ def test_buffers_that_forward_adds_to(solver: str) -> None:
     torch.manual_seed(0)
     model, x = Adds(), torch.randn(16, 8)
     trace = rekindle.trace(model, x)
-    plan = rekindle.model.plan(trace, minimize="memory", solver=solver)
+    plan = rekindle.plan(trace, minimize="memory", solver=solver)
     assert rekindle.verify(model, x, plan).differences == []
-    once = rekindle.model.plan(trace, minimize="memory", solver="none")
+    once = rekindle.plan(trace, minimize="memory", solver="none")
     before = {k: b.clone() for k, b in model.named_buffers()}
     model(x)
     after = {k: b.clone() for k, b in model.named_buffers()}
@@ -199,6 +199,6 @@ def test_statistics_of_another_type_say_how_a_norm_rounds() -> None:
     for m in model[::3]:
         m.to(torch.bfloat16)
     x = x.bfloat16()
-    plan = rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
+    plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
     assert plan.overhead > 0
     assert rekindle.verify(model, x, plan).differences == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 import rekindle
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch.capture import capture, tree
-from rekindle.torch.capture.known import KnownValues
+from rekindle.torch.capture.known_values import KnownValues
 from rekindle.torch.check.verify import same
 from rekindle.torch.run import new_call, refusals
+from strategies import examples
 
 
 class Masked(nn.Module):
@@ -76,13 +77,21 @@ def ops(graph: rekindle.Graph, what: str) -> int:
     return sum(f"aten.{what}." in op.name and not op.backward for op in graph.ops)
 
 
+def checked(model: nn.Module, sample: Any) -> bool:
+    """Whether a step by a plan for the least memory passes the check."""
+    plan = rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+    return rekindle.verify(model, sample, plan).ok
+
+
 def test_a_branch_is_taken_as_eager_takes_it() -> None:
     model, x = masked()
     whole, padded = (rekindle.trace(model, (x, m)).graph for m in (ONES, PADDED))
     assert (ops(whole, "mul"), ops(padded, "mul")) == (0, 3)
     assert (ops(whole, "add"), ops(padded, "add")) == (1, 1)
     for m in (ONES, PADDED):
-        assert rekindle.verify(model, (x, m), rekindle.model.plan(rekindle.trace(model, (x, m)), minimize="memory")).ok
+        assert rekindle.verify(
+            model, (x, m), rekindle.plan(rekindle.trace(model, (x, m)), minimize="memory", solver="storages")
+        ).ok
 
 
 class Chooses(nn.Module):
@@ -102,7 +111,9 @@ def test_only_submodules_that_fail_are_told_that_they_are_compiled() -> None:
     model.linears[1] = Chooses()
     for mask in (ONES, PADDED):
         sample = (x, mask)
-        assert rekindle.verify(model, sample, rekindle.model.plan(rekindle.trace(model, sample), minimize="memory")).ok
+        assert rekindle.verify(
+            model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+        ).ok
     assert not torch.compiler.is_compiling()
 
 
@@ -118,7 +129,9 @@ class AsksInBackward(torch.autograd.Function):
 
 def test_what_asks_in_backward_is_told() -> None:
     model, sample = Linear(lambda h, x, ids: AsksInBackward.apply(h).mean()), (torch.randn(4, 4), torch.arange(4))
-    assert rekindle.verify(model, sample, rekindle.model.plan(rekindle.trace(model, sample), minimize="memory")).ok
+    assert rekindle.verify(
+        model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+    ).ok
 
 
 def test_a_second_try_keeps_nothing_alive() -> None:
@@ -137,10 +150,12 @@ def test_a_second_try_keeps_nothing_alive() -> None:
 
 def test_a_model_that_fails_in_its_own_forward_is_told() -> None:
     model, sample = Chooses(), torch.randn(4, 8)
-    assert rekindle.verify(model, sample, rekindle.model.plan(rekindle.trace(model, sample), minimize="memory")).ok
+    assert rekindle.verify(
+        model, sample, rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
+    ).ok
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.integers(0, 2), min_size=8, max_size=8))
 def test_whatever_the_mask_holds_the_bits_are_those_of_eager(drawn: list[int]) -> None:
     model, x = masked()
@@ -162,7 +177,7 @@ def test_each_branch_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_branch_without_a_plan() -> None:
     model, x = masked()
-    plan = rekindle.model.plan(rekindle.trace(model, (x, ONES)), minimize="memory")
+    plan = rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages")
     rekindle.apply(model, plan, on_new_shape="error")
     model(x, ONES)
     with pytest.raises(PlanMismatch, match="values"):
@@ -189,7 +204,9 @@ def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor
 
     with FakeTensorMode():
         model, x = made()
-        plan = rekindle.model.plan(rekindle.trace(model, (x, torch.ones(2, 4, dtype=torch.int64))), minimize="memory")
+        plan = rekindle.plan(
+            rekindle.trace(model, (x, torch.ones(2, 4, dtype=torch.int64))), minimize="memory", solver="storages"
+        )
     plan.save(tmp_path / "plan.json")
     model, x = made()
     expected = gradients(model, x, mask)
@@ -200,9 +217,7 @@ def test_a_plan_made_without_data_is_bound_to_what_is_right_for_all(mask: Tensor
 def test_a_plan_from_a_file_whose_first_call_answers_otherwise(tmp_path: Path) -> None:
     """The plan waits for a call like the one it was made for; until then calls are as any others without a plan."""
     model, x = masked()
-    rekindle.model.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(
-        tmp_path / "plan.json"
-    )
+    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     plan = rekindle.load(tmp_path / "plan.json")
     expected = {mask: gradients(model, x, mask) for mask in (ONES, PADDED)}
     rekindle.apply(model, plan, on_new_shape="error")
@@ -218,9 +233,7 @@ def test_a_plan_from_a_file_that_waits_does_not_trace_the_same_call_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = masked()
-    rekindle.model.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(
-        tmp_path / "plan.json"
-    )
+    rekindle.plan(rekindle.trace(model, (x, ONES)), minimize="memory", solver="storages").save(tmp_path / "plan.json")
     traced = []
     trace_call = new_call.trace_call
     monkeypatch.setattr(new_call, "trace_call", lambda *a, **k: traced.append(1) or trace_call(*a, **k))
@@ -390,4 +403,4 @@ def test_what_is_known(how: str) -> None:
     model, sample = Linear(mean_or_sum), (torch.randn(4, 4), torch.arange(4))
     trace = rekindle.trace(model, sample)
     assert ops(trace.graph, "mean") == 1
-    assert rekindle.verify(model, sample, rekindle.model.plan(trace, minimize="memory")).ok
+    assert rekindle.verify(model, sample, rekindle.plan(trace, minimize="memory", solver="storages")).ok

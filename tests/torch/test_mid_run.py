@@ -163,7 +163,7 @@ def test_a_module_planned_in_eval_is_planned_there_for_new_shapes() -> None:
 
 def test_a_plan_from_a_file_binds_in_eval(tmp_path: Path) -> None:
     plain, x = Net().eval(), torch.randn(4, 8)
-    rekindle.model.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
+    rekindle.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
     planned = rekindle.apply(copy.deepcopy(plain), rekindle.load(tmp_path / "plan.json"))
     assert equal(plain, planned, x)
     assert planned.forward.last is not None
@@ -171,7 +171,7 @@ def test_a_plan_from_a_file_binds_in_eval(tmp_path: Path) -> None:
 
 def test_a_plan_from_a_file_waits_while_the_module_is_evaluated(tmp_path: Path) -> None:
     plain, x = Net(), torch.randn(4, 8)
-    rekindle.model.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
+    rekindle.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
     planned = rekindle.apply(copy.deepcopy(plain).eval(), rekindle.load(tmp_path / "plan.json"))
     plain.eval()
     with told("the plan is for graph"):
@@ -204,7 +204,7 @@ def test_evaluation_with_gradients_left_on_is_quiet() -> None:
 # -- plans from files ------------------------------------------------------------------------------------------------------
 def test_a_plan_from_a_file_waits_while_nothing_trains(tmp_path: Path) -> None:
     plain, x = Net(), torch.randn(4, 8)
-    rekindle.model.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
+    rekindle.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
     planned = rekindle.apply(copy.deepcopy(plain), rekindle.load(tmp_path / "plan.json"))
     for m in (plain, planned):
         m.requires_grad_(False)
@@ -218,7 +218,7 @@ def test_a_plan_from_a_file_waits_while_nothing_trains(tmp_path: Path) -> None:
 
 def test_a_first_call_that_cannot_be_captured_does_not_end_a_run(tmp_path: Path) -> None:
     plain, x = Net(), torch.randn(4, 8)
-    rekindle.model.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
+    rekindle.plan(rekindle.trace(plain, x), **GOAL).save(tmp_path / "plan.json")
     planned, strict = copy.deepcopy(plain), copy.deepcopy(plain)
     rekindle.apply(planned, rekindle.load(tmp_path / "plan.json"))
     rekindle.apply(strict, rekindle.load(tmp_path / "plan.json"), on_new_shape="error")
@@ -255,7 +255,7 @@ def test_an_argument_that_varies_is_not_looked_into_at_each_call(monkeypatch: py
     with told("times differ"):
         for k in range(1, 12):
             assert equal(plain, planned, x, times=k)
-    calls = [*map(counted, [monkeypatch] * 2, [new_call, guards], ["changed_numbers", "_State"])]
+    calls = [*map(counted, [monkeypatch] * 2, [new_call, guards], ["changed_numbers", "ModuleState"])]
     for k in range(20, 24):
         assert equal(plain, planned, x, times=k)
     assert calls == [[], []]
@@ -270,7 +270,7 @@ def test_going_to_and_fro_between_two_states_takes_quick_looks(monkeypatch: pyte
     built: list[str] = []
     for k in range(6):
         if k == 3:
-            built = counted(monkeypatch, guards, "_State")
+            built = counted(monkeypatch, guards, "ModuleState")
         for m in (plain, planned):
             m.first.weight.requires_grad_(k % 2 == 0)
             m.drop.p = 0.1 if k % 2 else 0.2

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import rekindle
 import rekindle.zoo as zoo
 from libraries import needs_torchvision
+from marks import few, sweep
 from rekindle.torch.costs.flops import FlopCount
 from rekindle.zoo import deep, lstm_steps, moe
 from rekindle.zoo.mamba import scan
@@ -36,7 +37,7 @@ def check_half_the_activations(name: str) -> None:
     # A named target: the steps are so small that the workspaces of the CPU's kernels, which a measured trace has in it,
     # would leave nothing to plan.
     trace = rekindle.trace(model, sample, target="h200")
-    plan = rekindle.model.plan(trace, budget=0.5, cost="flops", solver="storages", time_limit=0.5)
+    plan = rekindle.plan(trace, budget=0.5, cost="flops", solver="storages", time_limit=0.5)
     assert len(plan.schedule.runs) > trace.graph.needed.sum()
     check = rekindle.verify(model, sample, plan)
     assert check.ok, check.differences
@@ -51,7 +52,13 @@ def check_half_the_activations(name: str) -> None:
     assert moved > 0.8 * len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("name", [n for n in (*zoo.SUITES["deep"], *zoo.SUITES["modern"]) if n not in IMAGES])
+@pytest.mark.parametrize(
+    "name",
+    few(
+        [n for n in (*zoo.SUITES["deep"], *zoo.SUITES["modern"]) if n not in IMAGES],
+        ["unet3d", "llama_1b", "moe", "dit"],
+    ),
+)
 def test_half_the_activations_and_the_same_bits(name):
     check_half_the_activations(name)
 
@@ -59,6 +66,7 @@ def test_half_the_activations_and_the_same_bits(name):
 # --- deep -------------------------------------------------------------------------------------------------------------
 
 
+@sweep
 def test_resnet1000_has_1000_convolutions():
     model, _ = load("resnet1000", fake=True)
     convolutions = [name for name, m in model.named_modules() if isinstance(m, nn.Conv2d)]
@@ -104,11 +112,12 @@ def test_lstm_step_is_a_proper_op():
     torch.library.opcheck(lstm_steps.lstm_step, (torch.rand(2, 3), state, state.clone(), m.weight))
 
 
+@sweep
 def test_lstm_under_autocast_gives_the_same_bits():
     model, sample = zoo.load("lstm_deep", **zoo.small("lstm_deep"))
     with torch.autocast("cpu", torch.bfloat16):
         trace = rekindle.trace(model, sample, target="h200")
-        plan = rekindle.model.plan(trace, minimize="memory", cost="unit", solver="chen-sqrt")
+        plan = rekindle.plan(trace, minimize="memory", cost="unit", solver="chen-sqrt")
         assert plan.overhead > 0
         assert rekindle.verify(model, sample, plan).ok
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from rekindle.torch.capture.module_paths import printable
-from rekindle.torch.capture.normalise import ACCUMULATE, is_marked
+from rekindle.model.graph import ACCUMULATE
+from rekindle.torch.capture.module_paths import is_marked, printable
 
 EVIL = [
     "x\nopen('owned', 'w')\n#", "x\n    open('owned', 'w')\n    #",
@@ -51,7 +51,7 @@ def test_any_name_of_a_module_is_a_name(names: list[str], tmp_path: Path, monkey
     plain, x = Keyed(names), torch.rand(16, 8)
     planned = copy.deepcopy(plain)
     trace = rekindle.trace(planned, x)
-    plan = rekindle.model.plan(trace, minimize="memory", solver="feng" if len(names) < 3 else "chen-sqrt")
+    plan = rekindle.plan(trace, minimize="memory", solver="feng" if len(names) < 3 else "chen-sqrt")
     assert all(op.name.isprintable() for op in plan.graph.ops)
     assert all(op.name == "boundary" or op.name.count("|") == 2 for op in plan.graph.ops)
     plan.save("plan.json")
@@ -63,7 +63,7 @@ def test_any_name_of_a_module_is_a_name(names: list[str], tmp_path: Path, monkey
     assert source.splitlines() == source.split("\n")[:-1]
     assert max(map(len, source.splitlines())) < 2000
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    waits = [op for op in plan.graph.ops if op.name.split("|")[1:2] == [ACCUMULATE]]
+    waits = [op for op in plan.graph.ops if op.kind == ACCUMULATE]
     assert len(waits) == len(list(plain.parameters()))
 
 
@@ -89,7 +89,7 @@ def test_any_name_of_a_parameter_a_buffer_or_a_class(
     plain, x = kind(), torch.rand(16, 8)
     planned = copy.deepcopy(plain)
     trace = rekindle.trace(planned, x)
-    rekindle.apply(planned, rekindle.model.plan(trace, minimize="memory", solver="feng"))
+    rekindle.apply(planned, rekindle.plan(trace, minimize="memory", solver="feng"))
     theirs, ours = left(plain, x), left(planned, x)
     assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
     assert planned.forward.last is not None
@@ -106,9 +106,9 @@ def test_two_names_never_become_one() -> None:
 def test_must_save_takes_a_name_as_it_is(name: str) -> None:
     model, x = Keyed([name, "other"]), torch.rand(16, 8)
     once = {
-        op.name.split("|")[0]
+        op.module
         for op in rekindle.trace(model, x, must_save=[f"parts.{name}"]).graph.ops
-        if not op.recompute and not op.backward and "|aten." in op.name
+        if not op.recompute and not op.backward and op.target.startswith("aten.")
     }
     assert {f"parts.{printable(name)}.{i}" for i in range(3)} <= once
     assert name == "*" or "parts.other.0" not in once
@@ -132,14 +132,14 @@ def test_a_number_that_prints_as_code_is_a_number() -> None:
 
     plain, x = Net(), torch.rand(4, 8)
     planned = copy.deepcopy(plain)
-    rekindle.apply(planned, rekindle.model.plan(rekindle.trace(planned, x), minimize="memory", solver="feng"))
+    rekindle.apply(planned, rekindle.plan(rekindle.trace(planned, x), minimize="memory", solver="feng"))
     assert all(torch.equal(a, b) for a, b in zip(left(plain, x), left(planned, x), strict=True))
     assert "abort" not in planned.forward.source
 
 
 def planned_pair() -> tuple[nn.Module, Tensor]:
     model, x = Keyed(["first", "second"]), torch.rand(16, 8)
-    rekindle.apply(model, rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="feng"))
+    rekindle.apply(model, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="feng"))
     return model, x
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rekindle
-from rekindle.torch.capture.rules import OVERWRITES
+from rekindle.torch.capture.overwrites import OVERWRITES
 
 aten: Any = torch.ops.aten
 SHAPES = [(64, 100), (3, 7, 11), (16, 3001)]

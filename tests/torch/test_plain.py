@@ -10,7 +10,9 @@ from rekindle.torch.capture.loss import default_loss
 from rekindle.torch.costs.memory import storage_peak
 
 
-@pytest.mark.parametrize(("name", "options"), [("gpt_blocks", {}), ("unet", {"image": 64, "width": 16})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("gpt_blocks", {"d": 64, "length": 32}), ("unet", {"image": 32, "width": 8, "depth": 2})]
+)
 def test_the_plain_peak_is_that_of_eager(name: str, options: dict[str, int]) -> None:
     """gpt_blocks has dropout of probability 0, which eager leaves out."""
     model, sample = rekindle.zoo.load(name, batch=4, **options)

@@ -145,7 +145,7 @@ def test_a_planned_step_draws_as_eager_does(kind: type[nn.Module], step: Any, so
     torch.manual_seed(0)
     plain, x = kind(), torch.rand(24, 16)
     planned = copy.deepcopy(plain)
-    rekindle.apply(planned, rekindle.model.plan(rekindle.trace(planned, x), minimize="memory", solver=solver))
+    rekindle.apply(planned, rekindle.plan(rekindle.trace(planned, x), minimize="memory", solver=solver))
     theirs, ours = left(plain, step, x), left(planned, step, x)
     assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
     assert planned.forward.last is not None
@@ -227,6 +227,6 @@ def test_torch_checkpoint_may_keep_the_state(reentrant: bool) -> None:
     with contextlib.ExitStack() as stack:
         if reentrant:  # its backward cannot be traced
             stack.enter_context(pytest.raises(TraceError))
-        rekindle.apply(planned, rekindle.model.plan(rekindle.trace(planned, x), minimize="memory", solver="feng"))
+        rekindle.apply(planned, rekindle.plan(rekindle.trace(planned, x), minimize="memory", solver="feng"))
     theirs, ours = left(plain, drawn_between, x), left(planned, drawn_between, x)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))

@@ -215,7 +215,7 @@ def test_hooks_that_only_compute_are_part_of_the_graph(solver: str) -> None:
     trace = traced(planned)
     assert trace.lowered.captured.effects == []
     assert trace.lowered.captured.dropped == []
-    rekindle.apply(planned, rekindle.model.plan(trace, minimize="memory", solver=solver))
+    rekindle.apply(planned, rekindle.plan(trace, minimize="memory", solver=solver))
     results = []
     for m in (plain, planned):
         torch.manual_seed(1)

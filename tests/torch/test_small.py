@@ -12,6 +12,8 @@ from rekindle.ask import Goal, PlanOptions
 from rekindle.exact import search as exact
 from rekindle.planner import plan_graph
 
+pytestmark = pytest.mark.sweep  # seconds to half a minute each
+
 
 class Block(nn.Module):
     """A transformer block: 56 ops with its backward."""

@@ -370,7 +370,7 @@ def test_a_call_that_cannot_be_planned_runs_plain_with_a_word() -> None:
 def test_a_batch_beyond_the_budget_runs_with_least_memory_and_a_word() -> None:
     torch.manual_seed(0)
     plain, x = Net(), torch.randn(64, 8)
-    least = rekindle.model.plan(rekindle.trace(plain, x), minimize="memory", solver="storages").peak_bytes
+    least = rekindle.plan(rekindle.trace(plain, x), minimize="memory", solver="storages").peak_bytes
     planned = rekindle.checkpoint(copy.deepcopy(plain), x, budget=least + 16384, solver="storages")
     more = torch.randn(1024, 8)
     with pytest.warns(RekindleWarning, match="least memory"):
@@ -653,9 +653,7 @@ def test_dropout_at_any_rate(p: float) -> None:
     """1 / (1 - p) in single precision is not always what double precision rounds to."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Dropout(p), nn.Linear(64, 32))
     x = torch.randn(64, 32)
-    assert rekindle.verify(
-        model, x, rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
-    ).ok
+    assert rekindle.verify(model, x, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")).ok
 
 
 def test_a_hook_that_is_there_before_planning_is_named() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rekindle
-from rekindle.torch.capture.strides import eager_strides
+from rekindle.torch.capture.eager_strides import eager_strides
 
 STEPS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "batch norm": (lambda x: nn.BatchNorm1d(8)(x), (2, 8, 6)),
@@ -125,7 +125,7 @@ def test_a_norm_over_transposed_inputs() -> None:
     model, x = Net(), torch.randn(8, 50, 16)
     trace = rekindle.trace(model, x)
     assert any("aten.clone." in op.name and not op.backward for op in trace.graph.ops)  # reshape copies, as in eager
-    assert rekindle.verify(model, x, rekindle.model.plan(trace, minimize="memory", solver="storages")).ok
+    assert rekindle.verify(model, x, rekindle.plan(trace, minimize="memory", solver="storages")).ok
 
 
 class OnePixel(nn.Module):
@@ -146,7 +146,7 @@ def test_a_norm_of_one_pixel() -> None:
         torch.manual_seed(seed)
         model, x = OnePixel(), torch.randn(2, 32, 1, 1)
         assert rekindle.verify(
-            model, x, rekindle.model.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
+            model, x, rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="storages")
         ).ok
 
 

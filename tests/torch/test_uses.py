@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import rekindle
 from rekindle.torch.run.uses import additions
 
-HOW: dict[str, Any] = {"solver": "storages", "time_limit": 2}
+HOW: dict[str, Any] = {"solver": "storages", "time_limit": 0.5}
 
 
 class Cells(nn.Module):
@@ -55,7 +55,7 @@ class PassedOn(nn.Module):
 
 
 def floats() -> Tensor:
-    return torch.randn(5, 6, 8)
+    return torch.randn(5, 4, 8)
 
 
 def tokens() -> Tensor:

@@ -25,7 +25,7 @@ FAST = "chen-sqrt"
 
 
 def planned(model: nn.Module, sample: Any) -> Plan:
-    return rekindle.model.plan(rekindle.trace(model, sample), minimize="memory", solver=FAST)
+    return rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver=FAST)
 
 
 class Body(nn.Module):
@@ -390,7 +390,7 @@ def deep() -> tuple[nn.Module, torch.Tensor]:
 def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
     trace = rekindle.trace(model, x)
-    first = rekindle.model.plan(trace, 0.8, solver="storages")
+    first = rekindle.plan(trace, 0.8, solver="storages")
     budget = first.peak_bytes + 2048
     with_peaks(monkeypatch, [30_000, 10_000, 0])
     rekindle.checkpoint(model, x, budget, solver="storages")
@@ -402,7 +402,7 @@ def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyP
 
 def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = deep()
-    budget = rekindle.model.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
+    budget = rekindle.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
     with_peaks(monkeypatch, [50_000, 100_000, 150_000])
     with pytest.raises(InfeasibleBudget, match="measured step takes .* while results are held") as e:
         rekindle.checkpoint(model, x, budget, solver="storages")
@@ -415,7 +415,7 @@ def test_the_peak_of_least_memory_is_no_circular_advice() -> None:
     """As reported: asked for the peak that minimize='memory' reached, the error asked for 20 B less, and so on."""
     model, x = deep()
     trace = rekindle.trace(model, x)
-    ask = rekindle.model.plan(trace, minimize="memory", solver="storages").peak_bytes
+    ask = rekindle.plan(trace, minimize="memory", solver="storages").peak_bytes
     with pytest.raises(InfeasibleBudget) as e:
         rekindle.checkpoint(model, x, ask, solver="storages")
     rekindle.checkpoint(model, x, e.value.smallest_peak, solver="storages")

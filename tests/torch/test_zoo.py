@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 import rekindle.zoo as zoo
 from libraries import needs_torchvision
+from marks import few
 from rekindle.errors import RekindleError, UsageError
-from rekindle.zoo import seeds, torchvision_shim
+from rekindle.zoo import seeds
 
 LIBRARIES = {name for file in ("vision", "deep", "language", "images") for name in zoo._FILES[file]}
 CELLS = zoo._FILES["cells"]
@@ -158,7 +159,7 @@ def test_steps_on_real_tensors(name):
     assert all(len(t) == 2 for t in tree_leaves(sample))
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet34", "inception_v3", *CELLS])
+@pytest.mark.parametrize("name", few(["alexnet", "resnet34", "inception_v3", *CELLS], ["alexnet", "resnet34"]))
 def test_plain_peak_is_the_measured_one(name):
     assert plain_peak(name) == pytest.approx(seeds.row(name).measured_regular_mb, abs=0.1)
 
@@ -254,10 +255,26 @@ def test_missing_library_is_named(monkeypatch):
 
 
 def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(torchvision_shim, "_define_missing", lambda: None)
     monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
     with pytest.raises(RekindleError, match="pip install --no-deps torchvision"):
         zoo.load("resnet18", 1, fake=True)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_b16", "gpt2_small"])
+def test_a_torchvision_compiled_for_another_torch_is_named(name, tmp_path, monkeypatch):
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    info = tmp_path / "torchvision-0.1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1.2\n")
+    for loaded in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = "torchvision 0.1.2 is installed.*torchvision::nms.*compiled for another torch.*pip install --no-deps"
+    with pytest.raises(RekindleError, match=message):
+        zoo.load(name, 1, fake=True)
 
 
 def test_published_rows():

@@ -7,13 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rekindle import registry
+from extra_solver import extra_solver
 from rekindle.cli import main
 from rekindle.cli.models import load_model
 from rekindle.errors import UsageError
@@ -56,10 +58,8 @@ def noisy() -> Iterator[str]:
         os.write(1, b"more noise\n")
         return [Schedule.baseline(problem.graph)]
 
-    registry.all_solvers()
-    registry.register("noisy", graphs="any", objective="noise", complexity="O(1)", citation="none")(solve)
-    yield "noisy"
-    del registry._SOLVERS["noisy"]
+    with extra_solver("noisy", solve) as name:
+        yield name
 
 
 class Ran:
@@ -78,7 +78,7 @@ class Ran:
 def test_solve_gives_the_schedule_document_without_steps(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capfd, "solve", graph, "--budget", PLAIN, "--solver", "none", "--json")
     assert ran.code == 0
-    assert ran.document["format"] == "rekindle.model.schedule/1"
+    assert ran.document["format"] == "rekindle.schedule/1"
     assert ran.document["graph_hash"] == step().hash
     assert ran.document["peak_bytes"] == PLAIN
     assert "steps" not in ran.document
@@ -159,9 +159,7 @@ def test_bad_usage_exits_2(graph: Path, capfd: pytest.CaptureFixture[str], more:
     assert_one_paragraph(said.err)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"format": "rekindle.model.graph/2"}', "[]", '{"format": "rekindle.model.graph/1"}']
-)
+@pytest.mark.parametrize("text", ["", "{", '{"format": "rekindle.graph/2"}', "[]", '{"format": "rekindle.graph/1"}'])
 def test_a_damaged_file_exits_1(tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str) -> None:
     path = tmp_path / "graph.json"
     path.write_text(text)
@@ -223,10 +221,8 @@ def never() -> Iterator[str]:
     def solve(problem: Problem) -> list[Schedule]:
         pytest.fail("planned before the files were looked at")
 
-    registry.all_solvers()
-    registry.register("never", graphs="any", objective="", complexity="", citation="")(solve)
-    yield "never"
-    del registry._SOLVERS["never"]
+    with extra_solver("never", solve) as name:
+        yield name
 
 
 def make_pipe(path: Path) -> None:
@@ -277,18 +273,36 @@ def test_only_regular_files_are_written_and_that_is_seen_before_planning(
     assert sorted(p.name for p in graph.parent.iterdir()) == ["graph.json", "x"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_protected_file_or_folder_is_seen_before_planning(
-    graph: Path, capfd: pytest.CaptureFixture[str], never: str
-) -> None:
-    folder = graph.parent / "protected"
-    folder.mkdir()
-    (folder / "file").touch(0o444)
-    for mode in (0o755, 0o555):
-        folder.chmod(mode)
-        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", never, "--out", folder / "file")
-        assert ran.code == 2
-        assert_one_paragraph(ran.err)
+@contextmanager
+def not_root(*paths: Path) -> Iterator[None]:
+    """As a user who owns these paths: root may write everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    nobody = 65534
+    for path in paths:
+        os.chown(path, nobody, nobody)
+    os.setresuid(nobody, nobody, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_a_protected_file_or_folder_is_seen_before_planning(capfd: pytest.CaptureFixture[str], never: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="rekindle-test-") as name:  # pytest's own folders are their owner's alone
+        graph, folder = Path(name) / "graph.json", Path(name) / "protected"
+        formats.write_json(graph, formats.graph_to_json(step()))
+        folder.mkdir()
+        (folder / "file").touch(0o444)
+        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", "--out", graph.parent / "before")
+        assert ran.code == 0  # and all that is needed has been imported
+        for mode in (0o755, 0o555):
+            folder.chmod(mode)
+            with not_root(graph.parent, graph, folder, folder / "file"):
+                ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", never, "--out", folder / "file")
+            assert ran.code == 2
+            assert_one_paragraph(ran.err)
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -26,9 +26,9 @@ from torch._functorch import config
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from ..model.plan import Plan
-from ..torch.capture.capture import disable_autocast
 from ..torch.capture.captured import Captured
 from ..torch.capture.module_call import bind
+from ..torch.capture.private import disable_autocast
 from ..torch.run.bound import Bound
 from ..torch.trace import Trace, plain_forward
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..torch.capture.known import KnownValues
+from ..torch.capture.known_values import KnownValues
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from ..torch.capture.normalise import Lowered
+from ..torch.capture.lowered import Lowered
 
 
 def node_runs(low: Lowered, runs: Iterable[int]) -> int:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..torch.costs.instrument import WHICH_DEVICE
-from ..torch.costs.memory import tensors_in
+from ..torch.costs.storages import tensors_in
 
 _OTHER_MEMORY = {torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_}
 _PLAIN = (type(None), int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -20,12 +21,28 @@ from ..kernels import ahead as kernel
 from ..model.floor import Bound, remembered, single_op, working_set
 from ..model.graph import Graph
 
-WORK = 200_000  # values in the sets looked at, and as much as STEP of them for each set, per op
-STEP = 20
+
+@dataclass(frozen=True)
+class AheadSettings:
+    """How far is looked back; the work was measured to take less than a second in all, the rest are guesses.
+
+    work_most : values in the sets looked at, for each op.
+    work_per_set : what each set counts beside its values.
+    back_runs : runs looked back.
+    ops : ops looked at, those with the largest working sets.
+    """
+
+    work_most: int = 200_000
+    work_per_set: int = 20
+    back_runs: int = 4
+    ops: int = 8
+
+
+SETTINGS = AheadSettings()
 
 
 @remembered
-def look_ahead(graph: Graph, depth: int = 4, ops: int = 8) -> Bound:
+def look_ahead(graph: Graph, depth: int = SETTINGS.back_runs, ops: int = SETTINGS.ops) -> Bound:
     """A bound on the peak of every schedule, whatever it costs; at least `single_op`.
 
     depth : runs looked back. ops : of how many ops, those with the largest working sets.
@@ -55,7 +72,7 @@ class _Looks:
         self.size, self.made_by = a.bytes.tolist(), a.producer.tolist()
         self.ops, self.arrays = graph.ops, a
         self.over = lru_cache(maxsize=None)(lambda q: overwritable(graph, q, False))
-        self.depends = lru_cache(maxsize=None)(lambda q: kernel.depends(q, a.producer, a.in_ptr, a.in_ids).tobytes())
+        self.depends = lru_cache(maxsize=None)(lambda q: kernel.depends(q, a).tobytes())
 
     def least(self, values: Iterable[int], depth: int) -> int:
         """The least memory that is met in the last `depth` runs that make `values` live, or bring those about.
@@ -70,14 +87,14 @@ class _Looks:
         pushed = work = 0
         while True:
             memory, back, _, held, live = heapq.heappop(queue)
-            if not live or -back >= depth or work > WORK:
+            if not live or -back >= depth or work > SETTINGS.work_most:
                 return memory
             if done.get(live, 1) <= back:
                 continue
             done[live] = back
             for q in {self.made_by[v] for v in live}:
                 left = live.difference(self.ops[q].outputs)
-                work += len(live) + STEP
+                work += len(live) + SETTINGS.work_per_set
                 # An op that may run only once ran before all that is made from what it makes.
                 if not self.ops[q].recompute and any(self.depends(q)[self.made_by[v]] for v in left):
                     continue

@@ -14,6 +14,8 @@ transformers that comes close to the linear program of one stage, in a fraction 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..kernels import lagrange as kernel
@@ -22,15 +24,38 @@ from ..model.graph import Graph
 from .staged import path_through
 from .waiting import at_overhead
 
-HALVINGS = 12  # of the interval in which the best price of cost lies
-WIDENINGS = 60
-FIRST = 0.5  # share of the op where most waits in the first prices
-STEP = 4.0
+
+@dataclass(frozen=True)
+class LagrangeSettings:
+    """How the prices are searched; guesses.
+
+    stages : ops whose first runs have a price of memory.
+    steps : subgradient steps.
+    step : size of the first step, as the logarithm of the largest change of a price.
+    first_share : share of the op where most waits in the first prices.
+    widenings : times that the interval of the price of cost is widened.
+    halvings : times that it is halved then.
+    """
+
+    stages: int = 24
+    steps: int = 60
+    step: float = 4.0
+    first_share: float = 0.5
+    widenings: int = 60
+    halvings: int = 12
+
+
+SETTINGS = LagrangeSettings()
 
 
 def lagrangian(
-    graph: Graph, weights: np.ndarray, overhead: float, stages: int = 24, iterations: int = 60, through: int | None = None
-) -> Bound:  # fmt: skip
+    graph: Graph,
+    weights: np.ndarray,
+    overhead: float,
+    stages: int = SETTINGS.stages,
+    iterations: int = SETTINGS.steps,
+    through: int | None = None,
+) -> Bound:
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
 
     through : an op to be among v_1, ..., v_K; else the one that says most by itself.
@@ -49,8 +74,8 @@ def lagrangian(
 
 def _climb(graph: Graph, weights: np.ndarray, path: list[int], op: int, extra: float, iterations: int) -> float:
     """The best bound met in so many steps, in bytes without the resident ones."""
-    prices = np.full(len(path), (1 - FIRST) / len(path))
-    prices[path.index(op)] += FIRST
+    prices = np.full(len(path), (1 - SETTINGS.first_share) / len(path))
+    prices[path.index(op)] += SETTINGS.first_share
     relaxed = Relaxed(graph, weights, path, extra)
     best = 0.0
     for t in range(iterations):
@@ -59,7 +84,7 @@ def _climb(graph: Graph, weights: np.ndarray, path: list[int], op: int, extra: f
         spread = float(memory.max() - memory.min())
         if spread <= 0:
             break
-        prices = prices * np.exp(STEP / np.sqrt(t + 1) * (memory - memory.max()) / spread)
+        prices = prices * np.exp(SETTINGS.step / np.sqrt(t + 1) * (memory - memory.max()) / spread)
         prices = np.maximum(prices / prices.sum(), 1e-12)
         prices /= prices.sum()
     return best
@@ -70,13 +95,14 @@ class Relaxed:
 
     def __init__(self, graph: Graph, weights: np.ndarray, path: list[int], extra: float):
         a = graph.arrays
-        self.since, self.read = kernel.needs(np.array(path, np.int64), graph.needed, *a)
-        self.arrays, self.weights = a, np.ascontiguousarray(weights, np.float64)
+        since, read = kernel.needs(np.array(path, np.int64), graph.needed, a)
+        self.arrays = a
         producing = a.producer >= 0
-        self.made = np.bincount(a.producer[producing], a.bytes[producing], len(graph.ops))
+        made = np.bincount(a.producer[producing], a.bytes[producing], len(graph.ops))
         again = graph.needed & a.recompute
         readers = np.bincount(a.in_ids[np.repeat(again, np.diff(a.in_ptr))], minlength=len(graph.values))
-        self.share = 1 / np.maximum(1, readers)
+        share = 1 / np.maximum(1, readers)
+        self.program = kernel.Program(np.ascontiguousarray(weights, np.float64), made, share, since, read)
         self.own = np.array([working_set(graph, v) for v in path], np.float64)
         self.extra = extra
         once = float(weights[graph.needed].sum())
@@ -86,9 +112,8 @@ class Relaxed:
         """(bound, cost of runs again, memory at each op of the path) at these prices."""
         memory = np.zeros(len(prices) + 1)
         price = np.concatenate([[0.0], prices])
-        shared = self.weights, self.made, self.share, self.since, self.read
-        runs = kernel.run_prices(price, run_price, *shared, *self.arrays)
-        total, spent = kernel.cheapest(price, run_price, runs, *shared, memory, *self.arrays)
+        runs = kernel.run_prices(price, run_price, self.program, self.arrays)
+        total, spent = kernel.cheapest(price, run_price, runs, memory, self.program, self.arrays)
         return total + float(prices @ self.own) - run_price * self.extra, spent, memory[1:] + self.own
 
     def best(self, prices: np.ndarray) -> tuple[float, np.ndarray]:
@@ -100,7 +125,7 @@ class Relaxed:
         low = high = self.at(prices, self.run_price)
         low_price = high_price = self.run_price
         best = low[0]
-        for _ in range(WIDENINGS):
+        for _ in range(SETTINGS.widenings):
             if high[1] > self.extra:
                 high_price *= 4
                 high = self.at(prices, high_price)
@@ -110,7 +135,7 @@ class Relaxed:
             else:
                 break
             best = max(best, high[0], low[0])
-        for _ in range(HALVINGS):
+        for _ in range(SETTINGS.halvings):
             middle_price = float(np.sqrt(low_price * high_price))
             middle = self.at(prices, middle_price)
             best = max(best, middle[0])

@@ -12,22 +12,42 @@ Checkmate (Jain et al., MLSys 2020, arXiv:1910.02653) has one stage per op, of o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_matrix
 
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
 from .waiting import at_overhead
 
+if TYPE_CHECKING:
+    from scipy.optimize import LinearConstraint
+
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
 INFEASIBLE = 2  # `status` of scipy.optimize.milp
-NODES = 2000  # branches at most, so that the answer is the same on machines fast enough for the time limit
-HEAVY = 0.999  # the largest values that hold this part of all bytes are looked at
+
+
+@dataclass(frozen=True)
+class StagedSettings:
+    """How large the programs are; guesses.
+
+    stages : stages before the last one.
+    branches_most : branches of the mixed-integer search; a count, so that the answer is the same on every machine that
+        is fast enough for the time limit.
+    heavy_share : the largest values that together hold this share of all bytes are looked at.
+    """
+
+    stages: int = 24
+    branches_most: int = 2000
+    heavy_share: float = 0.999
+
+
+SETTINGS = StagedSettings()
 
 
 def staged(
-    graph: Graph, weights: np.ndarray, overhead: float, stages: int = 24, integer: bool = False,
+    graph: Graph, weights: np.ndarray, overhead: float, stages: int = SETTINGS.stages, integer: bool = False,
     seconds: float | None = None, through: int | None = None,
 ) -> Bound:  # fmt: skip
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
@@ -67,7 +87,9 @@ class Staged:
         ids = np.flatnonzero(read & (a.producer >= 0) & (a.bytes > 0))
         ids = ids[np.argsort(-a.bytes[ids], kind="stable")]
         total = np.cumsum(a.bytes[ids])
-        self.values = ids[: int(np.searchsorted(total, HEAVY * total[-1])) + 1].tolist() if len(ids) else []
+        self.values = (
+            ids[: int(np.searchsorted(total, SETTINGS.heavy_share * total[-1])) + 1].tolist() if len(ids) else []
+        )
         self.ops = sorted({int(a.producer[v]) for v in self.values})
         self.path = path
         self.op_at = {i: j for j, i in enumerate(self.ops)}
@@ -144,9 +166,11 @@ class Staged:
             objective[[c for c, _ in spent]] = [t for _, t in spent]
         whole = np.ones(peak + 1) if integer else np.zeros(peak + 1)
         whole[peak] = 0
-        options: dict[str, float] = {"node_limit": NODES}
+        options: dict[str, float] = {"node_limit": SETTINGS.branches_most}
         if seconds is not None:
             options["time_limit"] = seconds
+        from scipy.optimize import Bounds, milp  # here, since importing it takes as long as all of rekindle
+
         found = milp(
             objective, constraints=rows.constraint(peak + 1), bounds=Bounds(lower, upper), integrality=whole,
             options=options,
@@ -171,6 +195,9 @@ class _Rows:
         self.right.append(right)
 
     def constraint(self, columns: int) -> LinearConstraint:
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import coo_matrix
+
         row, column, t = zip(*self.terms, strict=True)
         matrix = coo_matrix((t, (row, column)), shape=(len(self.right), columns)).tocsr()
         return LinearConstraint(matrix, -np.inf, np.array(self.right))

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import UsageError
 from ..show import text
+from ..show.figures import percent
 from .answer import Answer, err_console
 from .options import Json, Out, check_writable
 
@@ -150,5 +151,5 @@ def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[Row
 def _summary(row: Row) -> str:
     if row["status"] != "ok":
         return f"failed, {row['note']}"
-    extra = "" if row.get("flops_overhead") is None else f", {text.percent(row['flops_overhead'])} FLOPs"
+    extra = "" if row.get("flops_overhead") is None else f", {percent(row['flops_overhead'])} FLOPs"
     return f"{row['peak_mb']:,.0f} MB{extra}"

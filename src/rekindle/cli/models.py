@@ -17,7 +17,7 @@ from ..printed import value
 
 
 def load_graph(path: str | Path) -> Graph:
-    """The graph in a `rekindle.model.graph/1` file."""
+    """The graph in a `rekindle.graph/1` file."""
     return graph_from_json(read_json(path), str(path))
 
 

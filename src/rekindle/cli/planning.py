@@ -39,8 +39,8 @@ from .options import (  # fmt: skip
     read_goal,
 )
 
-GraphFile = Annotated[Path, typer.Argument(help="A rekindle.model.graph/1 file.")]
-AnyModel = Annotated[str, typer.Argument(help="zoo:NAME, path/to/file.py:function, or a rekindle.model.graph/1 file.")]
+GraphFile = Annotated[Path, typer.Argument(help="A rekindle.graph/1 file.")]
+AnyModel = Annotated[str, typer.Argument(help="zoo:NAME, path/to/file.py:function, or a rekindle.graph/1 file.")]
 
 
 def register(app: typer.Typer) -> None:

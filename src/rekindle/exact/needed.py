@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..kernels import needed as kernel
+from ..kernels.arrays import compressed_rows
 from ..model.graph import Graph
 from ..model.schedule import Free, Run, Schedule, Step
 
@@ -59,9 +60,9 @@ class Needed:
         self.first = self.other - without // self.unit
         self.first[first_bit >= 0] = self.size[first_bit[first_bit >= 0]]
         over = [[bit[v] for v in overwritable(graph, i, safe) if v in bit] for i in self.ops]
-        self.in_ptr, self.in_ids = rows(inputs)
-        self.out_ptr, self.out_ids = rows(outputs)
-        self.over_ptr, self.over_ids = rows(over)
+        self.in_ptr, self.in_ids = compressed_rows(inputs)
+        self.out_ptr, self.out_ids = compressed_rows(outputs)
+        self.over_ptr, self.over_ids = compressed_rows(over)
         self.reads, self.makes = masks(inputs), masks(outputs)
         self.heavy = masks([[j for j in row if self.size[j]] for row in outputs])
         self.start = masks([[bit[v] for v in graph.keep if v in bit]])[0]
@@ -136,13 +137,6 @@ def overwritable(graph: Graph, i: int, safe: bool) -> list[int]:
     a, op = graph.arrays, graph.ops[i]
     found = [v for v in op.inplace if a.producer[v] >= 0 and a.bytes[v] >= a.bytes[op.outputs[0]]]
     return [v for v in found if not (safe and graph.shared[v])]
-
-
-def rows(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists as one array of ids and where each begins."""
-    ptr = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum([len(r) for r in lists], out=ptr[1:])
-    return ptr, np.array([x for r in lists for x in r], np.int64)
 
 
 def masks(lists: list[list[int]]) -> np.ndarray:

@@ -8,8 +8,9 @@ from .compiled import entry
 
 
 @entry
-def depends(q, producer, in_ptr, in_ids):
+def depends(q, graph):
     """bool [ops]: op q, and every op that reads what it makes or what is made from that. O(edges after q)."""
+    producer, in_ptr, in_ids = graph.producer, graph.in_ptr, graph.in_ids
     after = np.zeros(len(in_ptr) - 1, np.bool_)
     after[q] = True
     for i in range(q + 1, len(after)):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import FREE, RUN
 from .compiled import entry
 
 
 @entry
-def lives(steps, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep,
-          boundary):  # fmt: skip
+def lives(steps, graph):
     """int64 [lives, 4] rows (first step, last step, bytes, value; -1: workspace) of a valid schedule.
 
     Every production starts a life, but for a first output written over an input: that goes on with the input's life,
     which keeps its size. A second copy of a live value lives for one step, and so does workspace.
     """
+    size = graph.bytes
+    out_ptr, out_ids = graph.out_ptr, graph.out_ids
+    workspace = graph.workspace
     cap = 0
     for s in range(len(steps)):
-        if steps[s, 0] == 0:
+        if steps[s, 0] == RUN:
             o = steps[s, 1]
             cap += out_ptr[o + 1] - out_ptr[o] + 1
     rows = np.empty((cap, 4), np.int64)
@@ -25,7 +28,7 @@ def lives(steps, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_
     m = 0
     for s in range(len(steps)):
         i = steps[s, 1]
-        if steps[s, 0] == 1:
+        if steps[s, 0] == FREE:
             rows[at[i], 1] = s - 1
             at[i] = -1
             continue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+RUN, FREE = 0, 1  # kinds of the steps of a schedule
 
 
 class Arrays(NamedTuple):
@@ -22,3 +25,11 @@ class Arrays(NamedTuple):
     recompute: np.ndarray  # bool [ops]
     keep: np.ndarray  # bool [values]
     boundary: int  # op id, -1 where the graph has none
+
+
+def compressed_rows(rows: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(ptr, ids), int64: row i is ids[ptr[i] : ptr[i + 1]]."""
+    rows = list(rows)
+    ptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(r) for r in rows], out=ptr[1:])
+    return ptr, np.array([x for r in rows for x in r], np.int64)

@@ -14,12 +14,28 @@ import numpy as np
 
 from .compiled import entry, inner
 
-CHAIN = 12  # most runs that one drop takes back
-AGAIN = 2.0  # factor on the cost of a drop that does not last until forward
-ROUNDS = 64  # most drops in a row
-SOFT_ROUNDS = 2  # the same where only the soft limit asks for them
-DEAREST = 3.0  # most that such a drop may cost per byte, in prices
-WORTH = 4  # a drop gives up at most about so many times the bytes of the value with which it begins
+# numba freezes these numbers, so they are no settings. They are guesses that served on small steps.
+CHAIN_MOST_RUNS = 12  # runs that one drop takes back, at most
+BACKWARD_FACTOR = 2.0  # on the cost of a drop that lasts only until an op of backward
+DROPS_MOST = 64  # drops in a row, so that a state fits
+SOFT_DROPS_MOST = 2  # drops in a row where only the soft limit asks for them
+SOFT_PRICES_MOST = 3.0  # the most that such a drop may cost per byte, in prices
+CHAIN_WORTH = 4  # a drop gives up at most about so many times the bytes of the value with which it begins
+
+
+class Aim(NamedTuple):
+    """What one level of the search is to keep to.
+
+    cap : bytes that no run may exceed. soft : bytes above which states drop something although they fit.
+    price : cost of a held byte. window : unretired ops, back from the last, among which the next to retire is chosen.
+    choices : drops tried from a state.
+    """
+
+    cap: int
+    soft: int
+    price: float
+    window: int
+    choices: int
 
 
 class Net(NamedTuple):
@@ -78,7 +94,7 @@ def pool(width: int, n_values: int, n_ops: int) -> Pool:
     whole, real = np.zeros(width, np.int64), np.zeros(width)
     return Pool(
         np.zeros((width, n_values), np.bool_), np.zeros((width, n_ops), np.bool_), whole, real, whole.copy(),
-        np.zeros(width, np.uint64), real.copy(), real.copy(), whole.copy(), np.zeros((width, CHAIN), np.int32),
+        np.zeros(width, np.uint64), real.copy(), real.copy(), whole.copy(), np.zeros((width, CHAIN_MOST_RUNS), np.int32),
         whole.copy(),
     )  # fmt: skip
 
@@ -183,23 +199,23 @@ def put_down(pool, i, records, n):
 
 
 @inner
-def retire(pool, i, to, n, net, cap, soft, price, window, flipped):
-    """(whether one fits, whether one stays below `soft`, n): each way to retire an op among the last `window` ones, put
-    into pool `to`."""
+def retire(pool, i, to, n, net, aim, flipped):
+    """(whether one fits, whether one stays below `soft`, n): each way to retire an op among the last
+    `aim.window` ones, put into pool `to`."""
     live, retired = pool.live[i], pool.retired[i]
     run = np.empty(1, np.int64)
     fits, well = False, False
     seen = 0
     q = pool.top[i]
-    while q >= 0 and seen < window:
+    while q >= 0 and seen < aim.window:
         if not retired[q]:
             seen += 1
-            if not is_read(retired, q, net) and during(live, pool.held[i], q, net) <= cap:
+            if not is_read(retired, q, net) and during(live, pool.held[i], q, net) <= aim.cap:
                 held, key, m = undo(live, pool.held[i], pool.key[i], q, net, flipped, 0)
                 put_back(live, flipped, m)
                 fits = True
-                well = well or held <= soft
-                score = pool.extra[i] + price * held
+                well = well or held <= aim.soft
+                score = pool.extra[i] + aim.price * held
                 slot, n = place(to, n, key, pool.extra[i], score)
                 if slot >= 0:
                     run[0] = q
@@ -233,7 +249,7 @@ def best_chain(live, start, v, net, cap, most, chain, flipped):
     kept = 0
     q = net.producer[v]
     count = 0
-    while q >= 0 and count < CHAIN and cost <= most and during(live, held, q, net) <= cap:
+    while q >= 0 and count < CHAIN_MOST_RUNS and cost <= most and during(live, held, q, net) <= cap:
         held, key, m = undo(live, held, key, q, net, flipped, m)
         cost += net.weight[q]
         chain[count] = q
@@ -252,30 +268,30 @@ def best_chain(live, start, v, net, cap, most, chain, flipped):
 
 
 @inner
-def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
+def drop(pool, i, to, n, net, aim, dearest, flipped):
     """Number of states in pool `to` after the drops of state i that cost least for the bytes they give up, and
     less than `dearest` per byte."""
     live, retired = pool.live[i], pool.retired[i]
-    rate = np.full(choices, dearest)
-    chains = np.empty((choices, CHAIN), np.int64)
-    length = np.zeros(choices, np.int64)
-    chain = np.empty(CHAIN, np.int64)
+    rate = np.full(aim.choices, dearest)
+    chains = np.empty((aim.choices, CHAIN_MOST_RUNS), np.int64)
+    length = np.zeros(aim.choices, np.int64)
+    chain = np.empty(CHAIN_MOST_RUNS, np.int64)
     for x in range(len(net.large)):
         v = net.large[x]
         if not live[v] or not net.recompute[net.producer[v]] or not is_read(retired, net.producer[v], net):
             continue
-        most = WORTH * net.size[v] * rate[choices - 1]
-        best, kept = best_chain(live, pool.held[i], v, net, cap, most, chain, flipped)
+        most = CHAIN_WORTH * net.size[v] * rate[aim.choices - 1]
+        best, kept = best_chain(live, pool.held[i], v, net, aim.cap, most, chain, flipped)
         if is_read_behind(retired, v, net):
-            best *= AGAIN
-        k = choices
+            best *= BACKWARD_FACTOR
+        k = aim.choices
         while k > 0 and rate[k - 1] > best:
-            if k < choices:
+            if k < aim.choices:
                 rate[k], length[k], chains[k] = rate[k - 1], length[k - 1], chains[k - 1]
             k -= 1
-        if k < choices:
+        if k < aim.choices:
             rate[k], length[k], chains[k] = best, kept, chain
-    for k in range(choices):
+    for k in range(aim.choices):
         if length[k] == 0:
             break
         held, key, m = pool.held[i], pool.key[i], 0
@@ -284,7 +300,7 @@ def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
             held, key, m = undo(live, held, key, chains[k, r], net, flipped, m)
             extra += net.weight[chains[k, r]]
         put_back(live, flipped, m)
-        score = extra + price * held
+        score = extra + aim.price * held
         slot, n = place(to, n, key, extra, score)
         if slot >= 0:
             given = pool.dropped[i] + pool.held[i] - held
@@ -293,24 +309,24 @@ def drop(pool, i, to, n, net, cap, price, dearest, choices, flipped):
 
 
 @entry
-def level(now, n, to, spare, other, records, n_records, net, cap, soft, price, window, choices, flipped):
+def level(now, n, to, spare, other, records, n_records, net, aim, flipped):
     """(states in `to`, number of records): every state of `now` with one op more retired, after as many drops as it takes
-    to stay within `soft`. States in `to` is -1 where `records` is too short; then call again with a longer one.
+    to stay within `aim.soft`. States in `to` is -1 where `records` is too short; then call again with a longer one.
 
-    spare, other : pools, scratch. records : int64 [m, 2]. cap : no run may hold more bytes. price : cost of a byte.
+    spare, other : pools, scratch. records : int64 [m, 2].
     """
     following = 0
-    for step in range(ROUNDS):
+    for step in range(DROPS_MOST):
         dropped = 0
         for i in range(n):
-            if n_records + CHAIN > len(records):
+            if n_records + CHAIN_MOST_RUNS > len(records):
                 return -1, n_records
             n_records = put_down(now, i, records, n_records)
-            fits, well, following = retire(now, i, to, following, net, cap, soft, price, window, flipped)
+            fits, well, following = retire(now, i, to, following, net, aim, flipped)
             if not well:
-                dearest = DEAREST * price if fits else np.inf
-                dropped = drop(now, i, spare, dropped, net, cap, price, dearest, choices, flipped)
-        if dropped == 0 or following > 0 and step >= SOFT_ROUNDS:
+                dearest = SOFT_PRICES_MOST * aim.price if fits else np.inf
+                dropped = drop(now, i, spare, dropped, net, aim, dearest, flipped)
+        if dropped == 0 or following > 0 and step >= SOFT_DROPS_MOST:
             break
         n = dropped
         now, spare, other = spare, other, spare

@@ -87,8 +87,7 @@ def remove(v, candidates, place, n):
 
 
 @entry
-def simulate(order, limit, weight, read_ptr, read_ids, runs, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr,
-             inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
+def simulate(order, limit, weight, read_ptr, read_ids, runs, graph):
     """Number of runs written to `runs`, or -1 where it is too short for them (evictions chase each other).
 
     order : int64, the ops once each. limit : bytes; where nothing can be evicted it is overstepped.
@@ -98,6 +97,9 @@ def simulate(order, limit, weight, read_ptr, read_ids, runs, size, producer, in_
     which only what comes before the boundary does; gone for good otherwise. A value whose op runs once, or which reads
     what is gone for good, cannot be made again and is not evicted.
     """
+    size, producer, keep = graph.bytes, graph.producer, graph.keep
+    in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
+    workspace, recompute, boundary = graph.workspace, graph.recompute, graph.boundary
     n_values, n_ops = len(size), len(workspace)
     there = np.zeros(n_values, np.bool_)
     fixed = np.zeros(n_values, np.bool_)  # cannot be made again

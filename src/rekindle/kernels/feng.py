@@ -5,11 +5,42 @@ Feng, Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .compiled import entry
 
-LEAF, LINEAR, BRANCH, COMPLICATE = 0, 1, 2, 3
+LEAF, LINEAR, BRANCH, COMPLICATE = 0, 1, 2, 3  # kinds of parts
+
+
+class Tree(NamedTuple):
+    """A division tree; parts stand before their children.
+
+    kind, cost : int64 [parts]; the cost is in bytes.
+    child_ptr, child_ids, vertex_ptr, vertex_ids : compressed rows: children, and vertices where a part is divided.
+    weight, inner : int64 [vertices]; bytes of a vertex that is kept, or that lies inside a segment.
+    """
+
+    kind: np.ndarray
+    cost: np.ndarray
+    child_ptr: np.ndarray
+    child_ids: np.ndarray
+    vertex_ptr: np.ndarray
+    vertex_ids: np.ndarray
+    weight: np.ndarray
+    inner: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Work space of `cheapest_kept`: int64 [parts], three of int64 [children], int64 [children + 1], bool [parts]."""
+
+    total: np.ndarray
+    path: np.ndarray
+    sums: np.ndarray
+    came: np.ndarray
+    queue: np.ndarray
+    opened: np.ndarray
 
 
 @entry
@@ -96,16 +127,11 @@ def maximal_closed_sets(ptr, near):
 
 
 @entry
-def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_ids, weight, inner, total, path, sums,
-                  came, queue, opened, kept):  # fmt: skip
+def cheapest_kept(limit, tree, scratch, kept):
     """(bytes kept, longest, following): of the cheapest kept set none of whose segments holds more than `limit` bytes,
     its bytes and those in its longest segment; and the next limit above this one at which anything can change.
 
-    kind, cost : int64 [parts] of the division tree, parts before their children; limit is at least each leaf's cost.
-    child_ptr, child_ids, vertex_ptr, vertex_ids : compressed rows: children, and vertices where a part is divided.
-    weight, inner : int64 [vertices]; bytes of a vertex that is kept, or that lies inside a segment.
-    total : int64 [parts]; path, sums, came : int64 [children]; queue : int64 [children + 1]; opened : bool [parts];
-        scratch.
+    limit is at least the cost of each leaf.
     kept : bool [vertices]; the set, written here.
 
     A part that fits is one segment. One that does not is opened: a branch or complicate part keeps all its vertices; a
@@ -113,6 +139,10 @@ def cheapest_kept(limit, kind, cost, child_ptr, child_ids, vertex_ptr, vertex_id
     lies between fits, and from j - 1 if the child between is itself opened. The positions from which j can be reached
     are a window that only moves on, so a queue of the candidates in ascending order of path makes a part O(children).
     """
+    kind, cost, weight, inner = tree.kind, tree.cost, tree.weight, tree.inner
+    child_ptr, child_ids, vertex_ptr, vertex_ids = tree.child_ptr, tree.child_ids, tree.vertex_ptr, tree.vertex_ids
+    total, path, sums = scratch.total, scratch.path, scratch.sums
+    came, queue, opened = scratch.came, scratch.queue, scratch.opened
     following = cost[0] + 1
     for i in range(len(kind) - 1, -1, -1):
         total[i] = 0

@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .compiled import entry, inner
 from .range_max import largest, range_max
+
+
+class Sizes(NamedTuple):
+    """Bytes of the stages of a chain, int64 [n]: the parts of the input that backward reads and does not read, and the rest
+    as in `structure.chain.Chain`."""
+
+    read: np.ndarray
+    unread: np.ndarray
+    saved: np.ndarray
+    gradient: np.ndarray
+    skip_peak: np.ndarray
+    save_peak: np.ndarray
+    alone_peak: np.ndarray
+    backward_peak: np.ndarray
+
+
+class Stages(NamedTuple):
+    """Bytes (int64) and times (float64) of the stages of a chain, as in `structure.chain`: `Chain` and `Times`."""
+
+    hold: np.ndarray
+    passing: np.ndarray
+    saved: np.ndarray
+    gradient: np.ndarray
+    save_peak: np.ndarray
+    alone_peak: np.ndarray
+    backward_peak: np.ndarray
+    skip: np.ndarray
+    save: np.ndarray
+    alone: np.ndarray
+    backward: np.ndarray
 
 
 @inner
@@ -118,11 +150,12 @@ def revised(size, inside):
 
 
 @entry
-def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backward_peak):
+def least(sizes):
     """(peak, follow int64 [n]): the least peak of a single-level plan, and the next kept input from each stage, n for none.
 
-    All int64 [n], of a chain where what passes from one stage is read by the next alone: the two parts of its input, and
-    the rest as in `Chain`. The recurrence is that of `frontier`. From stage i, keeping the input of j next,
+    sizes : of a chain where what passes from one stage is read by the next alone.
+
+    The recurrence is that of `frontier`. From stage i, keeping the input of j next,
 
         V(i, j) = max(U(i, j), unread[i] + max(P(i, j), M(j))),    M(j) = read[j] + the least V(j, .),
 
@@ -134,6 +167,9 @@ def least(read, unread, saved, gradient, skip_peak, save_peak, alone_peak, backw
     and the ends do not matter: the crossing moves one way. Else what is looked at around a crossing comes on top, and the
     logarithm of how far it jumps.
     """
+    read, unread, saved, gradient = sizes.read, sizes.unread, sizes.saved, sizes.gradient
+    skip_peak, save_peak = sizes.skip_peak, sizes.save_peak
+    alone_peak, backward_peak = sizes.alone_peak, sizes.backward_peak
     n = len(saved)
     begin = np.zeros(n + 1, np.int64)
     begin[1:] = saved.cumsum()
@@ -226,21 +262,24 @@ def _inside(behind, passed, skip_peak, base, extra, i, j):
 
 
 @entry
-def frontier(most, hold, passing, saved, gradient, save_peak, alone_peak, backward_peak, skip, save, alone, backward):
-    """(begin int64 [n + 2], peaks, times, stages, entries): the single-level plans of which none is better in both.
+def frontier(most, stages):
+    """(begin int64 [n + 2], peaks, times, following, entries): the single-level plans of which none is better in both.
 
     most : plans to go on with from a stage; where there are more, these are spread over them, the two ends among them.
-    The other arguments are those of `Chain` and `Times`.
+    stages : `Stages`.
 
     Entries begin[n - i] to begin[n - i + 1] - 1 are the plans from stage i on where its input is held, in order of rising peak;
-    stages and entries say what comes next: the next stage whose input is kept, n for none, and the entry there. The
+    following and entries say what comes next: the next stage whose input is kept, n for none, and the entry there. The
     peak of (i, j, rest) is max(U(i, j), hold[i, j] + peak of the rest), U being the peak of stages i to j - 1: of
     passing them and then, behind the gradient, of running them again. O(n^2 most log) for n stages.
     """
+    hold, passing, saved, gradient = stages.hold, stages.passing, stages.saved, stages.gradient
+    save_peak, alone_peak, backward_peak = stages.save_peak, stages.alone_peak, stages.backward_peak
+    skip, save, alone, backward = stages.skip, stages.save, stages.alone, stages.backward
     n = len(saved)
     begin = np.zeros(n + 2, np.int64)
     peaks, times = np.zeros((n + 1) * most, np.int64), np.zeros((n + 1) * most)
-    stages, entries = np.full((n + 1) * most, n, np.int64), np.zeros((n + 1) * most, np.int64)
+    following, entries = np.full((n + 1) * most, n, np.int64), np.zeros((n + 1) * most, np.int64)
     begin[1] = 1  # nothing is left to do: no bytes, no time
     for i in range(n - 1, -1, -1):
         count = begin[n - i]
@@ -269,10 +308,10 @@ def frontier(most, hold, passing, saved, gradient, save_peak, alone_peak, backwa
         if len(kept) > most:
             kept = kept[np.linspace(0, len(kept) - 1, most).astype(np.int64)]
         for q in kept:
-            peaks[count], times[count], stages[count], entries[count] = peak[q], time[q], stage[q], entry[q]
+            peaks[count], times[count], following[count], entries[count] = peak[q], time[q], stage[q], entry[q]
             count += 1
         begin[n - i + 1] = count
-    return begin, peaks, times, stages, entries
+    return begin, peaks, times, following, entries
 
 
 @inner

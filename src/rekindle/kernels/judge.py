@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import FREE
 from .compiled import entry
 
 OK, DEAD_INPUT, RAN_TWICE, FREE_DEAD, BAD_INTO, LOST_KEEP = 0, 1, 2, 3, 4, 5
 
 
 @entry
-def judge(steps, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep,
-          boundary):  # fmt: skip
+def judge(steps, graph):
     """(status, step, detail, memory int64 [steps], runs int64 [ops]).
 
     memory[s] is, without the resident bytes, what is held during step s if it is a run, and after it if it
     is a free. On a status other than OK, `step` is the offending step and `detail` the value or op.
     """
+    size, producer, keep = graph.bytes, graph.producer, graph.keep
+    in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
+    inp_ptr, inp_ids = graph.inplace_ptr, graph.inplace_ids
+    workspace, recompute = graph.workspace, graph.recompute
     live = np.zeros(len(size), np.bool_)
     ran = np.zeros(len(workspace), np.int64)
     memory = np.zeros(len(steps), np.int64)
     held = 0
     for s in range(len(steps)):
         i = steps[s, 1]
-        if steps[s, 0] == 1:
+        if steps[s, 0] == FREE:
             if producer[i] < 0 or not live[i]:
                 return FREE_DEAD, s, i, memory, ran
             live[i] = False

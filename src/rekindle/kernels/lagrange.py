@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .compiled import entry
 
 
+class Program(NamedTuple):
+    """The relaxed program of one path of K ops, as the loops below take it.
+
+    weights : float64 [ops]; the cost of one run.
+    made : float64 [ops]; bytes that one run makes.
+    share : float64 [values]; 1 / the number of ops that read the value and may run again.
+    since, read : see `needs`.
+    """
+
+    weights: np.ndarray
+    made: np.ndarray
+    share: np.ndarray
+    since: np.ndarray
+    read: np.ndarray
+
+
 @entry
-def needs(path, needed, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep,
-          boundary):  # fmt: skip
+def needs(path, needed, graph):
     """(since int16 [values, K + 3], read bool [values, K + 2]) for a path of K ops; stages and path count from 1.
 
     The first run of an op lies in a window of stages: after all ops of the path that it depends on, and not after the
@@ -17,6 +34,9 @@ def needs(path, needed, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_pt
     it), and so are its outputs then. since[v, e]: value v must have been present in that stage or later, before stage
     e; 0: nowhere yet. read[v, k]: op k of the path reads v. O(edges + values K).
     """
+    size, producer, keep = graph.bytes, graph.producer, graph.keep
+    in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
+    workspace = graph.workspace
     stages = len(path) + 1
     place = np.zeros(len(workspace), np.int16)
     for k in range(len(path)):
@@ -56,13 +76,17 @@ def needs(path, needed, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_pt
 
 
 @entry
-def run_prices(price, run_price, weights, made, share, since, read, size, producer, in_ptr, in_ids, out_ptr, out_ids,
-               inp_ptr, inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
+def run_prices(price, run_price, program, graph):
     """float64 [ops, K + 2]: the price of a run again of each op in each stage, with that of having its inputs there.
 
     An input is live when the stage begins, or made again in it. Where a value does not wait for its own sake, `share`
     of what that costs is charged to each op that reads it.
     """
+    weights, made, share = program.weights, program.made, program.share
+    since, read = program.since, program.read
+    size, producer = graph.bytes, graph.producer
+    in_ptr, in_ids = graph.in_ptr, graph.in_ids
+    workspace, recompute = graph.workspace, graph.recompute
     n, last = since.shape[1] - 2, since.shape[1] - 1
     prices = np.full((len(workspace), n + 1), np.inf)
     for i in range(len(workspace)):
@@ -81,8 +105,7 @@ def run_prices(price, run_price, weights, made, share, since, read, size, produc
 
 
 @entry
-def cheapest(price, run_price, prices, weights, made, share, since, read, memory, size, producer, in_ptr, in_ids,
-             out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute, keep, boundary):  # fmt: skip
+def cheapest(price, run_price, prices, memory, program, graph):
     """(least sum of prices, cost of runs again), and adds to memory[k] what is live then, beside what op k reads.
 
     price[k]: of a byte live just before the first run of op k of the path. run_price: of a unit of cost. prices: see
@@ -92,6 +115,11 @@ def cheapest(price, run_price, prices, weights, made, share, since, read, memory
     was live a stage before; or it is made again, and was present before that at since[e] or later; or it was never
     needed before e, and is made for the first time.
     """
+    weights, made, share = program.weights, program.made, program.share
+    since, read = program.since, program.read
+    size, producer = graph.bytes, graph.producer
+    in_ptr, in_ids = graph.in_ptr, graph.in_ids
+    workspace = graph.workspace
     stages = since.shape[1] - 2
     total, spent = 0.0, 0.0
     least = np.zeros(stages + 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from .arrays import FREE, RUN
 from .compiled import entry
 
 
 @entry
-def lower(runs, inplace, shared, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
-          keep, boundary):  # fmt: skip
+def lower(runs, inplace, shared, graph):
     """int64 [steps, 3] rows (kind, id, into): runs with each value freed after its last use.
 
     One backward scan: a value is live before a run if the run reads it, or if it was live after the
@@ -18,6 +18,9 @@ def lower(runs, inplace, shared, size, producer, in_ptr, in_ids, out_ptr, out_id
 
     shared : bool [values]; as `Graph.shared`: what nothing is written over.
     """
+    size, producer, keep = graph.bytes, graph.producer, graph.keep
+    in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
+    inp_ptr, inp_ids = graph.inplace_ptr, graph.inplace_ids
     n_steps = len(runs)
     # Frees per run, in the order met; a run frees at most its inputs and outputs.
     cap = 0
@@ -65,13 +68,13 @@ def lower(runs, inplace, shared, size, producer, in_ptr, in_ids, out_ptr, out_id
                     for j in range(lo, hi):
                         if free_ids[j] == v:
                             into = v
-        rows[k, 0] = 0
+        rows[k, 0] = RUN
         rows[k, 1] = o
         rows[k, 2] = into
         k += 1
         for j in range(lo, hi):
             if free_ids[j] != into:
-                rows[k, 0] = 1
+                rows[k, 0] = FREE
                 rows[k, 1] = free_ids[j]
                 rows[k, 2] = -1
                 k += 1

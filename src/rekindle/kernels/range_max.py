@@ -8,6 +8,7 @@ from .compiled import entry
 
 # At least the logarithm of any length: then what is known of blocks in a row is no longer than the numbers.
 BLOCK = 32
+NUMBER, UP_TO, FROM_ON, BLOCKS = 0, 1, 2, 3  # rows of what `range_max` gives; its docstring tells them
 
 
 @entry
@@ -20,19 +21,21 @@ def range_max(x):
     n = len(x)
     count = max(1, (n + BLOCK - 1) // BLOCK)
     known = np.zeros((4, count * BLOCK), np.int64)
-    known[:3, :n] = x
+    known[: FROM_ON + 1, :n] = x
     for i in range(1, n):
         if i % BLOCK:
-            known[1, i] = max(known[1, i], known[1, i - 1])
+            known[UP_TO, i] = max(known[UP_TO, i], known[UP_TO, i - 1])
     for i in range(n - 2, -1, -1):
         if (i + 1) % BLOCK:
-            known[2, i] = max(known[2, i], known[2, i + 1])
+            known[FROM_ON, i] = max(known[FROM_ON, i], known[FROM_ON, i + 1])
     for b in range(count):
-        known[3, b] = known[2, b * BLOCK]
+        known[BLOCKS, b] = known[FROM_ON, b * BLOCK]
     at, span = count, 1
     while 2 * span <= count:
         for b in range(count):
-            known[3, at + b] = max(known[3, at - count + b], known[3, at - count + min(b + span, count - 1)])
+            known[BLOCKS, at + b] = max(
+                known[BLOCKS, at - count + b], known[BLOCKS, at - count + min(b + span, count - 1)]
+            )
         at += count
         span *= 2
     return known
@@ -47,14 +50,14 @@ def largest(known, low, high):
     if begin == end:
         found = 0
         for i in range(low, high):
-            found = max(found, known[0, i])
+            found = max(found, known[NUMBER, i])
         return found
-    found = max(known[2, low], known[1, high - 1])
+    found = max(known[FROM_ON, low], known[UP_TO, high - 1])
     between = end - begin - 1
     if between > 0:
         count, at, span = known.shape[1] // BLOCK, 0, 1
         while 2 * span <= between:
             at += count
             span *= 2
-        found = max(found, known[3, at + begin + 1], known[3, at + end - span])
+        found = max(found, known[BLOCKS, at + begin + 1], known[BLOCKS, at + end - span])
     return found

@@ -8,11 +8,13 @@ from .compiled import entry
 
 
 @entry
-def rows(v, needed, weights, size, producer, in_ptr, in_ids, out_ptr, out_ids, inp_ptr, inp_ids, workspace, recompute,
-         keep, boundary):  # fmt: skip
+def rows(v, needed, weights, graph):
     """(cost, bytes) float64 [rows], one per op: values that in every schedule are made before the first run of op v
     and read after it (or kept), beside v's own inputs and outputs, and what one run of the op that makes them costs.
     Ids are in a valid order, so one scan down finds what comes before v, and one up what comes after. O(edges)."""
+    size, producer, keep = graph.bytes, graph.producer, graph.keep
+    in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
+    workspace, recompute = graph.workspace, graph.recompute
     n = len(workspace)
     before = np.zeros(n, np.bool_)
     after = np.zeros(n, np.bool_)

@@ -54,7 +54,7 @@ def plan_offsets(graph: Graph, schedule: Schedule, alignment: int = ALIGNMENT) -
 
     alignment : every offset and size is a multiple of it.
     """
-    first, last, size, value = (np.ascontiguousarray(c) for c in kernel.lives(schedule.array, *graph.arrays).T)
+    first, last, size, value = (np.ascontiguousarray(c) for c in kernel.lives(schedule.array, graph.arrays).T)
     room = -(-size // alignment) * alignment
     offsets = np.zeros(len(size), np.int64)
     some = np.flatnonzero(room)

@@ -1,6 +1,6 @@
-"""JSON in and out: `rekindle.model.graph/1`, `rekindle.model.schedule/1`, `rekindle.model.plan/1`. Never pickle.
+"""Files of graphs and schedules as JSON: `rekindle.graph/1`, `rekindle.schedule/1`; never pickle.
 
-Reading refuses what it does not know: another format, a missing or a mistyped field. Nothing is half-read.
+Reading refuses another format and a missing or mistyped field. It returns a whole object or raises.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 from ..errors import FormatError
 from ..printed import name, value
 from .files import read_text, write_text
-from .graph import Graph, Op, Value
+from .graph import DESCRIBING, Graph, Op, Value
 from .schedule import Free, Run, Schedule, Step
+from .traced_names import filled_in
 
-GRAPH, SCHEDULE, PLAN = "rekindle.model.graph/1", "rekindle.model.schedule/1", "rekindle.model.plan/1"
-MOST_DIGITS = 40  # of a whole number in a file; the fields hold 19
+GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
+MOST_DIGITS = 40  # of a whole number that is read; no field holds more than 19
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """The document `rekindle.model.graph/1`."""
+    """The document `rekindle.graph/1`."""
     return {
         "format": GRAPH,
         "name": graph.name,
@@ -30,7 +31,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
             {
                 "name": o.name, "inputs": list(o.inputs), "outputs": list(o.outputs), "seconds": o.seconds,
                 "flops": o.flops, "workspace": o.workspace, "backward": o.backward, "recompute": o.recompute,
-                "inplace": list(o.inplace),
+                "inplace": list(o.inplace), **{key: text for key in DESCRIBING if (text := getattr(o, key))},
             }
             for o in graph.ops
         ],
@@ -40,11 +41,15 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_json(doc: Any, where: str = "graph") -> Graph:
-    """A validated Graph.
+    """The Graph of a `rekindle.graph/1` document, validated. Ops of files from before `DESCRIBING` get these fields from
+    their names, if they were traced.
+
+    doc : as `read_json` gives it.
+    where : names the document in error messages.
 
     Raises
     ------
-    FormatError : not `rekindle.model.graph/1`, a field missing or of the wrong type, or an inconsistent graph.
+    FormatError : not `rekindle.graph/1`, a field missing or of the wrong type, or an inconsistent graph.
     """
     r = Reader(doc, where, GRAPH)
     values = tuple(Value(Reader(v, f"{where}: value {i}").whole("bytes")) for i, v in enumerate(r.items("values")))
@@ -55,9 +60,10 @@ def graph_from_json(doc: Any, where: str = "graph") -> Graph:
             Op(
                 p.text("name"), p.ints("inputs"), p.ints("outputs"), p.number("seconds", 0.0), p.whole("flops", 0),
                 p.whole("workspace", 0), p.flag("backward", False), p.flag("recompute", True), p.ints("inplace", ()),
+                **{key: p.text(key, "") for key in DESCRIBING},
             )
         )  # fmt: skip
-    return Graph(values, tuple(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
+    return Graph(values, filled_in(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
 
 
 def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
@@ -69,11 +75,11 @@ def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
 
 
 def schedule_from_json(doc: Any, where: str = "schedule") -> Schedule:
-    """The Schedule of a `rekindle.model.schedule/1` document; `simulate` judges whether it is valid for a graph.
+    """The Schedule of a `rekindle.schedule/1` document. `simulate` tells whether it is valid for a graph.
 
     Raises
     ------
-    FormatError : not `rekindle.model.schedule/1`, or a field missing or of the wrong type.
+    FormatError : not `rekindle.schedule/1`, or a field missing or of the wrong type.
     """
     r = Reader(doc, where, SCHEDULE)
     steps: list[Step] = []
@@ -103,12 +109,14 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def parse_json(text: str, where: str, constants: bool = False) -> Any:
-    """The JSON document in a text. A number of more digits than any field holds is read as an infinite one, which no field
-    accepts. constants : NaN and Infinity, which are no JSON, are read too.
+    """The JSON document in a text. A number of more digits than any field holds becomes infinite, and no field accepts that.
+
+    where : names the document in error messages.
+    constants : read NaN and Infinity too, which are no JSON.
 
     Raises
     ------
-    FormatError : it is not whole JSON.
+    FormatError : the text is not whole JSON.
     """
     try:
         return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_whole_number)
@@ -117,7 +125,7 @@ def parse_json(text: str, where: str, constants: bool = False) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], doc: Any) -> None:
-    """Write a document whole or not at all: after any failure the old file is as it was. Errors as `files.write_text`."""
+    """Write a document whole or not at all: after a failure the old file is as it was. Raises as `files.write_text`."""
     write_text(path, json.dumps(doc, indent=None, separators=(", ", ": "), allow_nan=False) + "\n")
 
 
@@ -126,7 +134,7 @@ def _refuse_constant(constant: str) -> float:
 
 
 def _whole_number(digits: str) -> int | float:
-    # Reading a number takes time that grows with the square of its digits, and Python refuses thousands of them.
+    # The time to read a number grows with the square of its digits, and Python refuses numbers of thousands of digits.
     return int(digits) if len(digits) <= MOST_DIGITS else float(digits[0] + "inf" if digits[0] == "-" else "inf")
 
 
@@ -134,7 +142,11 @@ _MISSING: Any = object()
 
 
 class Reader:
-    """Typed access to one JSON object; every complaint is a FormatError that names the place."""
+    """Typed access to the fields of one JSON object. A wrong field raises FormatError, which names the object.
+
+    where : names the object.
+    fmt : the format that its field "format" must have, or None.
+    """
 
     def __init__(self, doc: Any, where: str, fmt: str | None = None):
         self.where = where

@@ -1,6 +1,6 @@
 """The graph of one training step: values (storages) and the ops that read and produce them.
 
-Immutable, validated on construction, hashed; knows no torch. The format is `rekindle.model.graph/1`.
+Immutable, validated on construction, hashed; knows no torch. The format is `rekindle.graph/1`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
 
@@ -17,12 +17,16 @@ import numpy as np
 from ..errors import FormatError, UsageError
 from ..kernels.arrays import Arrays
 from ..printed import name
+from ..printed import value as printed
 
-BOUNDARY = "boundary"
+# Kinds of ops. A traced op calls an operator or is one of the others, which `torch.capture.normalise` explains.
+OPERATOR, BOUNDARY, SNAPSHOT, COPY, ACCUMULATE = "aten", "boundary", "snapshot", "copy_", "accumulate"
+KINDS = (OPERATOR, BOUNDARY, SNAPSHOT, COPY, ACCUMULATE)
+DESCRIBING = ("module", "kind", "target", "shape")  # the optional fields of an `Op`, "" where unknown
 COSTS = ("seconds", "flops", "unit")
-MOST_SECONDS = 1e18  # of all ops together: sums and products of costs stay far from what a float can hold
-MOST_BYTES = 2**53  # of all values together, 8 PiB: certificates count bytes in floats, which hold no more exactly
-MOST_FLOPS = 2**62  # of all ops together: what a 64-bit count holds
+MOST_SECONDS = 1e18  # of all ops together: sums and products of costs stay far from the largest float
+MOST_BYTES = 2**53  # of all values together, 8 PiB: certificates count bytes in floats, exact up to here
+MOST_FLOPS = 2**62  # of all ops together: the most that a 64-bit count holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +38,22 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator call.
+    """One operator call of the step, or one of the other `KINDS` of ops.
 
+    name : for messages and for the graph's hash; an op named "boundary" ends forward.
     inputs, outputs : value ids. Every output is produced by this op alone.
     seconds, flops : cost of one run.
     workspace : bytes the op needs only while it runs.
     backward : marks the phase, for reports.
     recompute : False forbids running the op twice.
     inplace : inputs over which the op may write its first output.
+
+    Four optional fields describe the op; tracing sets them, and "" means unknown. They are not hashed.
+
+    module : path of the module that makes the op, e.g. "layer1.0.conv1"; for "accumulate" the parameter's name.
+    kind : one of `KINDS`.
+    target : the operator, e.g. "aten.convolution.default"; only where `kind` is "aten".
+    shape : dtype and shape of the first output, e.g. "f32[8,64,56,56]".
     """
 
     name: str
@@ -53,16 +65,36 @@ class Op:
     backward: bool = False
     recompute: bool = True
     inplace: tuple[int, ...] = ()
+    module: str = field(default="", kw_only=True)
+    kind: str = field(default="", kw_only=True)
+    target: str = field(default="", kw_only=True)
+    shape: str = field(default="", kw_only=True)
+
+    @property
+    def described(self) -> bool:
+        """Whether any of the optional fields is set."""
+        return any(getattr(self, key) for key in DESCRIBING)
+
+    @property
+    def signature(self) -> tuple[str, str, str] | None:
+        """(kind, target, shape), equal for ops that do the same in different modules; None where neither kind nor target is
+        known."""
+        return (self.kind, self.target, self.shape) if self.kind or self.target else None
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A training step. `ops` stand in a valid order, which is the baseline order.
+    """The values and ops of one training step. `ops` stand in a valid order, which is the baseline order.
+
+    values, ops : ids are positions in these.
+    keep : ids of the values that must be live at the end.
+    resident_bytes : bytes held during the whole step: parameters, buffers, gradients, inputs.
+    name : for reports.
 
     Raises
     ------
-    FormatError : an id out of range, a value with two producers, an order that reads a value
-        before it is produced, a negative size, anything else than Values and Ops of whole numbers.
+    FormatError : an id is out of range, a value has two producers, an op reads a value before it is produced, a size is
+        negative, an op's kind is unknown, or something is not made of Values, Ops, whole numbers and strings.
     """
 
     values: tuple[Value, ...]
@@ -88,8 +120,8 @@ class Graph:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the structure: names, edges, sizes. Measured costs and the graph's own name are left out,
-        so that a plan made on one machine is recognised on another."""
+        """SHA-256 of the structure: names of ops, edges, sizes. Measured costs, the graph's own name and the fields that
+        describe an op are left out, so that a plan made on one machine is recognised on another."""
         doc = [
             [v.bytes for v in self.values],
             [[o.name, o.inputs, o.outputs, o.backward, o.recompute, o.inplace] for o in self.ops],
@@ -140,7 +172,7 @@ class Graph:
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For each value the ops that read it, in baseline order."""
+        """For each value, the ids of the ops that read it, in baseline order."""
         rows: list[list[int]] = [[] for _ in self.values]
         for i, op in enumerate(self.ops):
             for v in dict.fromkeys(op.inputs):
@@ -149,7 +181,7 @@ class Graph:
 
     @cached_property
     def shared(self) -> np.ndarray:
-        """bool [values]: what the boundary reads or makes. The caller may hold it, so nothing is written over it."""
+        """bool [values]: the values that the boundary reads or makes. The caller may hold them, so no op writes over them."""
         found = np.zeros(len(self.values), np.bool_)
         if self.boundary is not None:
             op = self.ops[self.boundary]
@@ -157,8 +189,14 @@ class Graph:
         return found
 
     def weights(self, cost: str = "seconds") -> np.ndarray:
-        """float64 [ops]: what one run of each op costs. cost is "seconds", "flops" or "unit"
-        (one per op that produces at least a byte)."""
+        """float64 [ops]: the cost of one run of each op.
+
+        cost : "seconds", "flops", or "unit" (1 for an op that produces at least a byte, else 0).
+
+        Raises
+        ------
+        UsageError : another cost.
+        """
         if cost == "seconds":
             return np.array([o.seconds for o in self.ops], np.float64)
         if cost == "flops":
@@ -168,7 +206,10 @@ class Graph:
         raise UsageError(f"cost={cost!r} is unknown; choose one of {', '.join(COSTS)}")
 
     def with_costs(self, seconds: Sequence[float], workspace: Sequence[int] | None = None) -> Graph:
-        """The same graph with other measured costs; the hash stays."""
+        """The same graph with other measured costs per op; the hash stays.
+
+        seconds, workspace : one per op; workspace in bytes, None leaves it as it is.
+        """
         ws = workspace if workspace is not None else [o.workspace for o in self.ops]
         ops = tuple(
             replace(o, seconds=float(s), workspace=int(w)) for o, s, w in zip(self.ops, seconds, ws, strict=True)
@@ -207,6 +248,11 @@ def _validate(g: Graph) -> None:
             raise FormatError(f"{where}: inplace {list(op.inplace)} must be inputs of the op")
         if op.inplace and not op.outputs:
             raise FormatError(f"{where} has inplace but no output")
+        for key in DESCRIBING:
+            if not isinstance(text := getattr(op, key), str):
+                raise FormatError(f"{where}: {key!r} should be a string, not {printed(text)}")
+        if op.kind and op.kind not in KINDS:
+            raise FormatError(f"{where} is of kind {printed(op.kind)}; the kinds are {', '.join(KINDS)}")
         if not op.seconds >= 0 or index(op.flops) < 0 or index(op.workspace) < 0:
             raise FormatError(f"{where}: seconds, flops and workspace must be numbers of at least 0")
         if not op.seconds <= MOST_SECONDS:

@@ -14,7 +14,7 @@ from ..errors import FormatError, UsageError
 from ..kernels import judge as _judge
 from ..printed import name
 from .graph import Graph
-from .schedule import Free, Run, Schedule
+from .schedule import FREE, RUN, Free, Run, Schedule
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,22 @@ def simulate(graph: Graph, schedule: Schedule, cost: str = "seconds") -> Simulat
             "solve the graph again"
         )
     steps = schedule.array
-    a = graph.arrays
-    for kind, limit in ((0, len(graph.ops)), (1, len(graph.values))):
+    for kind, limit in ((RUN, len(graph.ops)), (FREE, len(graph.values))):
         ids = steps[steps[:, 0] == kind, 1]
         if len(ids) and not (ids.min() >= 0 and ids.max() < limit):
-            raise FormatError(f"the schedule names {'an op' if kind == 0 else 'a value'} that the graph does not have")
+            raise FormatError(
+                f"the schedule names {'an op' if kind == RUN else 'a value'} that the graph does not have"
+            )
     if len(steps) and not (steps[:, 2].min() >= -1 and steps[:, 2].max() < len(graph.values)):
         raise FormatError("the schedule writes into a value that the graph does not have")
-    status, step, detail, memory, runs = _judge.judge(steps, *a)
+    status, step, detail, memory, runs = _judge.judge(steps, graph.arrays)
     if status != _judge.OK:
         raise FormatError(_explain(graph, status, int(step), int(detail)))
     return _totals(graph, steps, memory, runs, cost)
 
 
 def _totals(graph: Graph, steps: np.ndarray, memory: np.ndarray, runs: np.ndarray, cost: str) -> Simulation:
-    during = np.where(steps[:, 0] == 0, memory, -1)
+    during = np.where(steps[:, 0] == RUN, memory, -1)
     at = int(during.argmax()) if len(during) else -1
     flops = graph.weights("flops")
     return Simulation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -14,13 +14,11 @@ from ..ask import Goal, PlanOptions, TraceOptions
 from ..printed import name
 from ..sizes import format_bytes
 from ..version import __version__
-from . import formats
+from . import formats, options_file
 from .arena import Arena, plan_offsets
 from .floor import single_op
 from .graph import Graph
 from .schedule import Schedule
-
-LONGEST_NAME = 64  # letters of an optimizer's or a device's name
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,8 @@ class Plan:
     gap : (peak_bytes - bound_bytes) / peak_bytes.
     solve_seconds : how long the solver took.
     verified : False: status, bound_bytes and gap were read from a file and could not be proven again in short time.
-    options_json : of a plan from a file, the known fields of its object "options": what it was made with. A plan for another
-        shape is made with the same.
+    asked : the options of the search; captured : the options of the capture, of a plan from a file. A plan for another shape
+        is made with the same ones; see `options` and `trace_options`.
 
     `arena_bytes` is what one block takes that holds everything made during the step, each storage at a fixed offset: to
     be compared with activation_peak_bytes. `sum_bytes` is the same where no storage shares an address with another.
@@ -67,7 +65,7 @@ class Plan:
     trace: Any = field(default=None, repr=False, compare=False)  # the Trace it was made from, in this process only
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     verified: bool = field(default=True, compare=False)
-    options_json: dict[str, Any] = field(default_factory=dict, compare=False)
+    captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)  # as a file says it
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
@@ -77,37 +75,22 @@ class Plan:
 
     @property
     def options(self) -> PlanOptions:
-        """The options that it was made with; a plan for another shape is made with the same ones."""
-        o = self.options_json
-        return self.asked or PlanOptions(self.goal, self.solver, self.cost, o.get("time_limit"), o.get("seed", 0))
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer whose state was counted: an optimizer, a class or a name; None: no state was counted."""
-        return self.options_json.get("optimizer") if self.trace is None else self.trace.options.optimizer
+        """The options that the plan was made with; a plan for another shape is made with the same ones."""
+        return self.asked or PlanOptions(self.goal, self.solver, self.cost)
 
     @property
     def trace_options(self) -> TraceOptions:
         """How the step was captured; a call of another shape is captured the same way."""
-        if self.trace is not None:
-            return self.trace.options
-        o = self.options_json
-        return TraceOptions(
-            o.get("loss", "auto"), o.get("target"), o.get("optimizer"), tuple(o.get("must_save", ())), o.get("state_bytes")
-        )  # fmt: skip
+        return self.captured if self.trace is None else self.trace.options
 
-    def _options(self) -> dict[str, Any]:
-        """The object "options" of a plan file."""
-        o, how = self.optimizer, self.trace_options
-        known = o if o is None or isinstance(o, str) else (o if isinstance(o, type) else type(o)).__name__.lower()
-        state = how.state_bytes if self.trace is None else self.trace.state_bytes
-        more = {"loss": how.loss, "must_save": list(how.must_save), "target": how.target, "state_bytes": state}
-        given = {k: x for k, x in more.items() if x not in (None, "auto", []) and (k != "state_bytes" or known)}
-        return {
-            "time_limit": self.options.time_limit,
-            "seed": self.options.seed,
-            "optimizer": known and known[:LONGEST_NAME],
-        } | given
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer whose state was counted: an optimizer, a class or a name; None: no state was counted."""
+        return self.trace_options.optimizer
+
+    def _options_json(self) -> dict[str, Any]:
+        state_bytes = self.captured.state_bytes if self.trace is None else self.trace.state_bytes
+        return options_file.to_json(self.options, replace(self.trace_options, state_bytes=state_bytes))
 
     @property
     def baseline_activation_bytes(self) -> int:
@@ -142,11 +125,11 @@ class Plan:
         return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
 
     def to_json(self) -> dict[str, Any]:
-        """The document `rekindle.model.plan/1`."""
+        """The document `rekindle.plan/1`."""
         return {
             "format": formats.PLAN,
             **self.figures(),
-            "options": self._options(),
+            "options": self._options_json(),
             "graph": formats.graph_to_json(self.graph),
             "schedule": schedule_document(self),
         }
@@ -202,7 +185,7 @@ class Plan:
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
-    """The document `rekindle.model.schedule/1` of a plan."""
+    """The document `rekindle.schedule/1` of a plan."""
     doc: dict[str, Any] = {
         "format": formats.SCHEDULE, "graph_hash": plan.graph_hash, "solver": plan.solver, "status": plan.status,
         "peak_bytes": plan.peak_bytes, "seconds": plan.seconds, "overhead": plan.overhead,

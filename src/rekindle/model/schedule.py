@@ -10,9 +10,8 @@ import numpy as np
 
 from ..errors import UsageError
 from ..kernels import liveness
+from ..kernels.arrays import FREE, RUN
 from .graph import Graph
-
-RUN, FREE = 0, 1
 
 
 class Run(NamedTuple):
@@ -97,7 +96,7 @@ class Schedule:
         """The schedule of a sequence of runs: every value ends right after its last use before it is
         produced again, and with `inplace` an op writes over a dying input wherever `Op.inplace` allows it,
         but not over what the boundary reads or makes: the caller may hold that."""
-        rows = liveness.lower(np.asarray(runs, np.int64), inplace, graph.shared, *graph.arrays)
+        rows = liveness.lower(np.asarray(runs, np.int64), inplace, graph.shared, graph.arrays)
         return cls._from_array(rows, graph.hash, solver)
 
     @classmethod

@@ -51,7 +51,7 @@ def _walked(problem: Problem, room: int) -> Iterator[Entry]:
     """What beams find within a peak, without resident bytes."""
     search = beam.Search(problem)
     width = min(WIDTH, STATES // len(problem.graph.ops) ** 2)
-    for way in (*beam.PROBE, *(way._replace(width=width) for way in WIDE)):
+    for way in (*beam.SETTINGS.probe, *(way._replace(width=width) for way in WIDE)):
         if problem.time_left <= 0:
             return
         found = search.walk(room, way)

@@ -81,7 +81,7 @@ def _retry(problem: Problem, best: Schedule | None) -> Iterator[Schedule]:
         return
     *_, smallest = auto(replace(problem, max_overhead=None, whole=True, coarse=True))
     extra = float(problem.weights[smallest.runs].sum()) - problem.base_cost
-    if extra <= (problem.max_overhead + EPS) * problem.base_cost:
+    if extra <= (problem.max_overhead + EPS) * problem.base_cost and problem.time_left > 0:
         yield from auto(replace(problem, max_overhead=None, whole=True, weights=others[0]))
 
 
@@ -102,6 +102,7 @@ def _other_weights(problem: Problem, *units: str) -> list[np.ndarray]:
     citation="this project; see the solvers it joins",
     curve=True,
     thorough=True,
+    joins=True,
     retry=_retry,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:

@@ -37,7 +37,8 @@ from ..kernels import rotor as kernel
 from ..model.graph import Graph
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
-from ..solvers.rotor import SLOTS, Curve, entries, thin
+from ..solvers.rotor import SETTINGS as ROTOR
+from ..solvers.rotor import Curve, entries, thin
 from ..structure.archive import Entry, pareto
 from ..structure.blocks import Block, Kinds, costly, programs
 from ..structure.chain import BACKWARD, Chain, chain_at, with_kept
@@ -131,7 +132,7 @@ class Levels(Curve):
                 self.enter[here, there, 1:] = np.cumsum(more)
         self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
         super().__init__(plain, weights)
-        self.slots = max(LEAST, min(SLOTS, 40 * SLOTS // len(plain)))
+        self.slots = max(LEAST, min(ROTOR.slots, 40 * ROTOR.slots // len(plain)))
 
     def beside(self, wait: int) -> Levels:
         """The curve where the rest of a larger step takes `wait` bytes at the turn."""

@@ -106,7 +106,7 @@ class Search:
         rows = []
         for v in r.candidates:
             op = self.graph.ops[r.ops[r.arrays.producer[v]]]
-            kind = op.name.split("|", 1)[-1] if "|" in op.name else int(r.arrays.bytes[v])
+            kind = op.signature or int(r.arrays.bytes[v])
             rows.append(keys.setdefault((kind, op.outputs.index(int(r.values[v]))), len(keys)))
         return np.array(rows, np.int64)
 

@@ -1,20 +1,83 @@
-"""The memory/time curve: the least overhead found for every peak."""
+"""The memory/time curve as an SVG: the least overhead found for every peak."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..model.plan import Plan
 from ..sizes import format_bytes
 from .svg import Canvas, byte_unit, n, number, ticks
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 480, 84, 40, 84, 66
-APART = 46  # pixels between two labelled points
+
+@dataclass(frozen=True)
+class FrontierLayout:
+    """Sizes of the picture. All were chosen by eye.
+
+    width_px, height_px : of the picture.
+    left_px, right_px, top_px, bottom_px : from its edges to the curve's frame.
+    apart_px : least distance between two points that have words.
+    words_px : width of the words at an edge of the frame; nearer to it they start, or end, at their line.
+    plain_px : least distance between the lines of the bound and of the plain step for both to have words.
+    side_share, above_share : space beside the curve and above it, as a share of its width and its height.
+    """
+
+    width_px: int = 860
+    height_px: int = 480
+    left_px: int = 84
+    right_px: int = 40
+    top_px: int = 84
+    bottom_px: int = 66
+    apart_px: int = 46
+    words_px: int = 60
+    plain_px: int = 330
+    side_share: float = 0.06
+    above_share: float = 0.12
+
+    @property
+    def right(self) -> int:
+        """x of the frame's right edge."""
+        return self.width_px - self.right_px
+
+    @property
+    def bottom(self) -> int:
+        """y of the frame's lower edge."""
+        return self.height_px - self.bottom_px
+
+
+LAYOUT = FrontierLayout()
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """Bytes across, from `low` to `high`; overhead upwards, from 0 to `top`."""
+
+    low: float
+    high: float
+    top: float
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan]) -> _Scales:
+        """Scales on which all plans, their bounds and the plain step lie; plans by growing peak."""
+        left = min(plans[0].peak_bytes, *(p.bound_bytes for p in plans))
+        right = max(plans[0].baseline_peak_bytes, plans[-1].peak_bytes)
+        pad = LAYOUT.side_share * (right - left) or max(1.0, 0.05 * right)
+        top = max(0.02, (1 + LAYOUT.above_share) * max(p.overhead for p in plans))
+        return cls(max(0.0, left - pad), right + pad, top)
+
+    def x(self, size_bytes: float) -> float:
+        return LAYOUT.left_px + (size_bytes - self.low) / (self.high - self.low) * (LAYOUT.right - LAYOUT.left_px)
+
+    def y(self, overhead: float) -> float:
+        return LAYOUT.bottom - max(0.0, overhead) / self.top * (LAYOUT.bottom - LAYOUT.top_px)
 
 
 def frontier_svg(plans: Sequence[Plan], title: str | None = None) -> str:
-    """An SVG of overhead against peak, one point per plan, as a staircase: what each amount of memory buys.
+    """An SVG of overhead against peak memory, one point per plan, as a staircase.
+
+    plans : in any order, all of one graph and one cost.
+    title : None takes one with the graph's name.
 
     In the grey area on the left no schedule exists: a plan's certified bound holds for every overhead up to its own.
 
@@ -26,65 +89,85 @@ def frontier_svg(plans: Sequence[Plan], title: str | None = None) -> str:
         raise UsageError("a frontier needs at least one plan")
     plans = sorted(plans, key=lambda p: p.peak_bytes)
     title = title or f"What memory costs: {plans[0].graph.name}"
-    plain, bound = plans[0].baseline_peak_bytes, min(p.bound_bytes for p in plans)
-    left_edge, right_edge = min(bound, plans[0].peak_bytes), max(plain, plans[-1].peak_bytes)
-    pad = 0.06 * (right_edge - left_edge) or max(1.0, 0.05 * right_edge)
-    low, high = max(0.0, left_edge - pad), right_edge + pad
-    top = max(0.02, 1.12 * max(p.overhead for p in plans))
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-
-    def x(size: float) -> float:
-        return LEFT + (size - low) / (high - low) * (right - LEFT)
-
-    def y(overhead: float) -> float:
-        return bottom - max(0.0, overhead) / top * (bottom - TOP)
-
-    c = Canvas(WIDTH, HEIGHT)
-    c.text(LEFT, 32, title, "title")
-    c.text(LEFT, 54, _subtitle(plans), "soft")
-    unit, size = byte_unit(high)
-    for t in ticks(0, top * 100, 5):
-        c.line(LEFT, y(t / 100), right, y(t / 100), "grid")
-        c.text(LEFT - 8, y(t / 100) + 4, f"{number(t)} %", "soft small", "end")
-    for t in ticks(low / size, high / size, 7):
-        c.line(x(t * size), TOP, x(t * size), bottom, "grid")
-        c.text(x(t * size), bottom + 18, number(t), "soft small", "middle")
-    never = "".join(f"H{n(x(p.bound_bytes))}V{n(y(p.overhead))}" for p in reversed(plans))
-    c.path(f"M{LEFT} {bottom}{never}H{LEFT}Z", "never")
-    c.line(x(bound), TOP, x(bound), bottom, "phase")
-    c.text(x(bound), TOP - 7, f"certified: none below {format_bytes(bound)}", "soft small", _anchor(x(bound), right))
-    stairs = f"M{n(x(plans[0].peak_bytes))} {n(y(plans[0].overhead))}" + "".join(
-        f"H{n(x(p.peak_bytes))}V{n(y(p.overhead))}" for p in plans[1:]
-    )
-    end = f"H{n(right)}"
-    c.path(f"{stairs}{end}V{n(bottom)}H{n(x(plans[0].peak_bytes))}Z", "under")
-    c.path(stairs + end, "curve")
-    c.line(x(plain), TOP, x(plain), bottom, "phase")
-    if x(plain) - x(bound) > 330:
-        c.text(x(plain), TOP - 7, f"plain {format_bytes(plain)}", "soft small", _anchor(x(plain), right))
-    c.line(LEFT, bottom, right, bottom, "axis")
-    _points(c, plans, [(x(p.peak_bytes), y(p.overhead)) for p in plans])
-    c.text((LEFT + right) / 2, HEIGHT - 18, f"peak memory of the step ({unit})", "soft", "middle")
-    what = {"seconds": "extra time", "flops": "extra FLOPs", "unit": "extra op runs"}[plans[0].cost]
-    c.text(24, (TOP + bottom) / 2, f"{what} (% of the plain step)", "soft", "middle", turn=-90)
+    bound = min(p.bound_bytes for p in plans)
+    to = _Scales.of(plans)
+    c = Canvas(LAYOUT.width_px, LAYOUT.height_px)
+    c.text(LAYOUT.left_px, 32, title, "title")
+    c.text(LAYOUT.left_px, 54, _subtitle(plans), "soft")
+    _grid(c, to)
+    _impossible(c, to, plans, bound)
+    _curve(c, to, plans)
+    _plain(c, to, plans[0].baseline_peak_bytes, bound)
+    c.line(LAYOUT.left_px, LAYOUT.bottom, LAYOUT.right, LAYOUT.bottom, "axis")
+    _points(c, plans, [(to.x(p.peak_bytes), to.y(p.overhead)) for p in plans])
+    _axis_titles(c, byte_unit(to.high)[0], plans[0].cost)
     return c.render(title, _subtitle(plans) + f" No schedule this cheap exists below {bound} bytes.")
 
 
+def _grid(c: Canvas, to: _Scales) -> None:
+    at = LAYOUT
+    _, size = byte_unit(to.high)
+    for t in ticks(0, to.top * 100, 5):
+        c.line(at.left_px, to.y(t / 100), at.right, to.y(t / 100), "grid")
+        c.text(at.left_px - 8, to.y(t / 100) + 4, f"{number(t)} %", "soft small", "end")
+    for t in ticks(to.low / size, to.high / size, 7):
+        c.line(to.x(t * size), at.top_px, to.x(t * size), at.bottom, "grid")
+        c.text(to.x(t * size), at.bottom + 18, number(t), "soft small", "middle")
+
+
+def _impossible(c: Canvas, to: _Scales, plans: Sequence[Plan], bound: int) -> None:
+    """Draw the area in which no schedule exists, and the line of the least bound."""
+    at = LAYOUT
+    never = "".join(f"H{n(to.x(p.bound_bytes))}V{n(to.y(p.overhead))}" for p in reversed(plans))
+    c.path(f"M{at.left_px} {at.bottom}{never}H{at.left_px}Z", "never")
+    x = to.x(bound)
+    c.line(x, at.top_px, x, at.bottom, "phase")
+    c.text(x, at.top_px - 7, f"certified: none below {format_bytes(bound)}", "soft small", _anchor(x))
+
+
+def _curve(c: Canvas, to: _Scales, plans: Sequence[Plan]) -> None:
+    at = LAYOUT
+    stairs = f"M{n(to.x(plans[0].peak_bytes))} {n(to.y(plans[0].overhead))}" + "".join(
+        f"H{n(to.x(p.peak_bytes))}V{n(to.y(p.overhead))}" for p in plans[1:]
+    )
+    end = f"H{n(at.right)}"
+    c.path(f"{stairs}{end}V{n(at.bottom)}H{n(to.x(plans[0].peak_bytes))}Z", "under")
+    c.path(stairs + end, "curve")
+
+
+def _plain(c: Canvas, to: _Scales, plain_bytes: int, bound: int) -> None:
+    """Draw the line of the plain step's peak, with words where they do not meet those of the bound."""
+    x = to.x(plain_bytes)
+    c.line(x, LAYOUT.top_px, x, LAYOUT.bottom, "phase")
+    if x - to.x(bound) > LAYOUT.plain_px:
+        c.text(x, LAYOUT.top_px - 7, f"plain {format_bytes(plain_bytes)}", "soft small", _anchor(x))
+
+
+def _axis_titles(c: Canvas, unit: str, cost: str) -> None:
+    at = LAYOUT
+    c.text((at.left_px + at.right) / 2, at.height_px - 18, f"peak memory of the step ({unit})", "soft", "middle")
+    extra = {"seconds": "extra time", "flops": "extra FLOPs", "unit": "extra op runs"}[cost]
+    c.text(24, (at.top_px + at.bottom) / 2, f"{extra} (% of the plain step)", "soft", "middle", turn=-90)
+
+
 def _points(c: Canvas, plans: Sequence[Plan], places: Sequence[tuple[float, float]]) -> None:
-    """Dots, and words at those far enough from the last that has some; the first always has them."""
+    """Draw a dot per plan, with words where the last words are far enough; the first dot always has words."""
     last: tuple[float, float] | None = None
     for p, (px, py) in zip(plans, places, strict=True):
         facts = (
             f"{format_bytes(p.peak_bytes)}, +{p.overhead:.1%}, +{p.flops_overhead:.1%} FLOPs, {p.solver}, {p.status}"
         )
         c.dot(px, py, "point", facts)
-        if last is None or abs(px - last[0]) + abs(py - last[1]) > APART:
+        if last is None or abs(px - last[0]) + abs(py - last[1]) > LAYOUT.apart_px:
             c.text(px + 7, py - 8, f"+{p.overhead:.1%}", "mark small", halo=True)
             last = (px, py)
 
 
-def _anchor(x: float, right: float) -> str:
-    return "start" if x < LEFT + 60 else "end" if x > right - 60 else "middle"
+def _anchor(x: float) -> str:
+    """Where words at x start, so that they stay inside the frame."""
+    if x < LAYOUT.left_px + LAYOUT.words_px:
+        return "start"
+    return "end" if x > LAYOUT.right - LAYOUT.words_px else "middle"
 
 
 def _subtitle(plans: Sequence[Plan]) -> str:

@@ -1,4 +1,4 @@
-"""A small SVG canvas: shapes, ticks and one style for light and dark. No scripts, no fonts, nothing to load."""
+"""A small SVG canvas: shapes, axis ticks, and one style for light and dark. Pictures need no scripts, fonts or network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape as html_escape
 
 from ..printed import printable
 
-# Selectors start at .rk, so that several pictures and a page around them can share one document.
+# Selectors start at .rk, so that one document can hold several pictures and a page around them.
 STYLE = """
 .rk{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 .rk text,.rk tspan{font-size:13px}
@@ -60,13 +60,13 @@ STYLE = """
 
 
 def escape(text: str) -> str:
-    """Text for a picture: XML has no control characters, so they are spelled out."""
+    """Text that is safe inside XML, which has no control characters: those are spelled out."""
     return html_escape(printable(text))
 
 
 @dataclass
 class Canvas:
-    """Shapes in the order in which they are drawn; coordinates in pixels, y down."""
+    """Shapes in the order in which they are drawn. Coordinates are in pixels, y points down; `cls` is a class of `STYLE`."""
 
     width: int
     height: int
@@ -76,7 +76,13 @@ class Canvas:
         self, x: float, y: float, text: str, cls: str = "", anchor: str = "start", *, then: str = "", turn: int = 0,
         halo: bool = False,
     ) -> None:  # fmt: skip
-        """One line of words; `then` goes on in a softer tone; `halo` sets it off from what lies under it."""
+        """Draw one line of words.
+
+        anchor : "start", "middle" or "end": the part of the words that stands at x.
+        then : more words in a softer tone.
+        turn : degrees, clockwise.
+        halo : draw a rim in the colour of the paper, so that the words can be read on top of shapes.
+        """
         turned = f' transform="rotate({turn} {n(x)} {n(y)})"' if turn else ""
         words = escape(text) + (f'<tspan dx="10" class="soft then">{escape(then)}</tspan>' if then else "")
         at = f'x="{n(x)}" y="{n(y)}" text-anchor="{anchor}"{turned}'
@@ -99,7 +105,7 @@ class Canvas:
         self.parts.append(f'<circle cx="{n(x)}" cy="{n(y)}" r="{radius}" class="{cls}">{inside}</circle>')
 
     def render(self, title: str, description: str) -> str:
-        """The whole document; title and description are what a screen reader says."""
+        """The SVG as text; a screen reader reads the title and the description."""
         body = "\n".join(self.parts)
         key = f"rk{zlib.crc32((title + body).encode('utf-8', 'backslashreplace')):08x}"
         return (
@@ -112,12 +118,12 @@ class Canvas:
 
 
 def n(x: float) -> str:
-    """A coordinate, to a tenth of a pixel."""
+    """A coordinate as text, to a tenth of a pixel."""
     return f"{x:.1f}".removesuffix(".0")
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from low to high, about so many: multiples of 1, 2, 2.5 or 5 times a power of ten."""
+    """About `about` round numbers from low to high: multiples of 1, 2, 2.5 or 5 times a power of ten."""
     if not high > low:
         return [low]
     raw = (high - low) / about
@@ -128,7 +134,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def byte_unit(most: float) -> tuple[str, int]:
-    """(name, bytes) of the binary unit in which sizes up to `most` read well."""
+    """(name, bytes) of the binary unit in which sizes up to `most` bytes read well."""
     for name, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if most >= 2 * size:
             return name, size
@@ -136,5 +142,5 @@ def byte_unit(most: float) -> tuple[str, int]:
 
 
 def number(x: float) -> str:
-    """A tick's number: 1200 -> "1,200", 0.25 -> "0.25"."""
+    """The number at a tick: "1,200" for 1200, "0.25" for 0.25."""
     return f"{x:,.0f}" if abs(x - round(x)) < 1e-9 else f"{x:,.4f}".rstrip("0")

@@ -1,4 +1,4 @@
-"""Tables for the terminal. They take plain data and return rich renderables."""
+"""Tables for the terminal, as rich renderables."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ..model.plan import Plan
-from ..printed import name, printable
+from ..printed import name
 from ..problem import Solver
 from ..sizes import format_bytes
+from .figures import figure, percent, yes_no
 
 UNITS = {"seconds": "time", "flops": "FLOPs", "unit": "op runs"}
 
 
 def plan_table(plan: Plan) -> Table:
-    """What a plan holds and costs, beside the plain step."""
+    """The memory and the cost of a plan, beside those of the plain step."""
     table = _table(f"{name(plan.graph.name)}: {len(plan.graph.ops):,} ops", "", "plain", "planned")
     table.add_row("peak", format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes))
     table.add_row(
@@ -41,7 +42,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def frontier_table(plans: Sequence[Plan]) -> Table:
-    """One row per plan of the memory/time curve."""
+    """The memory/time curve: one row per plan."""
     unit = UNITS[plans[0].cost] if plans else "time"
     title = f"{name(plans[0].graph.name)}: memory against {unit}" if plans else "no plan"
     table = _table(title, "peak", "activations", "of plain", f"extra {unit}", "extra FLOPs", "gap at most", "status")
@@ -55,7 +56,7 @@ def frontier_table(plans: Sequence[Plan]) -> Table:
 
 
 def solvers_table(solvers: Iterable[Solver]) -> Table:
-    """Every solver: problem, objective, complexity, optimality, citation."""
+    """One row per solver: graphs, objective, optimality, complexity, citation."""
     table = _table("solvers", "name", "graphs", "minimises", "optimal", "complexity", "citation", numbers=False)
     for s in solvers:
         table.add_row(s.name, s.graphs, s.objective, s.optimal or "no claim", s.complexity, s.citation)
@@ -70,7 +71,7 @@ BENCH_COLUMNS = (
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Table:
-    """One row per model and method. Of rows with many keys the chief ones are shown; `--json` has them all."""
+    """One row per model and method. Rows with more keys than `BENCH_COLUMNS` show only these; `--json` prints them all."""
     columns = list(dict.fromkeys(k for row in rows for k in row))
     if len(columns) > len(BENCH_COLUMNS):
         columns = [c for c in BENCH_COLUMNS if c in columns and any(row.get(c) not in (None, "") for row in rows)]
@@ -85,7 +86,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Tabl
 
 
 def changes_table(changes: Sequence[Mapping[str, Any]]) -> Table:
-    """What changed between two sets of rows; each entry as `bench.regress.Change.to_json` gives it."""
+    """The changes between two sets of benchmark rows; each entry is a `bench.regress.Change.to_json()`."""
     table = _table("changes", "model", "method", "cost", "field", "old", "new", "regression")
     for c in changes:
         values = (figure(c["field"], c[k]) for k in ("old", "new"))
@@ -97,7 +98,7 @@ def changes_table(changes: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def demo_table(row: Mapping[str, Any]) -> Table:
-    """What was promised of one model and what was measured; `row` is one entry of `demo.run(...)["models"]`."""
+    """Predicted beside measured figures of one model; `row` is an entry of `demo.run(...)["models"]`."""
     table = _table(f"{row['model']}, batch {row['batch']}", "", "predicted", "measured")
     peak = row["measured_peak_bytes"]
     table.add_row(
@@ -109,51 +110,22 @@ def demo_table(row: Mapping[str, Any]) -> Table:
     table.add_row("extra FLOPs", percent(row["flops_overhead"]), figure("overhead", row["measured_flops_overhead"]))
     table.add_row("extra time", percent(row["overhead"]), percent(row["measured_overhead"]))
     table.add_section()
-    for what in ("loss", "gradients", "buffers", "rng"):
-        table.add_row(f"{what if what != 'rng' else 'RNG state'} bitwise equal", "", yes_no(row[f"{what}_equal"]))
+    for key, compared in (("loss", "loss"), ("gradients", "gradients"), ("buffers", "buffers"), ("rng", "RNG state")):
+        table.add_row(f"{compared} bitwise equal", "", yes_no(row[f"{key}_equal"]))
     table.add_row("weights after training bitwise equal", "", yes_no(row["weights_equal"]))
     return table
 
 
 def losses_table(row: Mapping[str, Any]) -> Table:
-    """The losses of the same training, plain and planned, side by side."""
+    """The losses of one training, plain and planned, side by side."""
     table = _table(f"{row['model']}: training losses", "step", "plain", "planned", "bitwise equal")
     for i, (a, b) in enumerate(zip(row["plain_losses"], row["planned_losses"], strict=True), 1):
         table.add_row(str(i), f"{a:.9g}", f"{b:.9g}", yes_no(a == b))
     return table
 
 
-def percent(x: float) -> str:
-    """0.1234 -> "+12.3 %"."""
-    return f"{x:+.1%}".replace("%", " %")
-
-
-def figure(name: str, x: Any) -> str:
-    """A value as its name's unit asks: bytes, a share in percent, seconds."""
-    if x is None:
-        return "-"
-    if isinstance(x, bool):
-        return "yes" if x else "no"
-    if not isinstance(x, int | float):
-        return printable(str(x))
-    if name.endswith("_bytes"):
-        return format_bytes(x)
-    if name.endswith("overhead"):
-        return percent(x)
-    if name == "gap":
-        return f"{x:.1%}"
-    return f"{x:,}" if isinstance(x, int) else f"{x:,.4g}" if abs(x) < 1000 else f"{x:,.1f}"
-
-
-def yes_no(x: bool | None) -> Text:
-    """None: could not be told."""
-    if x is None:
-        return Text("not compared", "yellow")
-    return Text("yes", "green") if x else Text("NO", "bold red")
-
-
 def _table(title: str, *columns: str, numbers: bool = True) -> Table:
-    """A table whose first column is words and the others figures, unless told otherwise."""
+    """An empty table. numbers : every column but the first holds figures, aligned to the right."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")

@@ -27,27 +27,30 @@ a small constant, and w n bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import bounds
 from ..kernels import beam as kernel
+from ..kernels.arrays import compressed_rows
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 
-SMALL = 0.001  # values below that part of the plain peak are never dropped for their own sake
-CHOICES = 4  # drops tried from a state
-CLOSE = 0.004  # of the plain peak: caps nearer to each other than that are not told apart
-EPS = 1e-9
-WORK = 2.5e8  # states times levels times size of a state, over the ways that are tried
+EPS = 1e-9  # of an overhead
 
 
 class Way(NamedTuple):
-    """How to search: states kept, price per byte as a part of what a drop costs on average, the part of the cap below
-    which nothing is dropped, and how many ops back from the last one the next to retire may stand."""
+    """One way to search.
+
+    width : states kept at each level.
+    price : cost of a held byte, as a multiple of what a drop has cost on average per byte.
+    soft : share of the cap below which nothing is dropped.
+    window : how many unretired ops back from the last one the next op to retire may stand.
+    """
 
     width: int
     price: float
@@ -55,16 +58,46 @@ class Way(NamedTuple):
     window: int
 
 
-PROBE = (
-    Way(8, 1.0, 0.9, 1), Way(8, 0.3, 0.8, 6), Way(8, 1.0, 1.0, 4),
-    Way(8, 3.0, 0.7, 1), Way(8, 10.0, 0.6, 1), Way(8, 30.0, 0.5, 1),
-)  # fmt: skip
-WAYS = tuple(
-    Way(24, price, soft, window)
-    for soft in (0.8, 0.9, 0.7, 1.0)
-    for price, window in ((1.0, 1), (0.3, 6), (0.3, 1), (1.0, 6), (3.0, 1))
-)
-WIDE = 64  # width with which the best ways are tried again
+@dataclass(frozen=True)
+class BeamSettings:
+    """How much the beam searches. All figures are guesses that served on small steps and the benchmark's models.
+
+    small_share : values below this share of the plain peak are never dropped for their own sake.
+    drops_per_state : drops tried from a state that does not fit.
+    close_share : caps that differ by less than this share of the plain peak are not told apart.
+    work_most : states times levels times the size of a state, over all ways that are tried.
+    probe : narrow ways that are tried first.
+    ways : wider ways that are tried next, as many as `work_most` allows.
+    wide_states : width with which the best two ways are tried again.
+    ways_for_wide : so many ways must be affordable before wide ones are tried.
+    least_ways : ways that are tried however large the graph is.
+    first_records : runs that there is room for at first; room grows as needed.
+    """
+
+    small_share: float = 0.001
+    drops_per_state: int = 4
+    close_share: float = 0.004
+    work_most: float = 2.5e8
+    probe: tuple[Way, ...] = (
+        Way(8, 1.0, 0.9, 1),
+        Way(8, 0.3, 0.8, 6),
+        Way(8, 1.0, 1.0, 4),
+        Way(8, 3.0, 0.7, 1),
+        Way(8, 10.0, 0.6, 1),
+        Way(8, 30.0, 0.5, 1),
+    )
+    ways: tuple[Way, ...] = tuple(
+        Way(24, price, soft, window)
+        for soft in (0.8, 0.9, 0.7, 1.0)
+        for price, window in ((1.0, 1), (0.3, 6), (0.3, 1), (1.0, 6), (3.0, 1))
+    )
+    wide_states: int = 64
+    ways_for_wide: int = 6
+    least_ways: int = 2
+    first_records: int = 1 << 16
+
+
+SETTINGS = BeamSettings()
 
 
 class Found(NamedTuple):
@@ -105,22 +138,24 @@ class Search:
     def __init__(self, problem: Problem):
         self.problem, self.graph = problem, problem.graph
         self.plain = simulate(self.graph, Schedule.baseline(self.graph)).peak_bytes - self.graph.resident_bytes
-        self.net = network(self.graph, _weights(problem), SMALL * self.plain)
+        self.net = network(self.graph, _weights(problem), SETTINGS.small_share * self.plain)
         self.all_cost = float(self.net.weight[self.graph.needed].sum())
         self.price = self.all_cost / max(1, self.plain) / 3  # of a byte; a guess until one is found
         a = self.graph.arrays
         degree = np.diff(a.in_ptr) + np.diff(a.out_ptr)
-        self.flipped = np.empty(kernel.CHAIN * int(degree.max()) + 1, np.int64)
-        self.records = np.empty((1 << 16, 2), np.int64)
-        size = len(a.producer) * len(self.graph.ops) * WAYS[0].width
-        self.long = size > WORK  # a walk takes seconds
-        self.tries = int(np.clip(WORK / size, 2, len(WAYS))) if problem.effort >= 1 else 2
+        self.flipped = np.empty(kernel.CHAIN_MOST_RUNS * int(degree.max()) + 1, np.int64)
+        self.records = np.empty((SETTINGS.first_records, 2), np.int64)
+        size = len(a.producer) * len(self.graph.ops) * SETTINGS.ways[0].width
+        self.long = size > SETTINGS.work_most  # a walk takes seconds
+        least = SETTINGS.least_ways
+        affordable = int(np.clip(SETTINGS.work_most / size, least, len(SETTINGS.ways)))
+        self.tries = affordable if problem.effort >= 1 else least
 
     def least_cost(self, cap: int) -> Iterator[Found]:
         """Ever cheaper ways to stay within a cap."""
         best: Found | None = None
         scores: list[tuple[float, Way]] = []
-        for way in (*PROBE, *WAYS[: self.tries]):
+        for way in (*SETTINGS.probe, *SETTINGS.ways[: self.tries]):
             found = self.walk(cap, way)
             if found is None:
                 continue
@@ -132,8 +167,8 @@ class Search:
             if self._overhead(best) <= EPS:
                 return
             self.problem.progress(f"beam: +{self._overhead(best):.2%}")
-        for _, way in sorted(scores, key=lambda s: s[0])[: 2 if self.tries > 5 else 0]:
-            found = self.walk(cap, way._replace(width=WIDE))
+        for _, way in sorted(scores, key=lambda s: s[0])[: 2 if self.tries >= SETTINGS.ways_for_wide else 0]:
+            found = self.walk(cap, way._replace(width=SETTINGS.wide_states))
             if found is not None and best is not None and found.extra < best.extra:
                 best = found
                 yield found
@@ -142,9 +177,10 @@ class Search:
         """Ever smaller caps within which a walk costs at most that part of the plain cost more."""
         low, high = bounds.single_op(self.graph).bytes - self.graph.resident_bytes, self.plain
         # Of long walks those first that end least often: a cap at which all end costs as many walks as there are ways.
-        ways = PROBE[::-1] if self.long else PROBE + WAYS[: max(2, self.tries // 3)]
-        cap = low
-        while low <= high and (high - low > CLOSE * self.plain or cap == low) and self.problem.time_left > 0:
+        few = SETTINGS.ways[: max(SETTINGS.least_ways, self.tries // 3)]
+        ways = SETTINGS.probe[::-1] if self.long else SETTINGS.probe + few
+        cap, close = low, SETTINGS.close_share * self.plain
+        while low <= high and (high - low > close or cap == low) and self.problem.time_left > 0:
             found = self._cheap_enough(cap, max_overhead, ways)
             if found is None:
                 low = cap + 1
@@ -171,22 +207,22 @@ class Search:
     def walk(self, cap: int, way: Way) -> Found | None:
         """The cheapest walk that a beam finds within a cap; None where all its states end, or time does."""
         now, to, spare, other = (kernel.pool(way.width, len(self.graph.values), len(self.graph.ops)) for _ in range(4))
+        aim = kernel.Aim(cap, int(cap * way.soft), self.price * way.price, way.window, SETTINGS.drops_per_state)
         self._start(now)
         states, used = 1, 0
         for _ in range(int(self.graph.needed.sum())):
             following = -1
             while following < 0:
                 following, used = kernel.level(
-                    now, states, to, spare, other, self.records, used, self.net, cap, int(cap * way.soft),
-                    self.price * way.price, way.window, CHOICES, self.flipped,
-                )  # fmt: skip
+                    now, states, to, spare, other, self.records, used, self.net, aim, self.flipped
+                )
                 if following < 0:
                     self.records = np.concatenate([self.records, np.empty_like(self.records)])
             if following == 0 or self.problem.time_left <= 0:
                 return None
             now, to, states = to, now, following
         best = int(np.argmin(now.extra[:states]))
-        if used + kernel.CHAIN > len(self.records):
+        if used + kernel.CHAIN_MOST_RUNS > len(self.records):
             self.records = np.concatenate([self.records, np.empty_like(self.records)])
         kernel.put_down(now, best, self.records, used)
         extra, dropped = float(now.extra[best]), float(now.dropped[best])
@@ -214,8 +250,8 @@ def network(graph: Graph, weights: np.ndarray, small: float) -> kernel.Net:
     made = made[needed[a.producer[made]]]
     return kernel.Net(
         a.bytes, a.producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids,
-        *_rows([o for o in readers if needed[o]] for readers in graph.consumers),
-        *_rows([v for v in op.inplace if a.producer[v] >= 0 and v not in shared] for op in graph.ops),
+        *compressed_rows([o for o in readers if needed[o]] for readers in graph.consumers),
+        *compressed_rows([v for v in op.inplace if a.producer[v] >= 0 and v not in shared] for op in graph.ops),
         a.workspace, a.recompute, after, weights,
         np.random.default_rng(0).integers(0, 2**64, len(graph.values), np.uint64),
         made[np.argsort(-a.producer[made], kind="stable")], a.boundary,
@@ -229,10 +265,3 @@ def _weights(problem: Problem) -> np.ndarray:
     seconds = problem.graph.weights("seconds")
     s = float(seconds[problem.graph.needed].sum())
     return weights + (1e-3 * total / s * seconds if s > 0 else 0.0) + 1e-5 * total / max(1, len(weights))
-
-
-def _rows(rows: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    rows = list(rows)
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=ptr[1:])
-    return ptr, np.array([x for r in rows for x in r], np.int64)

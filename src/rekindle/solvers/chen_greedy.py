@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,18 @@ from ..model.schedule import Schedule
 from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of, segmented
 
-GRID = 9
+
+@dataclass(frozen=True)
+class ChenGreedySettings:
+    """The budgets that are tried; the paper gives no number.
+
+    budgets : budgets on the grid around the square root.
+    """
+
+    budgets: int = 9
+
+
+SETTINGS = ChenGreedySettings()
 
 
 class Segments(NamedTuple):
@@ -58,7 +70,7 @@ def searched(chain: Chain) -> Iterator[Segments]:
     first = greedy(chain, 0)
     yield first
     budget = math.sqrt(first.kept * first.largest)
-    for b in np.geomspace(budget / math.sqrt(2), budget * math.sqrt(2), GRID) if budget else ():
+    for b in np.geomspace(budget / math.sqrt(2), budget * math.sqrt(2), SETTINGS.budgets) if budget else ():
         yield greedy(chain, float(b))
 
 

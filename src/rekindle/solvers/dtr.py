@@ -21,19 +21,38 @@ Complexity: O(runs x values) per budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from .. import bounds
 from ..kernels import dtr as kernel
+from ..kernels.arrays import compressed_rows
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 
-BUDGETS = 16
-LONGEST = 8  # runs per op after which a budget is given up
+
+@dataclass(frozen=True)
+class DtrSettings:
+    """How many budgets are simulated; guesses.
+
+    budgets : budgets tried between the plain peak and the least peak; half as many around a limit.
+    first_share, last_share : the largest and the smallest budget tried for a limit, as shares of the limit.
+    runs_per_op_most : runs per op after which a budget is given up.
+    spare_runs : runs that a budget may take beyond these, so that small graphs are not given up early.
+    """
+
+    budgets: int = 16
+    first_share: float = 1.1
+    last_share: float = 0.75
+    runs_per_op_most: int = 8
+    spare_runs: int = 100
+
+
+SETTINGS = DtrSettings()
 
 
 @register(
@@ -64,23 +83,18 @@ def budgets(problem: Problem) -> list[int]:
     plain = simulate(problem.graph, Schedule.baseline(problem.graph)).peak_bytes - resident
     least = bounds.single_op(problem.graph).bytes - resident
     if problem.limit is not None:
-        tried = (problem.limit - resident) * np.linspace(1.1, 0.75, BUDGETS // 2)
+        tried = (problem.limit - resident) * np.linspace(
+            SETTINGS.first_share, SETTINGS.last_share, SETTINGS.budgets // 2
+        )
     else:
-        tried = np.linspace(plain, least, BUDGETS)
+        tried = np.linspace(plain, least, SETTINGS.budgets)
     return sorted({int(b) for b in tried if b > 0}, reverse=True)
 
 
 def evicting(graph: Graph, weights: np.ndarray, budget: int) -> np.ndarray | None:
     """The runs that the policy makes within a budget of bytes, or None where it makes no end of them."""
     order = np.flatnonzero(graph.needed).astype(np.int64)
-    runs = np.empty(LONGEST * len(order) + 100, np.int64)
-    readers = _rows([o for o in row if graph.needed[o]] for row in graph.consumers)
-    n = kernel.simulate(order, budget, weights.astype(np.float64), *readers, runs, *graph.arrays)
+    runs = np.empty(SETTINGS.runs_per_op_most * len(order) + SETTINGS.spare_runs, np.int64)
+    readers = compressed_rows([o for o in row if graph.needed[o]] for row in graph.consumers)
+    n = kernel.simulate(order, budget, weights.astype(np.float64), *readers, runs, graph.arrays)
     return runs[:n] if n >= 0 else None
-
-
-def _rows(rows: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    rows = list(rows)
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=ptr[1:])
-    return ptr, np.array([x for r in rows for x in r], np.int64)

@@ -5,8 +5,8 @@ backward runs the whole block again.
 
 Problem: none is solved. A block is a module path cut after its first number ("layer1.0", "transformer.h.3"), else after
 its first name; in a model that has hardly any such numbers, after the first name that ends in one
-("features.denseblock2"). An op without a path belongs to the block before it. In a graph without such names the blocks
-are what lies between splitting vertices.
+("features.denseblock2"). An op without a path belongs to the block before it. In a graph whose ops name no modules the
+blocks are the stretches between splitting vertices.
 
 Optimality: none.
 
@@ -16,6 +16,7 @@ Complexity: O(n + edges).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ..model.graph import Graph
 from ..model.schedule import Schedule
@@ -24,7 +25,18 @@ from ..structure.division import splitting_vertices
 from ..structure.forward import forward_dag, forward_ops, results
 from ..structure.saved import runs_from_saved
 
-FEW = 4  # paths with fewer numbers than that do not tell the blocks
+
+@dataclass(frozen=True)
+class EverySettings:
+    """How blocks are told from module paths; a guess.
+
+    numbered_paths_least : with fewer different block paths than this, names that end in a number count as well.
+    """
+
+    numbered_paths_least: int = 4
+
+
+SETTINGS = EverySettings()
 
 
 @register(
@@ -42,7 +54,7 @@ def every(problem: Problem) -> Iterator[Schedule]:
     if forward is None:
         yield Schedule.baseline(graph, "every")
         return
-    if any("|" in graph.ops[o].name for o in forward_ops(graph)):
+    if any(graph.ops[o].module or graph.ops[o].kind for o in forward_ops(graph)):
         saved = _passed_on(graph)
     else:
         saved = forward.saved(splitting_vertices(forward.dag))
@@ -63,8 +75,8 @@ def blocks(graph: Graph) -> dict[int, int]:
     found: dict[int, int] = {}
     current, number = "", 0
     ops = forward_ops(graph)
-    plain, loose = ([block_path(graph.ops[o].name, ending) for o in ops] for ending in (False, True))
-    few = len(set(plain)) < FEW < len(set(loose))
+    plain, loose = ([block_path(graph.ops[o].module, ending) for o in ops] for ending in (False, True))
+    few = len(set(plain)) < SETTINGS.numbered_paths_least < len(set(loose))
     for o, path in zip(ops, loose if few else plain, strict=True):
         if path and path != current:
             current, number = path, number + 1
@@ -72,15 +84,14 @@ def blocks(graph: Graph) -> dict[int, int]:
     return found
 
 
-def block_path(name: str, ending: bool = False) -> str:
-    """The path of the block of an op called "module.path|operator|shapes"; ending: a name that ends in a number counts
-    as one.
+def block_path(module: str, ending: bool = False) -> str:
+    """The path of the block in which a module lies. ending : a name that ends in a number counts as a number.
 
-    >>> block_path("layer1.0.conv2|aten.convolution.default|f32[8,64,56,56]")
+    >>> block_path("layer1.0.conv2")
     'layer1.0'
-    >>> block_path("features.denseblock2.denselayer3.conv1|aten.convolution.default|", ending=True)
+    >>> block_path("features.denseblock2.denselayer3.conv1", ending=True)
     'features.denseblock2'
     """
-    parts = name.split("|")[0].split(".")
+    parts = module.split(".")
     first = next((i for i, part in enumerate(parts) if (part[-1:] if ending else part).isdigit()), 0)
     return ".".join(parts[: first + 1])

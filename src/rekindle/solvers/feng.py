@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from ..kernels import feng as kernel
+from ..kernels.arrays import compressed_rows
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 from ..structure.division import Part, division_tree
@@ -77,7 +78,8 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
     """
     parts = division_tree(dag)
     kept = np.empty(len(dag.cost), np.bool_)
-    arrays = [*_arrays(parts, dag), kept]
+    tree = _tree(parts, dag)
+    scratch = _scratch(tree)
     best = Kept([], parts[0].cost, 0)
     # Stretches of limits, a to b, that may hold a better one: the least value possible there, a, b, and the bytes that
     # are kept above b already. An edge cannot be divided, so no limit is below the largest one.
@@ -89,7 +91,7 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
         if bound >= best.value:
             break
         limit = (a + min(b, best.value - above - 1)) // 2
-        total, longest, following = map(int, kernel.cheapest_kept(limit, *arrays))
+        total, longest, following = map(int, kernel.cheapest_kept(limit, tree, scratch, kept))
         tried += 1
         if total + longest < best.value:
             best = Kept(np.flatnonzero(kept).tolist(), total + longest, 0)
@@ -99,17 +101,14 @@ def cheapest(dag: Dag, deadline: float | None = None) -> Kept:
     return best._replace(tried=tried)
 
 
-def _arrays(parts: list[Part], dag: Dag) -> list[np.ndarray]:
-    """The tree as the kernel takes it, and scratch space."""
-    children, vertices = _rows(p.children for p in parts), _rows(p.vertices for p in parts)
+def _tree(parts: list[Part], dag: Dag) -> kernel.Tree:
+    """The division tree as the kernel takes it."""
+    children, vertices = compressed_rows(p.children for p in parts), compressed_rows(p.vertices for p in parts)
     kind, cost = np.array([(p.kind, p.cost) for p in parts], np.int64).T.copy()
-    m = len(children[1])
-    scratch = [np.empty(size, np.int64) for size in (len(parts), m, m, m, m + 1)]
-    return [kind, cost, *children, *vertices, dag.cost, dag.inside, *scratch, np.empty(len(parts), np.bool_)]
+    return kernel.Tree(kind, cost, *children, *vertices, dag.cost, dag.inside)
 
 
-def _rows(rows: Iterable[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    rows = list(rows)
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=ptr[1:])
-    return ptr, np.array([x for r in rows for x in r], np.int64)
+def _scratch(tree: kernel.Tree) -> kernel.Scratch:
+    n, m = len(tree.kind), len(tree.child_ids)
+    total, path, sums, came, queue = (np.empty(size, np.int64) for size in (n, m, m, m, m + 1))
+    return kernel.Scratch(total, path, sums, came, queue, np.empty(n, np.bool_))

@@ -11,7 +11,8 @@ are taken as the chain of stages between their splitting vertices.
 
 Optimality: for peak and time, among plans that keep inputs of stages and run each segment but the last again once,
 whole. On a chain of single ops, each of which needs its input and its gradient, the peak is the judge's. It is one
-forward more at most. Where more than MOST plans from a stage on are undominated, as many are gone on with.
+forward more at most. Where more than `HongExactSettings.plans_most` plans from a stage on are undominated, the search
+goes on with that many of them.
 
 Complexity: O(n) for the least peak where what passes from one stage is read by the next alone: the queue of `hong`, with
 its largest terms looked up, as they need not grow with the segment here. (What backward does not read of it may make
@@ -22,6 +23,7 @@ longer chains are taken with some stages merged for that.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,9 +33,24 @@ from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of, segmented
 from .hong import followed
 
-MOST = 400
-STAGES = 400  # of the chain on which time is looked at
-SPREAD = 40  # plans where the whole frontier is wanted
+
+@dataclass(frozen=True)
+class HongExactSettings:
+    """How large the dynamic programme with time may grow; the sizes were measured to take seconds.
+
+    plans_most : undominated plans to go on with from a stage.
+    stages_most : stages of a chain on which time is looked at; longer chains are merged to that many.
+    frontier_plans : plans given where the whole frontier is wanted.
+    plans_beyond_limit : plans just above a limit that are given too, as the judge may find less than the model.
+    """
+
+    plans_most: int = 400
+    stages_most: int = 400
+    frontier_plans: int = 40
+    plans_beyond_limit: int = 3
+
+
+SETTINGS = HongExactSettings()
 
 
 @register(
@@ -52,11 +69,11 @@ def hong_exact(problem: Problem) -> Iterator[Schedule]:
     if chain is None:
         yield Schedule.baseline(problem.graph, "hong-exact")
         return
-    if len(chain) > STAGES:
+    if len(chain) > SETTINGS.stages_most:
         yield from chain.schedules(segmented(chain.turn, least(chain)[1]), "hong-exact")
         if not problem.whole and problem.limit is None and problem.max_overhead is None:
             return
-        chain = chain_of(problem.graph, STAGES) or chain
+        chain = chain_of(problem.graph, SETTINGS.stages_most) or chain
     found = Plans(chain, problem.weights)
     for plan in sorted(_wanted(problem, found)):
         yield from chain.schedules(segmented(chain.turn, found.cuts(plan)), "hong-exact")
@@ -66,12 +83,14 @@ def _wanted(problem: Problem, found: Plans) -> set[int]:
     """The plan of least peak, and what meets the goal."""
     wanted = {0}
     if problem.whole:
-        ranks = np.geomspace(1, len(found.peaks), SPREAD).astype(np.int64) - 1
+        ranks = np.geomspace(1, len(found.peaks), SETTINGS.frontier_plans).astype(np.int64) - 1
         wanted.update(ranks.tolist())
     elif problem.limit is not None:
         fit = np.flatnonzero(found.peaks <= problem.limit - problem.graph.resident_bytes)
         wanted.update(fit[-1:].tolist())
-        wanted.update(range(len(fit), min(len(found.peaks), len(fit) + 3)))  # a peak may turn out smaller
+        wanted.update(
+            range(len(fit), min(len(found.peaks), len(fit) + SETTINGS.plans_beyond_limit))
+        )  # a peak may turn out smaller
     elif problem.max_overhead is not None:
         fit = np.flatnonzero(found.times <= problem.base_cost * (1 + problem.max_overhead) * (1 + 1e-12))
         wanted.update(fit[:1].tolist())
@@ -83,10 +102,11 @@ def least(chain: Chain) -> tuple[int, list[int]]:
     if not chain.lives.single:
         found = Plans(chain, np.zeros(len(chain.graph.ops)), most=1)
         return int(found.peaks[0]), found.cuts(0)
-    peak, follow = kernel.least(
+    sizes = kernel.Sizes(
         chain.lives.read, chain.lives.unread, chain.saved, chain.gradient, chain.skip_peak, chain.save_peak,
         chain.alone_peak, chain.backward_peak,
     )  # fmt: skip
+    peak, follow = kernel.least(sizes)
     return chain.held + int(peak), followed(follow)
 
 
@@ -98,12 +118,13 @@ class Plans:
     times : float64.
     """
 
-    def __init__(self, chain: Chain, weights: np.ndarray, most: int = MOST):
+    def __init__(self, chain: Chain, weights: np.ndarray, most: int = SETTINGS.plans_most):
         t = chain.times(weights)
-        begin, peaks, times, self._stages, self._entries = kernel.frontier(
-            most, chain.hold, chain.passing, chain.saved, chain.gradient, chain.save_peak, chain.alone_peak,
+        stages = kernel.Stages(
+            chain.hold, chain.passing, chain.saved, chain.gradient, chain.save_peak, chain.alone_peak,
             chain.backward_peak, t.skip, t.save, t.alone, t.backward,
         )  # fmt: skip
+        begin, peaks, times, self._stages, self._entries = kernel.frontier(most, stages)
         self._n, self._begin = len(chain), int(begin[len(chain)])
         self.peaks = chain.held + peaks[self._begin : begin[len(chain) + 1]]
         self.times = t.once + times[self._begin : begin[len(chain) + 1]]

@@ -20,7 +20,7 @@ bytes, cut where the value is kept; from an op to the sink one of its price.
 Optimality: for this objective at each price, up to rounding to a millionth of all bytes. It says nothing about the
 peak: what is made again takes room in backward, all of it at once if the price is low, and that is not counted.
 
-Complexity: one maximum flow for each corner and each gap between two, at most `FLOWS`, on a graph with as many edges as
+Complexity: one maximum flow for each corner and each gap between two, at most 96, on a graph with as many edges as
 the forward.
 """
 
@@ -40,11 +40,25 @@ from ..model.schedule import Schedule
 from ..problem import Problem, register
 from ..structure.saved import Dropping, runs_from_saved
 
-FLOWS = 96  # prices asked at most
-SCALE = 10**8  # all bytes, in units of the flow
-STEP = 0.06  # what is kept grows by about so much from one proposal to the next
-MOST = 8  # parts of the forward
+SCALE = 10**8  # all bytes, in units of the flow, whose capacities have 32 bits
 NEVER = 10**9  # more than all other edges together
+
+
+@dataclass(frozen=True)
+class MinCutSettings:
+    """How many plans are proposed; guesses.
+
+    flows_most : prices asked, each one maximum flow.
+    step_share : bytes saved grow by about this share from one proposal to the next.
+    parts_most : parts of the forward in which neighbouring answers are mixed.
+    """
+
+    flows_most: int = 96
+    step_share: float = 0.06
+    parts_most: int = 8
+
+
+SETTINGS = MinCutSettings()
 
 
 @register(
@@ -79,7 +93,8 @@ class Cut:
 
 
 def corners(network: Network, stop: Callable[[], bool]) -> list[Cut]:
-    """The answers over all prices, in order of rising bytes; the widest gaps first, and at most `FLOWS`."""
+    """The answers over all prices, in order of rising bytes; the widest gaps first, and at most
+    `MinCutSettings.flows_most`."""
     found = [network.cut(0.0), network.cut(network.dearest)]
     gaps: list[tuple[float, int, Cut, Cut]] = []
     tick = count()
@@ -89,7 +104,7 @@ def corners(network: Network, stop: Callable[[], bool]) -> list[Cut]:
             heappush(gaps, ((a.bytes - b.bytes) * (a.cost - b.cost), next(tick), a, b))
 
     note(*found)
-    for _ in range(FLOWS - 2):
+    for _ in range(SETTINGS.flows_most - 2):
         if not gaps or stop():
             break
         _, _, a, b = heappop(gaps)
@@ -109,7 +124,7 @@ def between(sets: list[np.ndarray], producer: np.ndarray, size: np.ndarray) -> I
         less, more = float(size[a].sum()), float(size[b].sum())
         changed = np.flatnonzero(a != b)
         changed = changed[np.argsort(producer[changed], kind="stable")]
-        parts = min(len(changed), MOST, round((more - less) / (STEP * max(more, 1.0))))
+        parts = min(len(changed), SETTINGS.parts_most, round((more - less) / (SETTINGS.step_share * max(more, 1.0))))
         done = np.cumsum(size[changed])
         for part in range(1, parts):
             k = int(np.searchsorted(done, done[-1] * part / parts))

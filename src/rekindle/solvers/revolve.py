@@ -14,12 +14,13 @@ other chains, and on graphs taken as the chain of stages between their splitting
 and no costs. `rotor` does.
 
 Complexity: O(l c log l) for the table of all numbers of states up to c. They are the candidates, whatever the goal, but for
-those that pass a step MOST times on average.
+those that pass a step more than `RevolveSettings.passes_most` times on average.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,9 +30,24 @@ from ..problem import Problem, register
 from ..structure.chain import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation, chain_of
 from .chen_recursive import recursive
 
-MOST = 16
-CANDIDATES = 48
-LONG, FEW = 512, 128  # a longer chain is solved for all states and for at most so many, not for numbers in between
+
+@dataclass(frozen=True)
+class RevolveSettings:
+    """How many plans are proposed; guesses.
+
+    passes_most : a plan that passes a step more often than this, on average, is not proposed.
+    candidates : numbers of states that are tried, about.
+    long_stages : stages of a chain above which few numbers of states are tried.
+    long_states : on such a chain, room for every state is tried, and then for this many at most.
+    """
+
+    passes_most: int = 16
+    candidates: int = 48
+    long_stages: int = 512
+    long_states: int = 128
+
+
+SETTINGS = RevolveSettings()
 
 
 @register(
@@ -50,12 +66,12 @@ def revolve(problem: Problem) -> Iterator[Schedule]:
         return
     n = chain.turn
     most = n
-    if n > LONG:
-        most = FEW
+    if n > SETTINGS.long_stages:
+        most = SETTINGS.long_states
         yield from chain.schedules(recursive(0, n, n - 1, n), "revolve")  # room for every state
     steps, choice = kernel.fewest_steps(n, most, 1, 0)
-    for slots in spread(most, CANDIDATES):
-        if steps[n, slots] <= (MOST + 1) * n or slots == most:
+    for slots in spread(most, SETTINGS.candidates):
+        if steps[n, slots] <= (SETTINGS.passes_most + 1) * n or slots == most:
             yield from chain.schedules(operations(choice, slots, 1, 0), "revolve")
             if problem.time_left <= 0:
                 return

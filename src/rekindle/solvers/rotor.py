@@ -9,9 +9,9 @@ as the chain of stages between their splitting vertices, each with what one run 
 
 Optimality: for the time, among persistent schedules (what is kept stays until its backward) of whole stages, with
 memory counted in slots: each size that is held is rounded up to a whole one. A schedule that drops what it kept before
-it is used, or that keeps part of a stage, can be better. A chain of more than MOST stages is merged to that many first.
-Where inputs of stages share values (concatenations), a candidate that does not make these again takes less time than
-the table knows.
+it is used, or that keeps part of a stage, can be better. A chain of more than `RotorSettings.stages_most` stages is
+merged to that many first. Where inputs of stages share values (concatenations), a candidate that does not make these
+again takes less time than the table knows.
 
 Complexity: O(S n^3) for n stages and S slots, O(S n^2) memory; with K options for each stage (`kernels.rotor`),
 O(S n^2 (n + K)). One table holds the answer for every memory; where the goal lies low in it, a finer one follows. On
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,14 +32,30 @@ from ..problem import Problem, choose, register
 from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import Chain, chain_of
 
-SLOTS = 1000
-MOST = 200
-MOST_SEEDS = 24  # schedules given where the whole frontier is wanted
-FINER = 5  # tables at most
-SPREAD = (1.0, 0.35, 0.12)  # memory, as a part of what nothing twice takes, of the tables for the whole frontier
-EACH = 7  # schedules from each of these, at least
-# extra costs for which the whole frontier has a schedule in any case
-OVERHEADS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.33, 0.5, 0.7, 1.0)
+
+@dataclass(frozen=True)
+class RotorSettings:
+    """How fine the tables are; the sizes were measured (see the complexity above), the rest are guesses.
+
+    slots : memory slots of a table.
+    stages_most : stages; a longer chain is merged to that many.
+    frontier_plans_most : schedules given where the whole frontier is wanted.
+    tables_most : tables, ever finer, for one goal.
+    table_shares : memory of the tables for the whole frontier, as shares of the memory in which nothing runs twice.
+    plans_per_table_least : schedules taken from each of these tables, at least.
+    overheads : extra costs, as shares of the plain cost, for which the whole frontier has a schedule in any case.
+    """
+
+    slots: int = 1000
+    stages_most: int = 200
+    frontier_plans_most: int = 24
+    tables_most: int = 5
+    table_shares: tuple[float, ...] = (1.0, 0.35, 0.12)
+    plans_per_table_least: int = 7
+    overheads: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.33, 0.5, 0.7, 1.0)
+
+
+SETTINGS = RotorSettings()
 
 
 @register(
@@ -52,7 +69,7 @@ OVERHEADS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.33, 0.5, 0.7, 1.0)
 )
 def rotor(problem: Problem) -> Iterator[Schedule]:
     """Multi-level checkpointing of a chain by dynamic programming over memory; takes a budget or an overhead."""
-    chain = chain_of(problem.graph, MOST)
+    chain = chain_of(problem.graph, SETTINGS.stages_most)
     if chain is None:
         yield Schedule.baseline(problem.graph, "rotor")
         return
@@ -61,8 +78,8 @@ def rotor(problem: Problem) -> Iterator[Schedule]:
 
 
 def thin(frontier: list[Entry]) -> list[Entry]:
-    """At most MOST_SEEDS of a frontier, evenly over it."""
-    ranks = np.unique(np.linspace(0, len(frontier) - 1, MOST_SEEDS).round().astype(np.int64))
+    """At most `RotorSettings.frontier_plans_most` entries of a frontier, evenly spread over it."""
+    ranks = np.unique(np.linspace(0, len(frontier) - 1, SETTINGS.frontier_plans_most).round().astype(np.int64))
     return [frontier[k] for k in ranks]
 
 
@@ -77,7 +94,7 @@ class Curve:
     def __init__(self, chain: Chain, weights: np.ndarray):
         self.chain, self.weights = chain, weights
         self.stages, self.once = options(chain, weights)
-        self.slots = SLOTS
+        self.slots = SETTINGS.slots
         self.whole = chain.held + int(
             (np.cumsum(chain.saved) - chain.saved + np.maximum(chain.save_peak, chain.alone_peak)).max()
         )
@@ -145,17 +162,22 @@ def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
 
 def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans over the whole range of memory and time."""
-    for part in SPREAD:
+    for part in SETTINGS.table_shares:
         if problem.time_left <= 0:
             return
         curve.aim(int(part * curve.whole))
         choices = np.array(curve.choices, np.int64)
         if not len(choices):
             return
-        by_time = np.searchsorted(-curve.times[choices], -problem.base_cost * (1 + np.array(OVERHEADS)) * (1 + 1e-9))
-        by_memory = np.searchsorted(choices, np.linspace(choices[0], curve.slots, EACH), side="right") - 1
+        by_time = np.searchsorted(
+            -curve.times[choices], -problem.base_cost * (1 + np.array(SETTINGS.overheads)) * (1 + 1e-9)
+        )
+        by_memory = (
+            np.searchsorted(choices, np.linspace(choices[0], curve.slots, SETTINGS.plans_per_table_least), side="right")
+            - 1
+        )
         wanted = choices[np.unique(np.append(by_memory, by_time[by_time < len(choices)]))]
-        for slots in wanted[(wanted > 0.3 * curve.slots) | (part == SPREAD[-1])].tolist():
+        for slots in wanted[(wanted > 0.3 * curve.slots) | (part == SETTINGS.table_shares[-1])].tolist():
             yield from curve.entries(slots)
 
 
@@ -183,7 +205,7 @@ def _smallest(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans of the least memory in which the time is within what is allowed."""
     more = np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead * (1 + 1e-9) + 1e-12
     fit, found, beyond = -1, [], 0.0  # beyond: what judged plans take that the table does not know of
-    for _ in range(FINER):
+    for _ in range(SETTINGS.tables_most):
         curve.aim(curve.whole if fit < 0 else curve.bytes(fit + curve.slots // 32))
         times = curve.times - problem.base_cost
         fit = next((slots for slots in curve.choices if times[slots] <= more - beyond), -1)

@@ -55,7 +55,7 @@ class Kinds:
         self.weights = weights
         self.place = np.full(len(graph.values), -1, np.int64)
         self.of = np.array([
-            found.setdefault((o.name.split("|", 1)[-1], o.workspace, o.recompute, w), len(found))
+            found.setdefault((o.signature or o.name, o.workspace, o.recompute, w), len(found))
             for o, w in zip(graph.ops, weights.tolist(), strict=True)
         ], np.int64)  # fmt: skip
 

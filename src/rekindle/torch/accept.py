@@ -15,9 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from ..arguments import close
 from ..errors import UsageError
-from .capture import tree
-from .capture.capture import is_fake
-from .capture.normalise import is_marked
+from .capture import private, tree
+from .capture.module_paths import is_marked
 
 # Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
@@ -33,13 +32,12 @@ def process(what: str) -> None:
     ------
     UsageError : inside a function that torch.func transforms or torch.compile compiles.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if private.in_func_transform():
         raise UsageError(
             f"rekindle.{what} was called inside a torch.func transform (vmap, grad, jvp, …), where tensors stand for others; "
             "call it outside, before the transform"
         )
-    compiling = torch._C._dynamo.eval_frame.get_eval_frame_callback()
-    if torch.compiler.is_dynamo_compiling() or callable(compiling):
+    if private.in_torch_compile():
         raise UsageError(
             f"rekindle.{what} was called inside a function that torch.compile compiles; call it outside, before the "
             "compiled function runs"
@@ -63,7 +61,7 @@ def measurable(model: nn.Module, args: Any, kwargs: Any) -> None:
     """
     tensors = [*model.parameters(), *tree.flatten((args, kwargs))[0]]
     parameters(model, tensors)
-    if torch._guards.detect_fake_mode(tensors) is not None or not tensors:
+    if private.fake_mode_of(tensors) is not None or not tensors:
         return
     kind = tensors[0].device.type
     if kind not in ("cpu", "cuda"):
@@ -71,7 +69,7 @@ def measurable(model: nn.Module, args: Any, kwargs: Any) -> None:
             f"the model is on device {kind!r}, whose memory cannot be measured; move it to cpu or cuda, build it under "
             "FakeTensorMode to plan without memory, or pass check=False"
         )
-    if kind == "cpu" and torch.autograd._profiler_enabled():
+    if kind == "cpu" and private.profiler_is_running():
         raise UsageError(
             "another profiler is running, and torch allows one at a time: the plan's memory cannot be measured. Stop the "
             "profiler first, or pass check=False"
@@ -145,14 +143,14 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
             f"{type(model).__name__} has no parameters and no tensor of the sample requires grad: there is nothing to train "
             "and no backward to plan"
         )
-    meta = [name for name, p in named if p.is_meta and not is_fake(p)]
+    meta = [name for name, p in named if p.is_meta and not private.is_fake(p)]
     real = [t for t in tensors if t.numel() and not t.is_meta]
     if meta and real:
         raise UsageError(
             f"parameter {meta[0]!r} is on the meta device, which holds no numbers, and the sample is on {real[0].device}; "
             "load the weights first (model.to_empty(device=…), load_state_dict), or plan under FakeTensorMode, sample included"
         )
-    unreal = [t for t in tensors if t.is_meta and not is_fake(t)]
+    unreal = [t for t in tensors if t.is_meta and not private.is_fake(t)]
     if unreal and any(not p.is_meta for _, p in named):
         raise UsageError(
             "a tensor of the sample is on the meta device, which holds no numbers, and the model is not; move the sample to "

@@ -19,19 +19,26 @@ from . import accept
 from .capture import capture as cap
 from .capture import module_call as calls
 from .capture import tree
+from .capture.attribute_reads import Reads
 from .capture.attributes import plain_tensors
 from .capture.captured import Captured
 from .capture.duplicates import merge_duplicates
 from .capture.guards import Expected
 from .capture.in_place import write_in_place
 from .capture.lock import LOCK
+from .capture.lowered import Lowered
 from .capture.module_call import Key, as_arguments
-from .capture.normalise import Lowered, is_marked, lower, storage_bytes
-from .capture.numbers import Attribute, Numbers, Place, attributes_set, has_stand_in, name_of, replaced
-from .capture.reads import Reads
-from .costs import devices, opaque
+from .capture.module_paths import is_marked
+from .capture.node_tensors import storage_bytes
+from .capture.normalise import lower
+from .capture.number_places import attributes_set, name_of, replaced
+from .capture.numbers import Attribute, Numbers, Place
+from .capture.private import is_fake
+from .capture.stand_in import has_stand_in, stand_ins
+from .costs import devices, unknown_sizes
 from .costs.node_costs import node_costs
-from .costs.optimizers import names, not_counted, state_bytes
+from .costs.optimizer_names import names
+from .costs.optimizers import not_counted, state_bytes
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ def _trace_call(
     call = calls.bind(own, args, kwargs)
     reads = Reads()
     numbers = Numbers(tuple(inputs or ()))
-    taken = numbers.stand_ins(inputs or {})
+    taken = stand_ins(numbers, inputs or {})
     spec = as_arguments(replaced(call.spec, taken))
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
@@ -166,9 +173,9 @@ def _trace_call(
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers
-    fake = any(cap.is_fake(t) for t in [*call.tensors, *model.parameters()])
+    fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])
     if not fake:
-        opaque.learn_sizes(captured)
+        unknown_sizes.learn_sizes(captured)
     for p in captured.mutations:
         t = call.tensors[captured.inputs[p]] if p in captured.inputs else None
         if t is not None and t.requires_grad:
@@ -257,7 +264,7 @@ def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return accept.sample(sample)
 
 
-def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.Call, Callable[..., Any]]:
+def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.ModuleCall, Callable[..., Any]]:
     """(the call that a sample stands for, the module's own forward)."""
     forward = plain_forward(model)
     return calls.bind(forward, *call_arguments(sample)), forward

@@ -1,4 +1,4 @@
-"""Models and samples by name, for benchmarks, the demo and tests. `SUITES` says which a benchmark takes.
+"""Models and samples by name, for benchmarks, the demo and tests. `SUITES` lists the models of each benchmark.
 
 Asking for the names imports no torch; each family of models lives in a file of its own.
 """
@@ -6,11 +6,11 @@ Asking for the names imports no torch; each family of models lives in a file of 
 from __future__ import annotations
 
 import importlib
-import inspect
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .sized import options_of
 from .suites import SUITES, small
 
 __all__ = ["SUITES", "load", "names", "small"]
@@ -18,7 +18,7 @@ __all__ = ["SUITES", "load", "names", "small"]
 if TYPE_CHECKING:
     from torch import nn
 
-# file -> the names in its MODELS, said here once more so that listing them costs nothing
+# file -> the names in its MODELS, repeated here so that listing them imports no torch
 _FILES = {
     "vision": (
         "alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
@@ -39,21 +39,21 @@ _FILES = {
 
 
 def names() -> list[str]:
-    """Every name that `load` knows."""
+    """All names that `load` takes."""
     return [name for family in _FILES.values() for name in family]
 
 
 def load(
     name: str, batch: int | None = None, *, seed: int = 0, fake: bool = False, train: bool = True, **options: Any
 ) -> tuple[nn.Module, Any]:
-    """A model and what it is called with: a tensor, or a dict of keyword arguments.
+    """A model and its sample: a tensor, or a dict of keyword arguments.
 
-    Both are real tensors on the CPU, the same ones for the same seed; the global random state is left alone. Under
-    an ambient FakeTensorMode, or with `fake`, they are fake tensors and cost no memory.
+    Both hold real tensors on the CPU, the same ones for the same seed; the global random state stays as it is. Under an
+    ambient FakeTensorMode, or with `fake`, they hold fake tensors, which take no memory.
 
-    batch : None takes the published batch, or the model's own default where none was published.
-    fake : build under a new FakeTensorMode (the ambient one, where there is one). Step the model under that mode as
-        well: it is the `fake_mode` of every tensor returned.
+    batch : examples per step; None takes the published batch, or the model's own default where none was published.
+    fake : build under the ambient FakeTensorMode, or a new one. Step the model under that mode too: it is the
+        `fake_mode` of every tensor returned.
     train : train mode, else eval mode.
     options : the model's own, e.g. image=64 or dropout=0.1.
 
@@ -68,7 +68,7 @@ def load(
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise UsageError(f"batch={batch!r} must be an int of at least 1")
     build = importlib.import_module(f".{file}", __name__).MODELS[name]
-    valid = [p for p in inspect.signature(build).parameters if p != "batch"]
+    valid = options_of(build)
     unknown = [o for o in options if o not in valid]
     if unknown:
         raise UsageError(f"zoo model {name!r} has no option {unknown[0]!r}; its options are: {', '.join(valid)}")
@@ -79,9 +79,10 @@ def load(
 
 
 def _surroundings(seed: int, fake: bool) -> ExitStack:
-    """The CPU as device, a seeded generator of its own, and fake tensors where they are asked for."""
+    """A context with the CPU as device, a seeded generator of its own, and fake tensors if `fake`."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    from ..torch.capture.private import FakeTensor, FakeTensorMode
 
     with ExitStack() as stack:
         stack.enter_context(torch.device("cpu"))

@@ -1,8 +1,8 @@
 """Networks of searched cells on CIFAR-10: NASNet-A, AmoebaNet and DARTS.
 
-20 cells and 36 channels by default. A cell reads the outputs of the two cells before it; its genotype says which
-operation reads which state. Channels double, and the image halves, at the two reduction cells. No auxiliary head, no
-drop-path.
+20 cells and 36 channels by default. A cell reads the outputs of the two cells before it; its genotype lists which
+operation reads which state. Channels double, and the image halves, at the two reduction cells. There is no auxiliary head
+and no drop-path.
 
 Zoph et al., Learning Transferable Architectures for Scalable Image Recognition, CVPR 2018.
 Real et al., Regularized Evolution for Image Classifier Architecture Search, AAAI 2019.
@@ -28,7 +28,8 @@ Edges = tuple[tuple[str, int], ...]
 class Genotype(NamedTuple):
     """A normal and a reduction cell.
 
-    normal, reduce : (operation, state it reads), two rows per new state. States 0 and 1 are the two earlier cells.
+    normal, reduce : (operation, state it reads), two rows per new state. States 0 and 1 are the outputs of the two earlier
+        cells.
     normal_concat, reduce_concat : the states whose concatenation is the cell's output.
     """
 
@@ -133,9 +134,11 @@ OPERATIONS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 class Cell(nn.Module):
-    """One cell: brings both inputs to c channels, grows the states, concatenates those of the genotype.
+    """One cell: bring both inputs to c channels, make the states, concatenate the states that the genotype lists.
 
-    after_reduction : the older input is twice as large as the newer one and is reduced first.
+    c_older, c_newer : channels of the outputs of the two cells before.
+    reduction : the cell halves the image.
+    after_reduction : the older input is twice as large as the newer one, and is reduced first.
     """
 
     def __init__(self, genotype: Genotype, c_older: int, c_newer: int, c: int, reduction: bool, after_reduction: bool):

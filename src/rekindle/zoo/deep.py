@@ -16,10 +16,10 @@ STAGES = 4
 
 
 def units(layers: int) -> tuple[int, ...]:
-    """Bottleneck units of three convolutions per stage, so that they and the stem's are `layers` convolutions.
+    """Bottleneck units in each stage, so that their convolutions (three each) and the stem's are `layers` in all.
 
-    The paper deepens every stage and does not say by how much; the same for all of them makes a plain step of 1000
-    layers hold 48 GB at batch 32 and 224², which is what it says of its own.
+    The paper deepens every stage and does not tell by how much. With the same number in all stages, a plain step of 1000
+    layers holds 48 GB at batch 32 and 224², as the paper reports.
     """
     each, more = divmod((layers - 1) // 3, STAGES)
     return tuple(each + (stage < more) for stage in range(STAGES))

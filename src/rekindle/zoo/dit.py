@@ -1,19 +1,24 @@
 """A diffusion transformer, DiT-B/2, with its loss: the squared error of the noise that it predicts.
 
-Peebles, Xie, Scalable Diffusion Models with Transformers, ICCV 2023, arXiv:2212.09748. The projections that say scales,
-shifts and gates start at random here, not at zero: from zero gates no gradient reaches the blocks in the first step, and
-a check of it would show nothing.
+Peebles, Xie, Scalable Diffusion Models with Transformers, ICCV 2023, arXiv:2212.09748. The projections that make scales,
+shifts and gates start at random here, not at zero: through gates of zero no gradient reaches the blocks in the first step,
+so a parity check of that step would show nothing.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from .sized import Sized
+
+TIME_WAVES = 256  # sines and cosines of the time
+MOST_TIME = 1000  # steps of the diffusion
 
 
 def _waves(position: Tensor, size: int) -> Tensor:
@@ -25,6 +30,27 @@ def _waves(position: Tensor, size: int) -> Tensor:
 
 def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class DiTSize:
+    """Options of the model; by default DiT-B/2.
+
+    layers, d, heads : blocks, channels and attention heads.
+    image : side of the latents; 32 belongs to an image of 256².
+    patch : side of the square of latents that becomes a token.
+    channels, classes : of the latents, and of the labels.
+    dropout : probability, in attention and after each MLP.
+    """
+
+    layers: int = 12
+    d: int = 768
+    heads: int = 12
+    image: int = 32
+    patch: int = 2
+    channels: int = 4
+    classes: int = 1000
+    dropout: float = 0.0
 
 
 class Block(nn.Module):
@@ -50,26 +76,26 @@ class Block(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
-    """Noisy latents [batch, channels, image, image], time [batch] in [0, 1000), class [batch], and the noise in them
-    -> {"loss": [], "noise": what it takes for the noise}."""
+    """Noisy latents [batch, channels, image, image], time [batch] in [0, 1000), class [batch], and the noise in the latents
+    -> {"loss": [], "noise": the noise that the model predicts}."""
 
-    places: Tensor  # [tokens, d]: where in the image a token lies, as waves of its row and column
+    places: Tensor  # [tokens, d]: the place of a token in the image, as waves of its row and column
 
-    def __init__(self, layers: int, d: int, heads: int, image: int, patch: int, channels: int, classes: int, p: float):
+    def __init__(self, size: DiTSize):
         super().__init__()
-        self.side, self.patch = image // patch, patch
-        self.patches = nn.Conv2d(channels, d, patch, stride=patch)
+        self.side, self.patch, d = size.image // size.patch, size.patch, size.d
+        self.patches = nn.Conv2d(size.channels, d, size.patch, stride=size.patch)
         at = torch.arange(self.side)
         row, column = (t.flatten() for t in torch.meshgrid(at, at, indexing="ij"))
         self.register_buffer("places", torch.cat([_waves(row, d // 2), _waves(column, d // 2)], -1), persistent=False)
-        self.time = nn.Sequential(nn.Linear(256, d), nn.SiLU(), nn.Linear(d, d))
-        self.label = nn.Embedding(classes, d)
-        self.blocks = nn.ModuleList(Block(d, heads, p) for _ in range(layers))
+        self.time = nn.Sequential(nn.Linear(TIME_WAVES, d), nn.SiLU(), nn.Linear(d, d))
+        self.label = nn.Embedding(size.classes, d)
+        self.blocks = nn.ModuleList(Block(d, size.heads, size.dropout) for _ in range(size.layers))
         self.norm, self.condition = nn.LayerNorm(d, elementwise_affine=False), nn.Linear(d, 2 * d)
-        self.head = nn.Linear(d, patch * patch * channels)
+        self.head = nn.Linear(d, size.patch * size.patch * size.channels)
 
     def forward(self, latents: Tensor, time: Tensor, label: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        condition = self.time(_waves(time, 256)) + self.label(label)
+        condition = self.time(_waves(time, TIME_WAVES)) + self.label(label)
         x = self.patches(latents).flatten(2).transpose(1, 2) + self.places
         for block in self.blocks:
             x = block(x, condition)
@@ -80,21 +106,16 @@ class DiffusionTransformer(nn.Module):
         return {"loss": F.mse_loss(x, noise), "noise": x}
 
 
-def _load(
-    batch: int = 64, *, layers: int = 12, d: int = 768, heads: int = 12, image: int = 32, patch: int = 2,
-    channels: int = 4, classes: int = 1000, dropout: float = 0.0,
-) -> tuple[nn.Module, dict[str, Tensor]]:  # fmt: skip
-    """image : side of the latents; 32 are those of an image of 256²."""
-    if image % patch or d % 4:
-        raise UsageError(f"image={image} must be a multiple of patch={patch}, and d={d} one of 4")
-    model = DiffusionTransformer(layers, d, heads, image, patch, channels, classes, dropout)
-    size = (batch, channels, image, image)
-    return model, {
-        "latents": torch.randn(size),
-        "time": torch.rand(batch) * 1000,
-        "label": torch.randint(classes, (batch,)),
-        "noise": torch.randn(size),
+def _load(batch: int, size: DiTSize) -> tuple[nn.Module, dict[str, Tensor]]:
+    if size.image % size.patch or size.d % 4:
+        raise UsageError(f"image={size.image} must be a multiple of patch={size.patch}, and d={size.d} one of 4")
+    shape = (batch, size.channels, size.image, size.image)
+    return DiffusionTransformer(size), {
+        "latents": torch.randn(shape),
+        "time": torch.rand(batch) * MOST_TIME,
+        "label": torch.randint(size.classes, (batch,)),
+        "noise": torch.randn(shape),
     }
 
 
-MODELS = {"dit": _load}
+MODELS = {"dit": Sized(_load, DiTSize(), batch=64)}

@@ -1,4 +1,4 @@
-"""A small GPT with its loss, the same at the size of GPT-2, and its bare stack of blocks."""
+"""A small GPT with its loss, the same model at the size of GPT-2, and its bare stack of blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Causal self-attention, [batch, length, d] -> the same.
+    """Causal self-attention, [batch, length, d] -> the same shape.
 
-    eager : softmax(Q K^T) V written out, so that the [length, length] scores are values of the graph; else
+    eager : write softmax(Q K^T) V out, so that the [length, length] scores are values of the graph; False takes
         `scaled_dot_product_attention`.
     """
 
-    ahead: Tensor  # bool [length, length]: what a token may not see
+    ahead: Tensor  # bool [length, length]: the tokens that a token may not see
 
     def __init__(self, d: int, heads: int, length: int, dropout: float, eager: bool):
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Layer norm before attention and before the four times wider MLP, each added to what came in."""
+    """Layer norm before attention and before the MLP (four times as wide), each added to its own input."""
 
     def __init__(self, d: int, heads: int, length: int, dropout: float, eager: bool):
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens [batch, length] -> {"loss": [], "logits": [batch, length, vocab]}; without targets only the logits."""
+    """Tokens [batch, length] -> {"loss": [], "logits": [batch, length, vocab]}. Without targets it returns only the logits."""
 
     def __init__(self, n_layer: int, d: int, heads: int, length: int, vocab: int, dropout: float):
         super().__init__()

@@ -1,32 +1,34 @@
-"""What other libraries' models need before they can be built here: the import, and tensors without data.
-
-timm and transformers import torchvision, and so come after its shim.
-"""
+"""Imports torchvision, timm and transformers with errors that say what to install, and builds their models without data."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import importlib.util
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ..errors import RekindleError
-from .torchvision_shim import import_torchvision
+from ..torch.capture.private import FakeTensor, unset_fake_temporarily
 
 
 def import_library(name: str) -> ModuleType:
     """torchvision, timm or transformers, or a submodule of one.
 
+    timm and transformers import torchvision on their own, and hide why that fails: where it is installed, it is imported first.
+
     Raises
     ------
-    RekindleError : it, or a package that it imports, is not installed.
+    RekindleError : the library, or a package that it imports, is not installed; or the installed torchvision was compiled
+        for another torch.
     """
-    import_torchvision()
     try:
+        if importlib.util.find_spec("torchvision") is not None:
+            _import_torchvision()
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
         raise RekindleError(
@@ -35,17 +37,32 @@ def import_library(name: str) -> ModuleType:
         ) from e
 
 
-def build(make: Callable[[], nn.Module]) -> nn.Module:
-    """The module that `make` builds; under a FakeTensorMode with fake tensors.
+def _import_torchvision() -> None:
+    """Import it, or raise a RekindleError that says why it cannot be imported beside this torch."""
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, OSError, RuntimeError) as e:
+        raise RekindleError(
+            f"torchvision {importlib.metadata.version('torchvision')} is installed, but it cannot be imported beside torch "
+            f"{torch.__version__}: {e}. Most likely it was compiled for another torch. Install the build that matches this "
+            "torch: https://pytorch.org/get-started/locally names its index URL, then run: "
+            "pip install --no-deps --force-reinstall --index-url URL torchvision"
+        ) from e
 
-    Libraries read numbers off small tensors while they build (rates of stochastic depth, say), which a fake tensor has
-    not. But they all build on the meta device: they do so here, and each meta tensor becomes a fake one on the CPU.
+
+def build(make: Callable[[], nn.Module]) -> nn.Module:
+    """The module that `make` builds; under a FakeTensorMode its parameters and buffers are fake tensors.
+
+    While they build, libraries read numbers from small tensors (rates of stochastic depth, say), which fake tensors do not
+    hold. All of them build on the meta device, so they do that here, and each meta tensor becomes a fake one on the CPU.
     """
     if not isinstance(torch.empty(0), FakeTensor):
         return make()
     with unset_fake_temporarily(), torch.device("meta"):
         model = make()
-    made: dict[int, torch.Tensor] = {}  # a tensor with two names is one
+    made: dict[int, torch.Tensor] = {}  # by the id of the meta tensor: a tied parameter stays one
 
     def fake(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in made:

@@ -1,9 +1,9 @@
 """A deep LSTM unrolled step by step, where one step of all its layers is one op.
 
-Written with the ops of a cell, 4 layers of 4,096 steps are some 600,000 ops forward and backward; with one op per layer
-and step, and a sum of gradients for each, 50,000. One op per step, with all weights in one tensor, makes that 12,000:
-forward, backward and one sum each. Nothing is lost by it: where a step is kept or run again, all its layers are. What
-one op must not do is take several steps, as nn.LSTM does: then no plan could cut between them.
+Written with the ops of a cell, 4 layers of 4,096 steps are some 600,000 ops forward and backward. One op per layer and
+step, and a sum of gradients for each, makes 50,000. One op per step, with all weights in one tensor, makes 12,000: forward,
+backward and one sum each. Plans lose nothing by it: where a step is saved or recomputed, all its layers are. But one op must
+not take several steps, as nn.LSTM does: then no plan could cut between them.
 
 Chen, Xu, Zhang, Guestrin, Training Deep Nets with Sublinear Memory Cost, 2016, arXiv:1604.06174: 4 layers, 1024 hidden,
 batch 64, 50 features. Hochreiter, Schmidhuber, Long Short-Term Memory, Neural Computation 1997.
@@ -20,7 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 
 def _layers(weight: Tensor, features: int, layers: int, hidden: int) -> list[Tensor]:
-    """Views of the one weight, a matrix [inputs + hidden + 1, 4 * hidden] per layer; its last row is the bias."""
+    """Views of the one weight: for each layer a matrix [inputs + hidden + 1, 4 * hidden], whose last row is the bias."""
     rows = [(features if i == 0 else hidden) + hidden + 1 for i in range(layers)]
     parts = weight.split([n * 4 * hidden for n in rows])
     return [w.view(n, 4 * hidden) for w, n in zip(parts, rows, strict=True)]
@@ -30,7 +30,10 @@ def _layers(weight: Tensor, features: int, layers: int, hidden: int) -> list[Ten
 def lstm_step(x: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One step of a stack of LSTM layers.
 
-    x : [batch, features]. h, c : state of every layer, [layers, batch, hidden]. weight : see `_layers`.
+    x : [batch, features].
+    h, c : state of every layer, [layers, batch, hidden].
+    weight : see `_layers`.
+
     Returns the next h and c, and the gates [layers, batch, 4 * hidden] after their non-linearities, in nn.LSTM's order:
     input, forget, cell, output.
     """
@@ -57,12 +60,13 @@ def lstm_step_backward(
     grad_h: Tensor, grad_c: Tensor, x: Tensor, h: Tensor, c: Tensor, weight: Tensor, next_h: Tensor, next_c: Tensor,
     gates: Tensor, want_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x (empty unless wanted), h, c and weight, from those of next_h and next_c."""
+    """The gradients of x (empty unless `want_x`), h, c and weight, given the gradients of next_h and next_c. The other
+    arguments are inputs and results of `lstm_step`."""
     to_x = torch.empty_like(x) if want_x else x.new_empty(0)
     to_h, to_c, to_weight = torch.empty_like(h), torch.empty_like(c), torch.empty_like(weight)
     features, layers, hidden = x.shape[1], len(h), h.shape[2]
     ws, to_ws = (_layers(w, features, layers, hidden) for w in (weight, to_weight))
-    from_above = torch.zeros_like(h[0])  # gradient that the layer above sends down into this layer's next h
+    from_above = torch.zeros_like(h[0])  # the part of the gradient of this layer's next h that the layer above sends
     for i in reversed(range(layers)):
         take, forget, new, give = gates[i].chunk(4, 1)
         seen = next_c[i].tanh()
@@ -81,7 +85,7 @@ def lstm_step_backward(
         inputs = torch.cat([x if i == 0 else next_h[i - 1], h[i]], 1)
         torch.mm(inputs.t(), dz, out=to_ws[i][:-1])
         torch.sum(dz, 0, out=to_ws[i][-1])
-        # into a given tensor, as all products here: so autocast leaves them alone
+        # written into a given tensor, as all products here, so that autocast does not touch them
         down = torch.mm(dz, ws[i][:-1].t(), out=dz.new_empty(len(dz), inputs.shape[1]))
         to_h[i] = down[:, -hidden:]
         from_above = down[:, :-hidden]
@@ -120,8 +124,8 @@ lstm_step.register_autograd(_backward, setup_context=_remember)
 
 @register_flop_formula(torch.ops.rekindle.lstm_step)
 def _flops(x: Any, h: Any, c: Any, weight: Any, out_shape: Any = None, **_: Any) -> int:
-    """The matrix products alone, as everywhere; shapes come in place of tensors. Each weight but the bias multiplies
-    and adds once per row of the batch."""
+    """FLOPs of the matrix products alone, as PyTorch counts them; arguments are shapes. Each weight but the bias multiplies and
+    adds once per row of the batch."""
     layers, batch, hidden = h
     return 2 * batch * (weight[0] - layers * 4 * hidden)
 
@@ -132,7 +136,7 @@ def _flops_backward(grad_h: Any, grad_c: Any, x: Any, h: Any, c: Any, weight: An
 
 
 class SteppedLSTM(nn.Module):
-    """[batch, length, features] -> [batch, classes], read off the last state of the last layer."""
+    """[batch, length, features] -> [batch, classes], computed from the last state of the last layer."""
 
     def __init__(self, features: int, hidden: int, classes: int, layers: int):
         super().__init__()

@@ -1,7 +1,7 @@
 """A stack of selective state-space layers at the size of Mamba-130M.
 
-The scan is written in chunks, as matrix products with static shapes: within a chunk as attention with decay, between
-chunks by one small product over the chunks' states. No loop over the sequence, and no kernel of its own.
+The scan is written in chunks, as matrix products with static shapes: attention with decay within a chunk, and one small
+product over the states of the chunks between them. It needs no loop over the sequence and no kernel of its own.
 
 Dao, Gu, Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space Duality, ICML
 2024, arXiv:2405.21060, listing 1. Gu, Dao, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, 2023.
@@ -10,12 +10,38 @@ Dao, Gu, Transformers are SSMs: Generalized Models and Efficient Algorithms Thro
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from .sized import Sized
+
+REACH = 4  # tokens that the short convolution reads
+
+
+@dataclass(frozen=True)
+class MambaSize:
+    """Options of the model; by default Mamba-130M.
+
+    layers, d : layers and channels.
+    state : size of a head's state per channel.
+    head : channels per head.
+    chunk : tokens that the scan takes at once; divides `length`.
+    length, vocab : tokens per sequence, and different tokens.
+    dropout : probability after each layer.
+    """
+
+    layers: int = 24
+    d: int = 768
+    state: int = 128
+    head: int = 64
+    chunk: int = 256
+    length: int = 1024
+    vocab: int = 50288
+    dropout: float = 0.0
 
 
 def _decay(a: Tensor) -> Tensor:
@@ -38,8 +64,8 @@ def scan(x: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     total = a.cumsum(-1)
     within = (c @ b.transpose(-1, -2) * _decay(a)) @ x
     to_end = (total[..., -1:] - total).exp()
-    states = b.transpose(-1, -2) @ (x * to_end.unsqueeze(-1))  # what each chunk adds: [batch, heads, chunks, n, p]
-    # before chunk i: what the chunks before it added, decayed by the chunks in between
+    states = b.transpose(-1, -2) @ (x * to_end.unsqueeze(-1))  # each chunk adds: [batch, heads, chunks, n, p]
+    # before chunk i: the states that earlier chunks added, decayed by the chunks in between
     between = _decay(F.pad(total[..., -1], (1, 0)))[..., :-1, 1:]
     before = (between @ states.flatten(-2)).unflatten(-1, states.shape[-2:])
     y = within + (c @ before) * total.exp().unsqueeze(-1)
@@ -58,7 +84,7 @@ class Mixer(nn.Module):
         heads = self.inner // head
         mixed = self.inner + 2 * state
         self.project = nn.Linear(d, self.inner + mixed + heads, bias=False)
-        self.convolution = nn.Conv1d(mixed, mixed, 4, groups=mixed, padding=3)
+        self.convolution = nn.Conv1d(mixed, mixed, REACH, groups=mixed, padding=REACH - 1)
         self.step_bias = nn.Parameter(torch.linspace(-4.0, -2.0, heads))
         self.log_rate = nn.Parameter(torch.linspace(1.0, 16.0, heads).log())
         self.skip = nn.Parameter(torch.ones(heads))
@@ -79,13 +105,14 @@ class Mixer(nn.Module):
 class Mamba(nn.Module):
     """Tokens and targets [batch, length] -> {"loss": [], "logits": [batch, length, vocab]}."""
 
-    def __init__(self, layers: int, d: int, state: int, head: int, chunk: int, vocab: int, dropout: float):
+    def __init__(self, size: MambaSize):
         super().__init__()
-        self.token = nn.Embedding(vocab, d)
-        self.norms = nn.ModuleList(nn.RMSNorm(d) for _ in range(layers))
-        self.mixers = nn.ModuleList(Mixer(d, state, head, chunk) for _ in range(layers))
-        self.dropout = nn.Dropout(dropout)
-        self.norm, self.head = nn.RMSNorm(d), nn.Linear(d, vocab, bias=False)
+        d, layers = size.d, range(size.layers)
+        self.token = nn.Embedding(size.vocab, d)
+        self.norms = nn.ModuleList(nn.RMSNorm(d) for _ in layers)
+        self.mixers = nn.ModuleList(Mixer(d, size.state, size.head, size.chunk) for _ in layers)
+        self.dropout = nn.Dropout(size.dropout)
+        self.norm, self.head = nn.RMSNorm(d), nn.Linear(d, size.vocab, bias=False)
         nn.init.normal_(self.token.weight, std=0.02)
         self.head.weight = self.token.weight
 
@@ -97,17 +124,16 @@ class Mamba(nn.Module):
         return {"loss": F.cross_entropy(logits.flatten(0, 1), targets.flatten()), "logits": logits}
 
 
-def _load(
-    batch: int = 8, *, layers: int = 24, d: int = 768, state: int = 128, head: int = 64, chunk: int = 256,
-    length: int = 1024, vocab: int = 50288, dropout: float = 0.0,
-) -> tuple[nn.Module, dict[str, Tensor]]:  # fmt: skip
-    if length % chunk:
-        raise UsageError(f"length={length} must be a multiple of chunk={chunk}, because the scan runs in whole chunks")
-    if 2 * d % head:
-        raise UsageError(f"head={head} must divide the {2 * d} channels inside of a layer")
-    model = Mamba(layers, d, state, head, chunk, vocab, dropout)
-    ids = torch.randint(vocab, (batch, length + 1))
+def _load(batch: int, size: MambaSize) -> tuple[nn.Module, dict[str, Tensor]]:
+    if size.length % size.chunk:
+        raise UsageError(
+            f"length={size.length} must be a multiple of chunk={size.chunk}, because the scan runs in whole chunks"
+        )
+    if 2 * size.d % size.head:
+        raise UsageError(f"head={size.head} must divide the {2 * size.d} channels inside of a layer")
+    model = Mamba(size)
+    ids = torch.randint(size.vocab, (batch, size.length + 1))
     return model, {"input_ids": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
 
-MODELS = {"mamba": _load}
+MODELS = {"mamba": Sized(_load, MambaSize(), batch=8)}

@@ -1,8 +1,8 @@
 """A transformer whose MLPs are mixtures of experts, two experts per token.
 
-Tokens reach their experts by products with one-hot masks, into a fixed number of places per expert (its capacity); what
-finds no place is passed over. So every shape is known beforehand, whatever the router says. Gathering each expert's
-tokens by index, as libraries do, makes shapes depend on the data, and no plan could be made for such a step.
+Tokens reach their experts by products with one-hot masks, into a fixed number of places per expert (its capacity); tokens
+that find no place are passed over. So every shape is known beforehand, whatever the router chooses. Gathering the tokens
+of each expert by index, as libraries do, makes shapes depend on the data, and no plan could be made for such a step.
 
 Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding, ICLR 2021.
 """
@@ -10,18 +10,45 @@ Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and A
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .gpt import Attention
+from .sized import Sized
+
+BALANCE = 0.01  # weight of the balancing loss beside the loss of the tokens
+
+
+@dataclass(frozen=True)
+class MoESize:
+    """Options of the model.
+
+    layers, d, heads : blocks, channels and attention heads.
+    length, vocab : tokens per sequence, and different tokens.
+    mlp, experts : channels inside an expert, and experts per block.
+    capacity : see `Experts`.
+    dropout : probability, in attention and after each part of a block.
+    """
+
+    layers: int = 12
+    d: int = 768
+    heads: int = 12
+    length: int = 1024
+    mlp: int = 3072
+    experts: int = 8
+    capacity: float = 1.25
+    vocab: int = 50257
+    dropout: float = 0.0
 
 
 class Experts(nn.Module):
-    """[batch, length, d] -> (the same, the loss that balances the experts []). Each sequence is a group of its own.
+    """[batch, length, d] -> (the same shape, the loss that balances the experts []). Each sequence is a group of its own.
 
-    capacity : places of one expert in one group, as a multiple of what is needed if all are chosen equally often.
+    capacity : places of one expert in one group, as a multiple of the places needed if the router chose all experts equally
+        often.
     """
 
     def __init__(self, d: int, mlp: int, experts: int, capacity: float):
@@ -60,14 +87,14 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """Layer norm before attention and before the experts, each added to what came in."""
+    """Layer norm before attention and before the experts, each added to its own input."""
 
-    def __init__(self, d: int, heads: int, length: int, mlp: int, experts: int, capacity: float, dropout: float):
+    def __init__(self, size: MoESize):
         super().__init__()
-        self.attention_norm, self.experts_norm = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.attention = Attention(d, heads, length, dropout, eager=False)
-        self.experts = Experts(d, mlp, experts, capacity)
-        self.dropout = nn.Dropout(dropout)
+        self.attention_norm, self.experts_norm = nn.LayerNorm(size.d), nn.LayerNorm(size.d)
+        self.attention = Attention(size.d, size.heads, size.length, size.dropout, eager=False)
+        self.experts = Experts(size.d, size.mlp, size.experts, size.capacity)
+        self.dropout = nn.Dropout(size.dropout)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x + self.dropout(self.attention(self.attention_norm(x)))
@@ -78,16 +105,11 @@ class Block(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Tokens and targets [batch, length] -> {"loss": [], "logits": [batch, length, vocab]}."""
 
-    def __init__(
-        self, layers: int, d: int, heads: int, length: int, mlp: int, experts: int, capacity: float, vocab: int,
-        dropout: float,
-    ):  # fmt: skip
+    def __init__(self, size: MoESize):
         super().__init__()
-        self.token, self.position = nn.Embedding(vocab, d), nn.Embedding(length, d)
-        self.blocks = nn.ModuleList(
-            Block(d, heads, length, mlp, experts, capacity, dropout) for _ in range(layers)
-        )  # fmt: skip
-        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocab, bias=False)
+        self.token, self.position = nn.Embedding(size.vocab, size.d), nn.Embedding(size.length, size.d)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm, self.head = nn.LayerNorm(size.d), nn.Linear(size.d, size.vocab, bias=False)
         for embedding in (self.token, self.position):
             nn.init.normal_(embedding.weight, std=0.02)
 
@@ -99,16 +121,13 @@ class MixtureOfExperts(nn.Module):
             balance = balance + more
         logits = self.head(self.norm(x))
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        return {"loss": loss + 0.01 * balance / len(self.blocks), "logits": logits}
+        return {"loss": loss + BALANCE * balance / len(self.blocks), "logits": logits}
 
 
-def _load(
-    batch: int = 8, *, layers: int = 12, d: int = 768, heads: int = 12, length: int = 1024, mlp: int = 3072,
-    experts: int = 8, capacity: float = 1.25, vocab: int = 50257, dropout: float = 0.0,
-) -> tuple[nn.Module, dict[str, Tensor]]:  # fmt: skip
-    model = MixtureOfExperts(layers, d, heads, length, mlp, experts, capacity, vocab, dropout)
-    ids = torch.randint(vocab, (batch, length + 1))
+def _load(batch: int, size: MoESize) -> tuple[nn.Module, dict[str, Tensor]]:
+    model = MixtureOfExperts(size)
+    ids = torch.randint(size.vocab, (batch, size.length + 1))
     return model, {"input_ids": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
 
 
-MODELS = {"moe": _load}
+MODELS = {"moe": Sized(_load, MoESize(), batch=8)}

@@ -24,7 +24,7 @@ class Cell(nn.Module):
 
 
 class UnrolledLSTM(nn.Module):
-    """[batch, length, features] -> [batch, classes], read off the last state."""
+    """[batch, length, features] -> [batch, classes], computed from the last state."""
 
     def __init__(self, features: int, hidden: int, classes: int):
         super().__init__()
@@ -40,7 +40,7 @@ class UnrolledLSTM(nn.Module):
 
 
 class LSTM(nn.Module):
-    """The same task on nn.LSTM."""
+    """[batch, length, features] -> [batch, classes], with nn.LSTM."""
 
     def __init__(self, features: int, hidden: int, classes: int, layers: int, dropout: float):
         super().__init__()

@@ -1,7 +1,7 @@
 """The published table: peak memory of 18 models, plain and under Optimal Gradient Checkpointing.
 
 Feng, Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021.
-MB is 2^20 bytes. `PROTOCOL` says what was measured.
+MB is 2^20 bytes. `PROTOCOL` tells what was measured, and how.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..errors import UsageError
 
 @dataclass(frozen=True)
 class Row:
-    """One model of the table. The measured figures are of torch 2.13 under PROTOCOL; None where nobody has one.
+    """One model of the table. The measured figures come from torch 2.13 under PROTOCOL; None: not measured.
 
-    batch, image : images per step and their side in pixels.
-    regular_mb, ogc_mb : published peak of the plain step and of the published solver's plan.
-    measured_regular_mb, measured_ogc_nonreentrant_mb : the same two measured, the plan run with
+    batch, image : images per step, and their side in pixels.
+    regular_mb, ogc_mb : published peaks of the plain step, and of the published solver's plan.
+    measured_regular_mb, measured_ogc_nonreentrant_mb : measured peaks of both; the plan ran with
         `torch.utils.checkpoint(use_reentrant=False)`.
     """
 

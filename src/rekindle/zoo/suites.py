@@ -1,4 +1,4 @@
-"""Which models a benchmark takes, and options that make each of the large ones small enough for a test."""
+"""The models of each benchmark, and options that make the large models small enough for a test."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _SMALL: dict[str, dict[str, Any]] = {
 
 
 def small(name: str) -> dict[str, Any]:
-    """Options of `load`, batch included, for a copy of a deep or modern model whose step takes well under a second on a
-    CPU: every kind of layer is there, fewer and narrower.
+    """Options of `load`, batch included, for a small copy of a deep or modern model: it has every kind of layer, but fewer and
+    narrower ones, and its step takes well under a second on a CPU.
 
     Raises
     ------
-    UsageError : there is no such copy of this model.
+    UsageError : this model has no small copy.
     """
     if name not in _SMALL:
         raise UsageError(f"zoo model {name!r} has no small copy; these have: {', '.join(_SMALL)}")

@@ -1,5 +1,5 @@
-"""A plain U-Net, of images and of volumes: long skip connections keep the early, large activations alive through the
-whole forward.
+"""A plain U-Net for images and for volumes, whose long skip connections hold the early, large activations through the whole
+forward.
 
 Ronneberger, Fischer, Brox, U-Net: Convolutional Networks for Biomedical Image Segmentation, MICCAI 2015; Çiçek et al.,
 3D U-Net, MICCAI 2016; here with batch norm and padded convolutions.
@@ -29,8 +29,9 @@ def _two_convolutions(dims: int, c_in: int, c_out: int) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """[batch, channels, *size] -> [batch, classes, *size]: 2 or 3 sizes, each a multiple of 2^depth.
+    """[batch, channels, *size] -> [batch, classes, *size], with 2 or 3 sizes, each a multiple of 2^depth.
 
+    dims : 2 for images, 3 for volumes.
     width : channels at full resolution; they double at each of the `depth` steps down.
     """
 
@@ -68,7 +69,7 @@ def _load(
 def _volumes(
     batch: int = 2, *, image: int = 128, width: int = 32, depth: int = 4, classes: int = 2, input_grad: bool = False
 ) -> tuple[nn.Module, Tensor]:
-    """One channel, as a scan has."""
+    """The model for volumes of one channel, as of a medical scan."""
     return _load(3, 1, batch, image=image, width=width, depth=depth, classes=classes, input_grad=input_grad)
 
 

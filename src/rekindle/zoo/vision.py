@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from . import seeds
-from .torchvision_shim import import_torchvision
+from .libraries import import_library
 
 _INCEPTION = {"aux_logits": False, "transform_input": False, "init_weights": False}
 
 
 def image_sample(batch: int, image: int, input_grad: bool) -> Tensor:
-    """Random images in [0, 1), float32 [batch, 3, image, image]. The published protocol asks for their gradient."""
+    """Random images in [0, 1): float32 [batch, 3, image, image]. The published protocol computes their gradient too."""
     return torch.rand(batch, 3, image, image, requires_grad=input_grad)
 
 
@@ -24,7 +24,7 @@ def _load(
     name: str, batch: int | None, image: int | None, input_grad: bool, **keywords: Any
 ) -> tuple[nn.Module, Tensor]:
     row = seeds.row(name)
-    model = getattr(import_torchvision().models, name)(weights=None, **keywords)
+    model = getattr(import_library("torchvision.models"), name)(weights=None, **keywords)
     return model, image_sample(batch or row.batch, image or row.image, input_grad)
 
 
@@ -39,7 +39,7 @@ def _with_dropout(
     name: str, keyword: str, more: dict[str, Any], batch: int | None = None, *,
     dropout: float = 0.0, image: int | None = None, input_grad: bool = True,
 ) -> tuple[nn.Module, Tensor]:  # fmt: skip
-    """A model whose dropout probability torchvision takes as `keyword`; 0 is the published protocol."""
+    """A model with dropout, whose probability torchvision takes as `keyword`. The published protocol has none."""
     return _load(name, batch, image, input_grad, **{keyword: dropout}, **more)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import tree
-from .contents import content, entries, refill
+from .containers import content, entries, refill
 
 
 def plain_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:

@@ -1,36 +1,31 @@
-"""What a captured call is: a joint graph, and what its nodes are to the module."""
+"""A captured call: its joint graph, and the parameters, inputs and results that its nodes stand for."""
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd import descriptors as aot
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
-from ...errors import TraceError
-from . import tree
-from .known import Question
-from .module_paths import module_path
+from .known_values import Question
 from .numbers import Numbers
-
-_PREFIX = "model."  # of names: what is traced has the user's module as a submodule
 
 
 class Assigned(NamedTuple):
-    """output : index among the outputs, or None; then source : the user's tensor by index, or a parameter or buffer."""
+    """The tensor that forward sets an attribute to.
+
+    output : its index among the outputs; None: it is `source`, an input by index, or a parameter or buffer by name.
+    """
 
     output: int | None
     source: int | str = ""
 
 
 class Writing(NamedTuple):
-    """A call that gives what another op does, and writes what the module mutates. args : as of a node."""
+    """A call that returns the same as another op, and also writes what the module mutates. args : as of a node."""
 
     target: Any
     args: tuple[Any, ...]
@@ -38,8 +33,10 @@ class Writing(NamedTuple):
 
 @dataclass
 class Captured:
-    """A joint graph, functional: no op writes to its inputs, and what the module mutates comes back as new values, save
-    what `writing` says (see `in_place`).
+    """A captured call as a functional joint graph.
+
+    No op writes to its inputs, and tensors that the module mutates come back as new values, except those in `writing` (see
+    `in_place`).
 
     nodes : every call_function node in order, forward first.
     params, buffers : placeholder -> qualified name in the module.
@@ -48,7 +45,7 @@ class Captured:
     tangents : placeholder -> index of the output whose gradient it is.
     outputs : node per output tensor of the module, in order of `output_spec`.
     mutations : placeholder -> the node that holds its new value after forward.
-    writing : node -> what its first run calls instead; then nothing of what it writes is among `mutations`.
+    writing : node -> the call that its first run makes instead; tensors that this call writes are not in `mutations`.
     gradients : placeholder -> the node that holds its gradient.
     """
 
@@ -63,32 +60,34 @@ class Captured:
     writing: dict[fx.Node, Writing] = field(default_factory=dict)
     gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
     output_spec: Any = None
-    # output leaf -> the user's tensor that it is, by index, or the parameter or buffer, by name
+    # output leaf -> the input that it is, by index, or the parameter or buffer, by name
     aliased_inputs: dict[int, int | str] = field(default_factory=dict)
     module_path: dict[fx.Node, str] = field(default_factory=dict)
     ignored_outputs: dict[int, str] = field(default_factory=dict)  # output -> its place; taken as not differentiated
-    # attribute that forward sets to another tensor -> the output that it is, counted behind those of `output_spec`, or
-    # what it is as in `aliased_inputs`
+    # attribute that forward sets to another tensor -> that tensor: an output, counted after the ones in `output_spec`, or a
+    # source as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
-    # Forward sets an attribute to a tensor where there was none, or one of another shape, dtype or device: the next call is
-    # another one, of another signature.
+    # Forward sets an attribute to a tensor that was none before, or had another shape, dtype or device: the next call has
+    # another signature.
     settles: bool = False
-    # hooks on submodules, and their patched forwards, that do more than compute: by name; planned steps do not run their code
+    # names of hooks on submodules, and of patched forwards, with side effects; planned steps do not run their code
     effects: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # what else forward changes and planned steps do not
+    dropped: list[str] = field(
+        default_factory=list
+    )  # names of other state that forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
-    changed: tuple[str, ...] = ()  # attributes that forward changes itself, which planned calls leave alone
+    changed: tuple[str, ...] = ()  # attributes that forward changes, which planned calls leave alone
     written_places: frozenset[Any] = (
         frozenset()
-    )  # and where else it writes, as `SideEffects.written`; ids hold while it is captured
+    )  # other places where forward writes, as in `SideEffects.written`; the ids are valid while it is captured
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
-    # parameters whose gradients were seen to be added up otherwise than in eager where one backward goes through two calls
+    # parameters whose gradients differed from eager's by rounding, where one backward goes through two calls
     rounds: list[str] = field(default_factory=list)
     graph_module: Any = None  # owns the nodes
 
     @property
     def placeholders(self) -> list[fx.Node]:
-        """Everything the caller holds: parameters, buffers, inputs, constants."""
+        """The tensors that the caller holds: parameters, buffers, inputs, constants."""
         return [*self.params, *self.buffers, *self.inputs, *self.constants]
 
     @property
@@ -98,142 +97,6 @@ class Captured:
         return [name for p, name in self.params.items() if p in targets]
 
 
-def read(c: Captured) -> None:
-    """Fill in what the joint graph of `c` tells, its nodes and what they are.
-
-    Raises
-    ------
-    TraceError : it holds what cannot be planned; the message says what.
-    """
-    graph = c.graph_module.graph
-    _drop_tokens(graph)
-    place: dict[Any, fx.Node] = {}  # placeholder by what AOTAutograd says of it
-    by_seq: dict[Any, str] = {}  # autograd's sequence number ties a backward op to the forward op it belongs to
-    for n in graph.nodes:
-        if n.op == "placeholder":
-            place[n.meta["desc"]] = n
-            _placeholder(c, n)
-        elif n.op == "get_attr":
-            _constant(c, n)
-        elif n.op == "call_function":
-            _call(c, n, by_seq)
-        elif n.op == "output":
-            _results(c, n, place)
-    if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
-        raise TraceError(
-            f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no tensor "
-            "beside it that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them"
-        )
-    if not c.tangents:
-        raise TraceError(
-            "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
-            "call requires_grad_() on what should train, and do not trace under torch.no_grad()"
-        )
-
-
-def _placeholder(c: Captured, n: fx.Node) -> None:
-    d = n.meta["desc"]
-    if isinstance(d, aot.ParamAOTInput):
-        c.params[n] = d.target.removeprefix(_PREFIX)
-    elif isinstance(d, aot.BufferAOTInput):
-        c.buffers[n] = d.target.removeprefix(_PREFIX)
-    elif isinstance(d, aot.TangentAOTInput):
-        output: Any = d.output
-        if isinstance(output, aot.InputMutationAOTOutput):
-            raise TraceError(_written(output.mutated_input))
-        c.tangents[n] = output.idx
-    elif isinstance(d, aot.PlainAOTInput):
-        c.inputs[n] = d.idx
-    elif not isinstance(d, _TOKENS):
-        raise TraceError(f"the model takes an input of a kind that cannot be planned yet: {d}")
-
-
-def _written(what: Any) -> str:
-    if isinstance(what, aot.ParamAOTInput):
-        return (
-            f"forward writes to the parameter {what.target.removeprefix(_PREFIX)!r}, which requires grad, and a plan cannot "
-            "tell of which of its two values the gradient is. Write to it outside of forward, under no_grad; or, if it is not "
-            "trained, call requires_grad_(False) on it before planning"
-        )
-    return "forward writes over a tensor that requires grad; clone it before it is changed"
-
-
-def _constant(c: Captured, n: fx.Node) -> None:
-    t = operator.attrgetter(str(n.target))(c.graph_module)
-    if isinstance(t, torch.Generator):
-        reader = next(iter(n.users), n)
-        raise TraceError(
-            f"{reader.target} in {module_path(reader) or 'the model'} draws from a generator of its own (generator=), "
-            "whose state a plan cannot put back to draw the same again; draw from torch's default generator, or outside of "
-            "forward and pass the result in"
-        )
-    if not isinstance(t, torch.Tensor):
-        raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
-    if t.requires_grad:
-        raise TraceError(
-            f"the model reads a tensor of shape {list(t.shape)} that requires grad and is none of its parameters or "
-            "inputs, so that no gradient could reach it; register it as a parameter, or its module as a submodule"
-        )
-    c.constants[n] = t
-    n.meta.setdefault("val", t)
-
-
-def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
-    path, seq = module_path(n), n.meta.get("seq_nr")
-    for t in tree_leaves(n.meta.get("val")):
-        if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
-            raise TraceError(
-                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}; only dense ones can be planned"
-            )
-    c.nodes.append(n)
-    c.module_path[n] = path or by_seq.get(seq, "")
-    if c.module_path[n] and not n.meta.get("autograd_backward"):
-        by_seq.setdefault(seq, c.module_path[n])
-
-
-def _results(c: Captured, output: fx.Node, place: dict[Any, fx.Node]) -> None:
-    outs = list(tree_leaves(output.args[0], is_leaf=lambda x: x is None))
-    for o, d in zip(outs, output.meta["desc"], strict=True):
-        if isinstance(d, aot.PlainAOTOutput):
-            c.outputs.append(_without_copy(c, o))
-        elif isinstance(d, aot.InputMutationAOTOutput):
-            c.mutations[place[d.mutated_input]] = o
-        elif isinstance(d, aot.GradAOTOutput):
-            if o is not None:
-                c.gradients[place[d.grad_of]] = o
-        elif o is not None and not isinstance(d, _TOKENS):
-            raise TraceError(f"the model gives a result of a kind that cannot be planned yet: {d}")
-
-
-_TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t, type))
-
-
-def _drop_tokens(graph: fx.Graph) -> None:
-    """Checks (of linear algebra, say) are plain calls again; the tokens that order them go in and out unused."""
-    for n in list(graph.nodes):
-        if n.op == "call_function" and n.target is torch.ops.higher_order.with_effects:
-            token, op, *args = n.args
-            if op._schema.returns:
-                raise TraceError(f"the model calls {op}, whose effects must keep their order; it cannot be planned yet")
-            for u in list(n.users):
-                u.replace_all_uses_with(token)
-                graph.erase_node(u)
-            with graph.inserting_before(n):
-                call = graph.call_function(op, tuple(args), n.kwargs)
-            call.meta = n.meta | {"val": None}
-            graph.erase_node(n)
-
-
-def _without_copy(c: Captured, o: fx.Node) -> fx.Node:
-    """What a result is a copy of; the copy is gone."""
-    assert o.target is torch.ops.aten.clone.default, f"result {o} is no copy"
-    source: Any = o.args[0]
-    o.replace_all_uses_with(source)
-    c.nodes.remove(o)
-    o.graph.erase_node(o)
-    return source
-
-
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
-    """The mode in which the graph's metas live."""
+    """The FakeTensorMode of the fake tensors in the graph's metas."""
     return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])

@@ -16,7 +16,7 @@ from torch.utils import _pytree
 
 from . import rules
 from .captured import Captured, joint_fake_mode
-from .normalise import is_member, tensors_of
+from .node_tensors import is_member, tensors_of
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:

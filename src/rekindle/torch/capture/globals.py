@@ -8,13 +8,12 @@ own, counts by all of its fields.
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import is_, itemgetter
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from . import tree
+from .code_reads import all_names, imports, ways
 from .side_effects import is_torchs
 from .values import Key, Same, Walk, Watch, fields_of, is_elsewhere, is_simple, key_of, slots_of
 
@@ -81,11 +81,11 @@ class Globals:
     def _read(self, f: types.FunctionType) -> None:
         table = f.__globals__
         where = f"the global {table.get('__name__', '?')}"
-        self.names.update(_names(f.__code__))
-        for way in _ways(f.__code__):
+        self.names.update(all_names(f.__code__))
+        for way in ways(f.__code__):
             if way[0] in table:
                 self._follow(table, way, where, table)
-        for level, name, way in _imports(f.__code__):
+        for level, name, way in imports(f.__code__):
             package = str(table.get("__package__") or "") if level else ""
             with contextlib.suppress(ImportError, ValueError):
                 name = importlib.util.resolve_name("." * level + name, package) if level else name
@@ -196,58 +196,3 @@ def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:
 def _is_users(g: types.FunctionType) -> bool:
     name = g.__code__.co_filename
     return not name.startswith((_LIBRARY, *_GENERATED)) and "-packages" not in name and not is_torchs(g)
-
-
-_PASSED: Callable[[str], bool] = frozenset({"EXTENDED_ARG", "CACHE", "COPY", "DUP_TOP"}).__contains__
-_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-
-
-@functools.lru_cache(maxsize=4096)
-def _ways(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """Names that code reads outside of its variables, each with the attributes it goes on to: ("config", "gain")."""
-    found: dict[tuple[str, ...], None] = {}
-    way: tuple[str, ...] = ()
-    for i in dis.get_instructions(code):
-        if _PASSED(i.opname):
-            continue
-        if way and i.opname in _READS:
-            way = (*way, i.argval)
-            continue
-        if way and i.opname not in ("STORE_ATTR", "DELETE_ATTR"):
-            found[way] = None
-        way = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
-    for c in code.co_consts:
-        if isinstance(c, types.CodeType):
-            found |= dict.fromkeys(_ways(c))
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=4096)
-def _imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    """(level, file, name in it) of the imports inside of a function; no name: the file as a whole."""
-    found: dict[tuple[int, str, tuple[str, ...]], None] = {}
-    constants: list[Any] = []
-    file: tuple[int, str] | None = None
-    for i in dis.get_instructions(code):
-        if i.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            constants.append(i.argval)
-        elif i.opname == "IMPORT_NAME":
-            level, names = constants[-2:]
-            file = (level, i.argval)
-            if not names:  # import a.b: code goes on from a to b
-                parts = i.argval.split(".")
-                found |= {(level, ".".join(parts[: n + 1]), ()): None for n in range(len(parts))}
-        elif i.opname == "IMPORT_FROM" and file is not None:
-            found[*file, (i.argval,)] = None
-    for c in code.co_consts:
-        if isinstance(c, types.CodeType):
-            found |= dict.fromkeys(_imports(c))
-    return tuple(found)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names in a function and in those that it defines."""
-    yield from code.co_names
-    for c in code.co_consts:
-        if isinstance(c, types.CodeType):
-            yield from _names(c)

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import hidden, rules
+from . import hidden_writes
 from .captured import Captured, Writing
-from .normalise import is_member, storage_bytes, tensors_of
+from .node_tensors import is_member, storage_bytes, tensors_of
+from .overwrites import OVERWRITES
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
 _IN_TRAINING = {_BATCH_NORM: 5, aten.native_batch_norm_backward.default: 7}  # position of that argument
-_STATISTICS = hidden.STATISTICS  # positions of both here too, and of the new ones in what the first returns
+_STATISTICS = hidden_writes.STATISTICS  # positions of both here too, and of the new ones in what the first returns
 
 
 def write_in_place(c: Captured) -> None:
@@ -29,11 +30,11 @@ def write_in_place(c: Captured) -> None:
     mutated = _Mutated(c)
     gone: set[fx.Node] = set()
     for n in c.nodes:
-        if hidden.writes(n.target, n.args):
+        if hidden_writes.writes(n.target, n.args):
             _unseen(c, n)
         elif n.target is _BATCH_NORM:
             gone |= _batch_norm(c, n, mutated)
-        elif 0 in rules.OVERWRITES.get(n.target, {}):
+        elif 0 in OVERWRITES.get(n.target, {}):
             _element_wise(c, n, mutated)
     c.nodes[:] = [n for n in c.nodes if n not in gone]
 
@@ -108,4 +109,4 @@ def _element_wise(c: Captured, n: fx.Node, mutated: _Mutated) -> None:
     if (before.shape, before.dtype, before.device) != (after.shape, after.dtype, after.device):
         return
     del c.mutations[p]
-    c.writing[n] = Writing(rules.OVERWRITES[n.target][0], n.args)
+    c.writing[n] = Writing(OVERWRITES[n.target][0], n.args)

@@ -10,13 +10,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.modules import module as torch_module
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from . import tree
-from .side_effects import HOOKS, is_torchs
-from .values import Same, constants, key_of
+from .surroundings import surroundings
+from .values import constants, key_of
 
 Key = tuple[Any, ...]
 
@@ -46,8 +43,8 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Call:
-    """The arguments of one call, taken apart.
+class ModuleCall:
+    """The arguments of one call of the module, taken apart.
 
     tensors : the distinct tensors, in order of forward's parameters.
     spec : the structure they stand in; `tree.unflatten` gives the arguments by parameter name.
@@ -119,7 +116,7 @@ def _shared(tensors: list[torch.Tensor]) -> Key:
     )
 
 
-def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
     """The call `forward(*args, **kwargs)` by parameter names. Arguments that are equal to a plain default are left out, as if
     the caller had not spelled them out. Where the names are not known, or the arguments do not fit them, positions and
     keywords stand as they are: forward itself will complain."""
@@ -130,7 +127,7 @@ def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
     else:
         given, form = found
     tensors, spec = tree.flatten(given)
-    return Call(tensors, spec, form)
+    return ModuleCall(tensors, spec, form)
 
 
 def _by_name(
@@ -205,33 +202,3 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature | None:
 
 
 _SIGNATURES: WeakKeyDictionary[Any, dict[bool, inspect.Signature | None]] = WeakKeyDictionary()
-
-
-def surroundings() -> Key:
-    """What outside of the arguments says which operators forward calls: autocast, the default dtype, flags of torch's
-    backends, function modes, hooks on all modules."""
-    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
-    cuda = torch.backends.cuda
-    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)])
-    return (
-        (*cast, torch.is_autocast_cache_enabled()) if cast else (),
-        torch.get_default_dtype(),
-        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
-        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.get_float32_matmul_precision()),
-        tuple([_mode(m) for m in _get_current_function_mode_stack()]) if torch._C._len_torch_function_stack() else (),
-        tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
-    )
-
-
-def casts_shared() -> bool:
-    """Whether autocast casts a parameter once for all calls, so that their gradients are added up in the lower precision."""
-    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
-    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
-
-
-_HAS_CUDA = torch.cuda.is_available()
-_HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
-
-
-def _mode(m: Any) -> Any:
-    return (type(m), m.device) if isinstance(m, DeviceContext) else (Same(m), key_of(vars(m)))

@@ -1,10 +1,11 @@
-"""Which submodule made a node of a graph."""
+"""The paths of modules: which submodule made a node of a graph, and which paths the user marked."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch.fx.traceback as fx_traceback
@@ -16,7 +17,7 @@ _PATH = "rekindle_module_path"
 
 @contextlib.contextmanager
 def module_paths_recorded(model: nn.Module) -> Iterator[None]:
-    """Every node made meanwhile carries the name of the innermost submodule that made it, as its module stack."""
+    """A context in which every new node carries the name of the innermost submodule that made it, as its module stack."""
     names = {id(m): name for name, m in model.named_modules()}
     entered: list[str] = [""]
     here = threading.get_ident()  # modules may be called in other threads meanwhile
@@ -46,16 +47,25 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
 
 
 def module_path(n: fx.Node) -> str:
-    """Qualified name of the innermost module that made the node, or "". Backward nodes have that of their forward."""
+    """Qualified name of the innermost module that made the node, or "". A backward node has the name of its forward's."""
     stack = n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
     return stack[_PATH][0] if _PATH in stack else ""
 
 
 def printable(name: str) -> str:
-    """A module's name as part of an op's name, or of a comment: one line, without "|". Two names never become the same."""
+    """A module's name for use in an op's name (`model.traced_names`) or a comment: one line, without "|". Different names
+    stay different."""
     if name.isprintable() and "|" not in name and "\\" not in name:
         return name
     return "".join(
         "\\x7c" if ch == "|" else ch if ch.isprintable() and ch != "\\" else ch.encode("unicode_escape").decode()
         for ch in name
+    )
+
+
+def is_marked(path: str, must_save: Iterable[str]) -> bool:
+    """Whether the ops of the module of that path must run only once: `must_save` has the path, or the path of a module
+    around it, as it is or as a pattern (`fnmatch`)."""
+    return any(
+        path == m or path.startswith(f"{m}.") or fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save
     )

@@ -9,31 +9,27 @@ same object.
 
 from __future__ import annotations
 
-import array
 import functools
 import logging
 import pathlib
-import sys
 import types
 import weakref
-import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import chain
-from operator import is_
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
 from . import tree
-from .contents import entries
+from .arrays import array_key, is_array
+from .containers import entries
+from .fields import fields_of, is_elsewhere, is_simple, slots_of
+from .identity import Same
+from .watch import Watch
 
 Key = Any
 MOST_ENTRIES = 20_000  # of one walk; objects beyond that count by identity
-EXACT = 2**12  # bytes of an array that are kept to be compared; of larger ones their checksum
-LARGEST = 2**26  # bytes of an array; of larger ones elements spread evenly count
-SPREAD = 2**12  # elements of those
 DEEPEST = 32  # levels of containers, objects and closures
 
 _PLAIN_TYPES = frozenset({bool, int, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
@@ -41,101 +37,7 @@ _PLAIN_TYPES = frozenset({bool, int, str, bytes, type(None), range, slice, torch
 _STAND_INS = frozenset({weakref.ProxyType, weakref.CallableProxyType})
 _BY_IDENTITY = (nn.Module, torch.optim.Optimizer, torch.Generator, types.GeneratorType, types.BuiltinFunctionType,
                 logging.Logger, logging.LoggerAdapter, logging.Handler)  # fmt: skip
-_ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
 _NAMESPACES = (type, types.ModuleType)
-
-
-class Same:
-    """A key that equals only the key of the same object, and keeps it alive only where Python has no weak reference."""
-
-    __slots__ = ("_hash", "_of")
-
-    def __init__(self, x: Any):
-        self._hash = id(x)
-        self._of: Callable[[], Any]
-        try:
-            self._of = weakref.ref(x)
-        except TypeError:
-            self._of = functools.partial(_itself, x)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Same):
-            return NotImplemented
-        mine = self._of()
-        return mine is not None and mine is other._of()
-
-    def __repr__(self) -> str:
-        x = self._of()
-        return getattr(x, "__qualname__", None) or f"a {type(x).__name__}"
-
-
-def _itself(x: Any) -> Any:
-    return x
-
-
-class Watch:
-    """The containers that a walk met, and what they held.
-
-    own : ids of modules that count by identity, since somebody else looks into them.
-    """
-
-    def __init__(self, own: Collection[int] = ()) -> None:
-        self.own = own
-        self.kinds: dict[int, tuple[Any, Key]] = {}  # classes and Python modules that were met, and their keys
-        self.functions: list[types.FunctionType] = []  # that were met
-        self._arrays: list[Any] = []
-        self._tables: list[dict[Any, Any]] = []
-        self._rows: list[Any] = []
-        self._cells: list[Any] = []
-        self._slots: list[tuple[Any, str]] = []
-        self._parts: list[tuple[Mapping[str, Any], tuple[str, ...]]] = []
-        self._held: list[Any] = []
-        self._counts: list[Any] = []
-
-    def table(self, x: dict[Any, Any]) -> None:
-        self._tables.append(x)
-
-    def part(self, x: Mapping[str, Any], names: Iterable[str]) -> None:
-        """What stands under these names, and how many others there are."""
-        self._parts.append((x, tuple(names)))
-
-    def slot(self, x: Any, name: str) -> None:
-        self._slots.append((x, name))
-
-    def row(self, x: Any) -> None:
-        self._rows.append(x)
-
-    def cell(self, x: Any) -> None:
-        self._cells.append(x)
-
-    def array(self, x: Any) -> None:
-        self._arrays.append(x)
-
-    def close(self) -> None:
-        """Remember what they hold now."""
-        self._held = [*self._values()]
-        self._counts = self._sizes()
-
-    def unchanged(self) -> bool:
-        """Whether they hold the very same objects as when the walk ended."""
-        try:
-            now = [*self._values()]
-        except (RuntimeError, ValueError):  # one changes meanwhile; an empty cell
-            return False
-        return len(now) == len(self._held) and all(map(is_, now, self._held)) and self._sizes() == self._counts
-
-    def _values(self) -> chain[Any]:
-        cells = [c.cell_contents for c in self._cells]
-        tables = chain.from_iterable([chain(dict.keys(t), dict.values(t)) for t in self._tables])
-        slots = [getattr(x, name, _MISSING) for x, name in self._slots]
-        parts = [t.get(name, _MISSING) for t, names in self._parts for name in names]
-        return chain(tables, chain.from_iterable(self._rows), cells, slots, parts)
-
-    def _sizes(self) -> list[Any]:
-        return [*map(_content, self._arrays), *[len(t) for t, _ in self._parts]]
 
 
 def key_of(x: Any, watch: Watch | None = None) -> Key:
@@ -201,10 +103,10 @@ class Walk:
         if isinstance(x, set | frozenset):
             self._row(x)
             return (kind, frozenset([self.key(v, deep) for v in [*x]]))
-        if _is_array(x):
+        if is_array(x):
             if self.watch is not None:
                 self.watch.array(x)
-            return (kind, _content(x))
+            return (kind, array_key(x))
         if isinstance(x, types.MethodType):
             return (kind, self.key(x.__func__, deep), self.key(x.__self__, deep))
         if isinstance(x, types.FunctionType):
@@ -278,69 +180,12 @@ class Walk:
             self.watch.row(x)
 
 
-def _is_array(x: Any) -> bool:
-    """Whether it holds bytes that can be written to in place; or is a number of NumPy's."""
-    numpy: Any = sys.modules.get("numpy")
-    numpys = () if numpy is None else (numpy.ndarray, numpy.generic)
-    return isinstance(x, bytearray | array.array) or isinstance(x, numpys) and not x.dtype.hasobject
-
-
-def _content(x: Any) -> Key:
-    """What an array holds: its bytes, their checksum, or some of them."""
-    head = (str(x.dtype), x.shape) if hasattr(x, "dtype") else (len(x),)
-    size = x.nbytes if hasattr(x, "nbytes") else len(x) * getattr(x, "itemsize", 1)
-    if size <= EXACT:
-        return (*head, x.tobytes() if hasattr(x, "tobytes") else bytes(x))
-    if size > LARGEST:
-        flat = getattr(x, "flat", x)
-        some = flat[:: len(flat) // SPREAD]
-        return (*head, some.tobytes() if hasattr(some, "tobytes") else bytes(some))
-    try:
-        return (*head, zlib.crc32(x.T if hasattr(x, "T") and not x.flags.c_contiguous else x))
-    except (BufferError, ValueError, TypeError):  # not in one piece; a type that no buffer has
-        return (*head, zlib.crc32(x.tobytes()))
-
-
-def is_elsewhere(x: Any) -> bool:
-    """Whether a module, class or object is Python's own, torch's or NumPy's, which nobody sets a number in."""
-    name = x.__name__ if isinstance(x, types.ModuleType) else (x if isinstance(x, type) else type(x)).__module__
-    return str(name).partition(".")[0] in _ELSEWHERE
-
-
-def is_simple(x: Any) -> bool:
-    """Whether forward may compute with it: no function, class, module or other object."""
-    return issubclass(type(x), _SIMPLE)  # by its type alone: a stand-in that is asked would look for what it stands for
-
-
-_SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, tuple, list, dict, set)
-_MISSING: Any = object()
-
-
 def _code_of(x: Any) -> Any:
     """The function in a method, a property, a static or a cached one."""
     kind = type(x)
     if kind in (staticmethod, classmethod):
         return x.__func__
     return x.fget if kind is property else x.func if kind is functools.cached_property else x
-
-
-def fields_of(x: Any) -> dict[str, Any]:
-    """The fields of an object that stand in itself, by name."""
-    held = getattr(x, "__dict__", None)
-    found = dict(held) if isinstance(held, dict) else {}
-    return found | {s: getattr(x, s) for s in slots_of(type(x)) if hasattr(x, s)}
-
-
-def slots_of(kind: type) -> tuple[str, ...]:
-    """The names in `__slots__` of a class and of those that it inherits from."""
-    return tuple([s for k in kind.__mro__ if "__slots__" in k.__dict__ for s in _slots(k)])
-
-
-def _slots(kind: type) -> list[str]:
-    slots = kind.__dict__["__slots__"]
-    names = [slots] if isinstance(slots, str) else [*slots]
-    private = f"_{kind.__name__.lstrip('_')}"  # Python puts it before names that begin with two underscores
-    return [private + s if s[:2] == "__" else s for s in names if s not in ("__dict__", "__weakref__")]
 
 
 _CONTAINERS = frozenset({dict, list, tuple, type})

@@ -14,7 +14,7 @@ from ...model.held import relaxed
 from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture import rules
-from ..capture.normalise import tensors_of
+from ..capture.node_tensors import tensors_of
 from ..trace import Trace
 from .verify import Check, check_step
 

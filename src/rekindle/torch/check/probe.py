@@ -14,6 +14,7 @@ from torch import nn
 from ...errors import RekindleError, TraceError
 from ...frames import users_line
 from ..capture import tree
+from ..capture.private import fake_mode_of
 from ..run.as_before import WritesUndone, as_before
 
 LONGEST = 20.0  # seconds that the call may take; what it has met by then is enough
@@ -33,7 +34,7 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
     """
     tensors, spec = tree.flatten((args, dict(kwargs)))
     every = [*tensors, *model.parameters(), *model.buffers()]
-    if torch._guards.detect_fake_mode(every) is not None or any(t.is_meta for t in every):
+    if fake_mode_of(every) is not None or any(t.is_meta for t in every):
         return
     # Compiled parts of a model run as they are written: compiling them for one call would take long.
     for grad in (False, True):

@@ -15,8 +15,9 @@ from ...model.plan import Plan
 from .. import accept
 from ..capture import tree
 from ..capture.loss import default_loss
-from ..capture.module_call import casts_shared
+from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
+from ..capture.surroundings import shares_casts
 from ..run.as_before import same
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
@@ -172,7 +173,7 @@ def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForwar
     args, kwargs = call_arguments(sample)
     tensors = tree.flatten((args, kwargs))[0]
     state = [*model.parameters(), *model.buffers()]
-    fake = torch._guards.detect_fake_mode([*state, *tensors])
+    fake = fake_mode_of([*state, *tensors])
     devices = {t.device for t in [*state, *tensors]}
     cuda = cuda_indices([*state, *tensors])
     if fake is None and any(d.type == "meta" for d in devices):
@@ -195,7 +196,7 @@ def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, equal: dict[
     """Differences, in words, where the model is called twice, random numbers are drawn in between, and one backward goes
     through both calls; `equal` is updated."""
     # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
-    found, now = _twice(s, planned, plain, Way.TWICE if casts_shared() else Way.JOINED)
+    found, now = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED)
     bound = planned.last
     if found and bound is not None and bound.runner.adds_up:
         # What one backward adds up from both calls may round otherwise; a warning says so when such a call is made.

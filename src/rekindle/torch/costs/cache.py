@@ -4,8 +4,8 @@ One JSON file per environment (torch version, device, threads, …) under $REKIN
 
     {"format": "rekindle.costs/1", "environment": "…", "ops": {key: [seconds, workspace bytes]}}
 
-A file that is damaged or foreign counts as empty, an entry that is no cost counts as missing; one warning names them. A
-folder that cannot be written to is passed over. Processes that write at once wait for each other, and keep all entries.
+A damaged or foreign file counts as empty, and an invalid entry as missing; one warning names them. If the folder cannot be
+written to, nothing is stored. Processes that write at the same time wait for each other, and no entry is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,37 @@ from ...version import __version__
 log = logging.getLogger("rekindle")
 
 FORMAT = "rekindle.costs/1"
-MEASURING = 2  # to be raised where operators come to be run or measured otherwise: older figures are then not used
-MOST_FILE = 64 * 2**20  # bytes; an operator takes about 200
-MOST_SECONDS, MOST_BYTES = 1e5, 2**44  # of one run of one operator: no device takes or holds more
-WAIT_S = 10.0  # for other processes that write; then the figures are measured again some time
-_COMPLAINED: set[Path] = set()
+MEASURING_VERSION = 2  # raise it whenever operators are run or timed differently: older entries are then not used
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """Limits of the cache of measured costs. All are guesses, far above what was seen.
+
+    file_most_bytes : a larger file is not read; one operator takes about 200 bytes.
+    entry_most_s, entry_most_bytes : an entry above these is invalid: no operator takes or holds more.
+    lock_wait_s : how long to wait for another process that writes; after it, nothing is stored, and a later process measures
+        the operators again.
+    """
+
+    file_most_bytes: int = 64 * 2**20
+    entry_most_s: float = 1e5
+    entry_most_bytes: int = 2**44
+    lock_wait_s: float = 10.0
+
+
+SETTINGS = CacheSettings()
+_WARNED: set[Path] = set()  # files that a warning has named
 
 
 def cache_folder() -> Path:
-    """Where measured costs lie. RuntimeError where there is no home."""
+    """The folder of measured costs. Raises RuntimeError if the user has no home folder."""
     given = os.environ.get("REKINDLE_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "rekindle"
 
 
 class CostCache:
-    """(seconds, workspace bytes) by operator key, for one environment. Reading and writing never fail."""
+    """(seconds, workspace bytes) per operator key, for one environment. Reading and writing never raise."""
 
     def __init__(self, environment: str):
         self.environment = environment
@@ -62,12 +79,12 @@ class CostCache:
         self._known[key] = self._fresh[key] = (seconds, workspace)
 
     def save(self) -> None:
-        """Write what was put since the last save; what other processes wrote meanwhile stays."""
+        """Write the new entries since the last save; entries that other processes wrote meanwhile stay."""
         if not self._fresh or self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path.parent, WAIT_S):
+            with locked(self.path.parent, SETTINGS.lock_wait_s):
                 ops = self._read() | self._fresh
                 write_json(self.path, {"format": FORMAT, "environment": self.environment, "ops": ops})
             self._fresh = {}
@@ -75,12 +92,12 @@ class CostCache:
             log.debug("measured costs not kept: %s", e)
 
     def _read(self) -> dict[str, tuple[float, int]]:
-        """The entries that are costs."""
+        """The valid entries of the file."""
         if self.path is None:
             return {}
         where = name(str(self.path))
         try:
-            doc = parse_json(read_text(self.path, MOST_FILE, regular=True), where, constants=True)
+            doc = parse_json(read_text(self.path, SETTINGS.file_most_bytes, regular=True), where, constants=True)
             if not isinstance(doc, dict) or doc.get("format") != FORMAT or not isinstance(doc.get("ops"), dict):
                 raise FormatError(f"{where} is no file of the format {FORMAT}")
             if doc.get("environment") != self.environment:
@@ -91,22 +108,22 @@ class CostCache:
             log.debug("cache of measured costs passed over: %s: %s", where, e)
             return {}
         except FormatError as e:
-            self._complain("the cache of measured costs is passed over and will be written anew: %s", e)
+            self._warn("the cache of measured costs is passed over and will be written anew: %s", e)
             return {}
         good = {key: (float(entry[0]), entry[1]) for key, entry in doc["ops"].items() if _is_cost(entry)}
         bad = [key for key in doc["ops"] if key not in good]
         if bad:
-            self._complain(
+            self._warn(
                 "%d of %d entries in %s are no measured costs and are passed over; the first belongs to %s: %s",
                 len(bad), len(doc["ops"]), where, name(bad[0]), value(doc["ops"][bad[0]]),
             )  # fmt: skip
         return good
 
-    def _complain(self, line: str, *args: Any) -> None:
-        """Once for each file."""
+    def _warn(self, line: str, *args: Any) -> None:
+        """Log a warning, once for each file."""
         assert self.path is not None
-        if self.path not in _COMPLAINED:
-            _COMPLAINED.add(self.path)
+        if self.path not in _WARNED:
+            _WARNED.add(self.path)
             log.warning(line, *args)
 
 
@@ -116,13 +133,17 @@ def _is_cost(entry: Any) -> bool:
     seconds, workspace = entry
     if isinstance(seconds, bool) or isinstance(workspace, bool) or not isinstance(workspace, int):
         return False
-    # Every comparison with nan is false; those of whole numbers of any size with floats are exact.
-    return isinstance(seconds, int | float) and 0 <= seconds <= MOST_SECONDS and 0 <= workspace < MOST_BYTES
+    # Comparisons with nan are false; comparisons of whole numbers of any size with floats are exact.
+    return (
+        isinstance(seconds, int | float)
+        and 0 <= seconds <= SETTINGS.entry_most_s
+        and 0 <= workspace < SETTINGS.entry_most_bytes
+    )
 
 
 def environment(device: torch.device) -> str:
-    """What the cost of an operator depends on, beside the operator: versions, the device, threads, numerics."""
-    parts = [f"torch {torch.__version__}", f"rekindle {__version__}, measuring {MEASURING}"]
+    """The versions, device, threads and numeric flags on which the cost of every operator depends, as text."""
+    parts = [f"torch {torch.__version__}", f"rekindle {__version__}, measuring {MEASURING_VERSION}"]
     if device.type == "cuda":
         parts += [torch.cuda.get_device_name(device), f"cuda {torch.version.cuda}"]
         parts += [f"benchmark {torch.backends.cudnn.benchmark}", f"exact {torch.backends.cudnn.deterministic}"]

@@ -1,4 +1,4 @@
-"""Seconds and workspace of operator calls, by running them: under a memory recording, then under a clock."""
+"""Seconds and workspace of operator calls, measured by running them: once under a memory recording, then under a clock."""
 
 from __future__ import annotations
 
@@ -15,33 +15,61 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
+from ..capture.private import profiler_is_running
 from ..capture.rules import runnable
-from .memory import cpu_allocations, peak_and_end
-from .operator_calls import Call, new_bytes, real_arguments
+from .allocations import cpu_allocations, peak_and_end
+from .made_up import new_bytes, real_arguments
+from .operator_calls import OperatorCall
 
 log = logging.getLogger(__name__)
-SLOW = 0.05  # seconds; above it one timed run a round is enough
-SETTLE_S = 3.0  # seconds spent on taking times again, per call of `measure_cpu`
-ROUNDS = 5  # in which a time is taken again, where the two least so far are not yet within
-AGREE = 1.2  # of each other: on a shared machine a single run may take ten times too long
+
+
+@dataclass(frozen=True)
+class ClockSettings:
+    """How often operator calls are timed. The values are guesses; on a shared machine a single run was seen to take ten times
+    too long.
+
+    slow_s : a call that takes longer is run once a round, and its first time may be stored.
+    settle_s : seconds in which `measure_cpu` times calls again.
+    rounds_most : rounds in which a call is timed again.
+    agree_ratio : no further round once the two least times are within this factor of each other.
+    round_s, runs_least, runs_most : a round on the CPU runs a call for about round_s seconds, this many times.
+    cuda_runs, cuda_rounds : calls queued in a round on a GPU, as a step queues them; and rounds.
+    """
+
+    slow_s: float = 0.05
+    settle_s: float = 3.0
+    rounds_most: int = 5
+    agree_ratio: float = 1.2
+    round_s: float = 0.005
+    runs_least: int = 3
+    runs_most: int = 20
+    cuda_runs: int = 5
+    cuda_rounds: int = 3
+
+
+SETTINGS = ClockSettings()
 
 
 @dataclass
 class Measured:
-    """By call: seconds, and workspace in bytes. settled : those whose figures may be kept on disk."""
+    """Measured seconds and workspace bytes per call. settled : the calls whose figures are steady enough to store."""
 
-    seconds: dict[Call, float] = field(default_factory=dict)
-    workspace: dict[Call, int] = field(default_factory=dict)
-    settled: set[Call] = field(default_factory=set)
+    seconds: dict[OperatorCall, float] = field(default_factory=dict)
+    workspace: dict[OperatorCall, int] = field(default_factory=dict)
+    settled: set[OperatorCall] = field(default_factory=set)
 
 
-def measure_cpu(calls: Sequence[Call], found: Measured, limit_s: float) -> None:
-    """Each call once under one memory recording, then again under a clock, for SETTLE_S at most and the quickest first:
-    a single run says least of them, and a single long run is taken as it is."""
+def measure_cpu(calls: Sequence[OperatorCall], found: Measured, limit_s: float) -> None:
+    """Run each call once under one memory recording, then again under a clock.
+
+    The second part takes `ClockSettings.settle_s` at most and starts with the quickest calls, whose single run says least.
+    A call that is slow keeps the time of its single run.
+    """
     start = time.perf_counter()
-    ran: list[tuple[Call, str, int]] = []
+    ran: list[tuple[OperatorCall, str, int]] = []
     room = _free_memory()
-    record = not torch.autograd._profiler_enabled()  # only one recording at a time: the caller's goes on
+    record = not profiler_is_running()  # only one recording at a time: the caller's goes on
     if not record:
         log.warning("a profiler is running: the workspace of operators cannot be measured and counts as 0")
     with ExitStack() as stack:
@@ -63,24 +91,24 @@ def measure_cpu(calls: Sequence[Call], found: Measured, limit_s: float) -> None:
             first, last = (bisect_left(at, t) for t in recorded.marks[mark])
             peak, _ = peak_and_end(delta for _, delta in recorded.events[first:last])
             found.workspace[call] = max(0, peak - new)
-    found.settled |= {call for call, _, _ in ran if found.seconds[call] > SLOW}
+    found.settled |= {call for call, _, _ in ran if found.seconds[call] > SETTINGS.slow_s}
     quickest = sorted((call for call, _, _ in ran), key=found.seconds.__getitem__)
     pending = {call: [found.seconds[call]] for call in quickest}
-    stop = time.perf_counter() + SETTLE_S
-    for turn in range(ROUNDS):
+    stop = time.perf_counter() + SETTINGS.settle_s
+    for turn in range(SETTINGS.rounds_most):
         for call, times in list(pending.items()):
             if time.perf_counter() > stop:
                 return
             with _tried(call):
                 times += _clocked(call, times[0])
                 found.seconds[call], second = sorted(times)[:2]
-                if second <= AGREE * found.seconds[call] or turn == ROUNDS - 1:
+                if second <= SETTINGS.agree_ratio * found.seconds[call] or turn == SETTINGS.rounds_most - 1:
                     found.settled.add(call)
                     del pending[call]
 
 
-def _once(call: Call, mark: str) -> tuple[float, int]:
-    """Seconds of one marked run, and bytes of what it made."""
+def _once(call: OperatorCall, mark: str) -> tuple[float, int]:
+    """Seconds of one marked run, and bytes of its new results."""
     args, kwargs = real_arguments(call)
     begin = time.perf_counter()
     with record_function(mark):
@@ -88,19 +116,21 @@ def _once(call: Call, mark: str) -> tuple[float, int]:
     return time.perf_counter() - begin, new_bytes(out, (args, kwargs))
 
 
-def _clocked(call: Call, rough: float) -> list[float]:
-    """Seconds of a few runs, releasing the results included (a step releases them too)."""
+def _clocked(call: OperatorCall, rough: float) -> list[float]:
+    """Seconds of each of a few runs. The time to free the results counts, since a step frees them too."""
     args, kwargs = real_arguments(call)
     times = []
-    for _ in range(1 if rough > SLOW else min(20, max(3, round(0.005 / max(rough, 1e-6))))):
+    s = SETTINGS
+    runs = min(s.runs_most, max(s.runs_least, round(s.round_s / max(rough, 1e-6))))
+    for _ in range(1 if rough > s.slow_s else runs):
         begin = time.perf_counter()
         runnable(call.target)(*args, **kwargs)
         times.append(time.perf_counter() - begin)
     return times
 
 
-def measure_cuda(calls: Sequence[Call], found: Measured, limit_s: float) -> None:
-    """Each call by itself, until the time is up."""
+def measure_cuda(calls: Sequence[OperatorCall], found: Measured, limit_s: float) -> None:
+    """Measure each call by itself, for `limit_s` seconds at most."""
     start = time.perf_counter()
     for call in calls:
         if time.perf_counter() - start > limit_s:
@@ -110,14 +140,16 @@ def measure_cuda(calls: Sequence[Call], found: Measured, limit_s: float) -> None
             found.settled.add(call)
 
 
-def _once_cuda(call: Call) -> tuple[float, int]:
-    """Seconds and workspace of a call: run once to load its kernels and the libraries' lasting buffers, once for
-    memory, a few times for time."""
+def _once_cuda(call: OperatorCall) -> tuple[float, int]:
+    """Seconds and workspace of a call.
+
+    It runs once to load its kernels and the lasting buffers of the libraries, once for memory, and a few times for time.
+    """
     args, kwargs = real_arguments(call)
     new = new_bytes(runnable(call.target)(*args, **kwargs), (args, kwargs))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    # bytes as asked for, before the allocator rounds them up
+    # requested bytes, before the allocator rounds them up
     level = torch.cuda.memory_stats()["requested_bytes.all.current"]
     begin = time.perf_counter()
     runnable(call.target)(*args, **kwargs)
@@ -127,11 +159,11 @@ def _once_cuda(call: Call) -> tuple[float, int]:
     return _clocked_cuda(call, args, kwargs, rough), max(0, peak - level - new)
 
 
-def _clocked_cuda(call: Call, args: Any, kwargs: Any, rough: float) -> float:
-    """The least seconds per run of a few rounds; a round of short runs queues several, as a step does."""
-    inner = 1 if rough > SLOW else 5
+def _clocked_cuda(call: OperatorCall, args: Any, kwargs: Any, rough: float) -> float:
+    """The least seconds per run over a few rounds. A round of short runs queues several, as a step does."""
+    inner = 1 if rough > SETTINGS.slow_s else SETTINGS.cuda_runs
     best = math.inf
-    for _ in range(1 if rough > SLOW else 3):
+    for _ in range(1 if rough > SETTINGS.slow_s else SETTINGS.cuda_rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(inner):
@@ -143,8 +175,8 @@ def _clocked_cuda(call: Call, args: Any, kwargs: Any, rough: float) -> float:
 
 
 @contextmanager
-def _tried(call: Call) -> Iterator[None]:
-    """A call that cannot run on made-up inputs is estimated; it stops nothing."""
+def _tried(call: OperatorCall) -> Iterator[None]:
+    """Log an error inside and go on: a call that cannot run on made-up inputs is estimated."""
     try:
         yield
     except Exception as e:
@@ -152,7 +184,7 @@ def _tried(call: Call) -> Iterator[None]:
 
 
 def _free_memory() -> float:
-    """Bytes that the machine can still give, where it says so."""
+    """Bytes of memory that the machine still has; infinity where it does not say."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

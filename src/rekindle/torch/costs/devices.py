@@ -1,4 +1,4 @@
-"""Devices by name, and the roofline: how long an operator takes where it cannot be timed."""
+"""Rates of devices by name, and the roofline: an estimate of seconds for operators that cannot be timed."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _T, _GB, _GIB = 1e12, 1e9, 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """What a device can do at best.
+    """The best rates of a device.
 
-    float32, float64 : FLOP/s of plain arithmetic and, for float64, of matrix products.
-    tf32 : FLOP/s of float32 matrix products where TF32 is allowed (equal to float32 where there is none).
-    half : FLOP/s of bfloat16 and float16 matrix products, accumulated in float32, without sparsity.
-    bandwidth : bytes/s of its memory.
-    launch : seconds that any operator takes at least.
-    memory : bytes.
+    float32_flop_per_s, float64_flop_per_s : plain arithmetic and, for float64, matrix products.
+    tf32_flop_per_s : float32 matrix products where TF32 is allowed; equal to float32 on a device without TF32.
+    half_flop_per_s : bfloat16 and float16 matrix products, accumulated in float32, without sparsity.
+    memory_bytes_per_s : bandwidth of its memory.
+    launch_s : seconds that any operator takes at least.
+    memory_bytes : size of its memory.
     """
 
     name: str
-    float32: float
-    tf32: float
-    half: float
-    float64: float
-    bandwidth: float
-    launch: float
-    memory: int
+    float32_flop_per_s: float
+    tf32_flop_per_s: float
+    half_flop_per_s: float
+    float64_flop_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float
+    memory_bytes: int
 
 
 # Vendors print tensor-core figures with 2:4 sparsity where there is any; here they are halved. Memory is what the
-# driver leaves to programs (torch's "total capacity"), a little below the name plate. The launch times are no vendor's:
-# a kernel of an eager program costs the host some 4 µs; a CPU operator some 2 µs.
+# driver leaves to programs (torch's "total capacity"), a little below the name plate. Launch times come from no vendor;
+# they are rough figures: a kernel of an eager program takes the host about 4 µs, a CPU operator about 2 µs.
 _TABLE = (
     # NVIDIA H200 data sheet, SXM: the compute of the H100, 141 GB of HBM3e at 4.8 TB/s
     Device("h200", 67 * _T, 494.5 * _T, 989.5 * _T, 67 * _T, 4800 * _GB, 4e-6, int(139.7 * _GIB)),
@@ -50,7 +50,7 @@ _TABLE = (
     # NVIDIA Turing GPU architecture paper, RTX 2080 Ti reference: FP32 13.4, FP16 with FP32 accumulate 53.8, FP64 1/32
     # of FP32; no TF32; 11 GB at 616 GB/s
     Device("rtx2080ti", 13.4 * _T, 13.4 * _T, 53.8 * _T, 0.42 * _T, 616 * _GB, 4e-6, int(10.7 * _GIB)),
-    # No vendor's: two cores at 2.5 GHz with two 8-wide multiply-add units each reach 160 GFLOP/s; two thirds of it in
+    # From no vendor: two cores at 2.5 GHz with two 8-wide multiply-add units each reach 160 GFLOP/s; two thirds of it in
     # practice. One channel of memory. Half precision is computed in float32.
     Device("cpu", 100e9, 100e9, 100e9, 50e9, 20 * _GB, 2e-6, 16 * _GIB),
 )
@@ -58,7 +58,7 @@ _BY_NAME = {d.name: d for d in _TABLE}
 
 
 def names() -> list[str]:
-    """The names that `get` knows."""
+    """The names of devices that `get` accepts."""
     return list(_BY_NAME)
 
 
@@ -67,7 +67,7 @@ def get(name: str) -> Device:
 
     Raises
     ------
-    UsageError : no such device; the message lists those there are.
+    UsageError : no such device; the message lists the known names.
     """
     found = _BY_NAME.get(name.lower().replace(" ", "")) if isinstance(name, str) else None
     if found is None:
@@ -76,7 +76,7 @@ def get(name: str) -> Device:
 
 
 def closest(device: torch.device) -> Device:
-    """The entry for a torch device: the GPU at hand by its own name, the H100 for any other GPU, else "cpu"."""
+    """The table entry for a torch device: a present GPU by its own name, the H100 for any other GPU, else "cpu"."""
     if device.type != "cuda":
         return get("cpu")
     if torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count():
@@ -86,14 +86,14 @@ def closest(device: torch.device) -> Device:
 
 
 def roofline(device: Device, flops: float, bytes_moved: float, dtype: torch.dtype, *, tf32: bool = False) -> float:
-    """Seconds of an operator: the slower of its arithmetic and its memory traffic, and the launch.
+    """Seconds of an operator: its arithmetic or its memory traffic, whichever is slower, plus the launch.
 
-    dtype : in which the FLOPs are done; tf32 : float32 matrix products may use TF32.
+    dtype : type of the arithmetic. tf32 : float32 matrix products may use TF32.
     """
     if dtype in (torch.float16, torch.bfloat16) or dtype.itemsize == 1:
-        peak = device.half
+        peak = device.half_flop_per_s
     elif dtype in (torch.float64, torch.complex128):
-        peak = device.float64
+        peak = device.float64_flop_per_s
     else:
-        peak = device.tf32 if tf32 else device.float32
-    return max(flops / peak, bytes_moved / device.bandwidth) + device.launch
+        peak = device.tf32_flop_per_s if tf32 else device.float32_flop_per_s
+    return max(flops / peak, bytes_moved / device.memory_bytes_per_s) + device.launch_s

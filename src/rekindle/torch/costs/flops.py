@@ -1,7 +1,7 @@
-"""FLOPs of operator calls: one function for captured graphs, executed programs and eager steps alike.
+"""FLOPs of operator calls, by one function for captured graphs, executed programs and eager steps.
 
-A multiply-add counts two, and only matrix products, convolutions and attention count: torch's own convention
-(`torch.utils.flop_counter`), whose formulas are used wherever they are right.
+A multiply-add counts two, and only matrix products, convolutions and attention count, as in `torch.utils.flop_counter`.
+Torch's formulas are used wherever they are right.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def op_flops(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: A
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
 
 
-# The fused attention of the CPU does what the flash kernels of the GPU do, but torch has no formula for it.
+# The CPU's fused attention computes the same as the GPU's flash kernels, but torch has no formula for it.
 _SAME_FORMULA = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
 }
-# Where attention takes its query; key and value follow.
+# Position of the query among the arguments of attention; key and value follow.
 _QUERY = {
     aten._scaled_dot_product_flash_attention: 0, aten._scaled_dot_product_flash_attention_backward: 1,
     aten._scaled_dot_product_efficient_attention: 0, aten._scaled_dot_product_efficient_attention_backward: 1,
@@ -47,8 +47,11 @@ _QUERY = {
 
 
 def _with_equal_heads(args: Sequence[Any], query: int) -> Sequence[Any]:
-    """Arguments of attention [batch, heads, length, size], key and value as shapes that have as many heads as the query:
-    grouped heads are read once for each head of the query. torch 2.11 has no formula for them; later ones have this."""
+    """Arguments of attention, with key and value as shapes that have as many heads as the query.
+
+    Tensors are [batch, heads, length, size]. Grouped heads are read once for each head of the query. Torch 2.11 has no formula
+    for them; later releases count the same.
+    """
     heads = args[query].shape[1]
     key, value = ([x.shape[0], heads, *x.shape[2:]] for x in args[query + 1 : query + 3])
     return [*args[: query + 1], key, value, *args[query + 3 :]]
@@ -58,9 +61,9 @@ def _convolution_backward(
     grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, stride: Any, padding: Any,
     dilation: Any, transposed: bool, output_padding: Any, groups: int, output_mask: Sequence[bool],
 ) -> int:  # fmt: skip
-    """Both grad_input and grad_weight pair the same elements as the forward does, so that each costs one forward.
+    """FLOPs of the backward of a convolution: grad_input and grad_weight cost one forward each.
 
-    torch's formula takes all channels of x for all channels of grad_out in grad_weight: too much by `groups`.
+    For grad_weight torch's formula pairs all channels of x with all channels of grad_out, too many by the factor `groups`.
     """
     positions = prod((x if transposed else grad_out).shape[2:])
     # weight is [out, in / groups, *kernel], transposed [in, out / groups, *kernel]: its size has the groups in it
@@ -69,7 +72,7 @@ def _convolution_backward(
 
 
 class FlopCount(Instrument):
-    """Context manager: `total` is the FLOPs of every operator that ran inside, forward and backward, real or fake.
+    """Counts the FLOPs of every operator that runs inside, forward and backward, on real or fake tensors, in `total`.
 
     >>> with FlopCount() as count:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)

@@ -1,17 +1,20 @@
-"""What sees every operator that runs, real or fake: the base of the instruments, and several of them in one."""
+"""Instruments see every operator that runs, on real or fake tensors: their base class, and several combined in one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-WHICH_DEVICE = torch.ops.prim.device.default  # a question: nothing runs. A fake DenseNet is asked 5,000 times per step
+from ..capture.private import OpOverload, TorchDispatchMode
+
+WHICH_DEVICE = (
+    torch.ops.prim.device.default
+)  # it only asks for a device and runs nothing. A step of a fake DenseNet asks 5,000 times
 
 
 class Instrument(TorchDispatchMode):
-    """Context manager: `before` and `after` are called around every operator that runs inside, forward and backward."""
+    """Context manager that calls `before` and `after` around every operator that runs inside, forward and backward."""
 
     supports_higher_order_operators = True
 
@@ -20,9 +23,9 @@ class Instrument(TorchDispatchMode):
             return func(*args)
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):
-            return NotImplemented  # a wrapper (DTensor, …): what it runs on its inner tensors comes back here
-        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
-            with self:  # composite operators come whole there: take them apart as they are everywhere else
+            return NotImplemented  # a wrapper (DTensor, …): the operators that it runs on its inner tensors come here later
+        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
+            with self:  # inference mode passes composite operators whole: decompose them as every other mode does
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -32,14 +35,14 @@ class Instrument(TorchDispatchMode):
         return out
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
-        """`func` is about to run."""
+        """Called before `func` runs."""
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """`func` has run and given `out`."""
+        """Called after `func` has run and returned `out`."""
 
 
 class Together(Instrument):
-    """Several instruments on one step: each operator is dispatched once for all."""
+    """Several instruments on one step, so that each operator is dispatched once for all of them."""
 
     def __init__(self, *instruments: Instrument) -> None:
         super().__init__()

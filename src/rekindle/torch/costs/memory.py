@@ -1,30 +1,33 @@
-"""Instruments: the peak of live storages at operator boundaries, and the exact peak of the device's allocator.
+"""The peak memory of a step, measured in two ways: by its storages, and by the device's allocator.
 
-`storage_peak` works on fake tensors too (any size, no memory needed) and gives the same number on every run, but does
-not see what lives only inside a kernel. `allocator_peak` sees every byte, on real tensors only.
+`storage_peak` follows the live storages at operator boundaries. It works on fake tensors too (any size, no memory needed) and
+gives the same number on every run, but does not see memory that lives only inside a kernel. `allocator_peak` sees every byte,
+on real tensors only.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.profiler import profile
 
 from ...errors import UsageError
+from .allocations import cpu_allocations, peak_and_end
 from .instrument import Instrument, Together
+from .storages import storage_of, tensors_in
 
 
 @dataclass(frozen=True)
 class StoragePeak:
-    """peak_bytes : most bytes of storages made by the step that lived at once, after any operator.
-    peak_op : the operator after which that was. left_bytes : what of them lives after the step."""
+    """The peak of the storages that a step made.
+
+    peak_bytes : the most bytes that lived at once, after any operator. peak_op : the operator after which they did.
+    left_bytes : bytes of the storages that still live after the step.
+    """
 
     peak_bytes: int
     peak_op: str
@@ -33,8 +36,11 @@ class StoragePeak:
 
 @dataclass(frozen=True)
 class AllocatorPeak:
-    """peak_bytes : most bytes allocated at once, above the level at entry. left_bytes : the level after the step,
-    above that at entry (below zero where the step freed more than it allocated)."""
+    """The peak of a device's allocator during a step.
+
+    peak_bytes : the most bytes allocated at once, above the level at entry. left_bytes : the level after the step, minus the
+    level at entry; negative if the step freed more than it allocated.
+    """
 
     peak_bytes: int
     left_bytes: int
@@ -46,8 +52,8 @@ def storage_peak(
     """Run `step` and follow the storages that it makes, real or fake.
 
     also : other instruments that see the same run.
-    known : tensors whose storages never count. A storage that an operator reads before any has made it is older than
-        the step and does not count either, so that parameters and gradients need not be named.
+    known : tensors whose storages never count. A storage that an operator reads before any operator has made it is older than
+        the step and does not count either, so parameters and gradients need not be named.
     """
     gc.collect()
     storages = _Storages(known)
@@ -58,9 +64,9 @@ def storage_peak(
 
 
 class _Storages(Instrument):
-    """Registers the storages of every operator's results; a weak reference's callback strikes them off."""
+    """Registers the storages of every operator's results; the callback of a weak reference removes them."""
 
-    # torch.tensor(...) fills its storage unseen and then lifts it: what goes in is new all the same
+    # torch.tensor(...) fills its storage unseen and then lifts it: the argument of the lift is a new storage too
     LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
@@ -79,12 +85,12 @@ class _Storages(Instrument):
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._note_all(out, new=True)
         if self.live > self.peak:
-            self.refresh()  # `storage.resize_(0)` is no operator: do not let it make a false peak
+            self.refresh()  # `storage.resize_(0)` is no operator, and was not seen
             if self.live > self.peak:
                 self.peak, self.peak_op = self.live, str(func)
 
     def refresh(self) -> None:
-        """Look up the size of every live storage again."""
+        """Read the size of every live storage again."""
         for key, (ref, _) in list(self.made.items()):
             storage = ref()
             if storage is not None:
@@ -120,36 +126,10 @@ class _Storages(Instrument):
         self.live -= size
 
 
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments or results, in order; lists, tuples and dicts are looked into. Asked at every
-    operator that runs, hence not torch's pytree."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, list | tuple):
-        return []
-    found = []
-    for x in tree:
-        if isinstance(x, torch.Tensor):
-            found.append(x)
-        elif isinstance(x, list | tuple | dict):
-            found += tensors_in(x)
-    return found
-
-
-def storage_of(t: torch.Tensor) -> Any:
-    """The storage of a tensor, or None where it has none (sparse layouts)."""
-    try:
-        return t.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
 def allocator_peak(step: Callable[[], Any], device: str | torch.device = "cpu") -> AllocatorPeak:
-    """Run `step` on real tensors and read the allocator of `device`: "cpu" or a CUDA device. Sees kernels' temporaries.
+    """Run `step` on real tensors and read the allocator of `device`, "cpu" or a CUDA device. Temporaries of kernels count.
 
-    On the CPU only what the calling thread (and backward) allocates through torch is seen.
+    On the CPU only memory that the calling thread and backward allocate through torch is seen.
 
     Raises
     ------
@@ -170,69 +150,3 @@ def allocator_peak(step: Callable[[], Any], device: str | torch.device = "cpu") 
     with cpu_allocations() as log:
         step()
     return AllocatorPeak(*peak_and_end(delta for _, delta in log.events))
-
-
-def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:
-    """Greatest prefix sum (at least 0) and sum of the changes in bytes."""
-    peak = level = 0
-    for delta in deltas:
-        level += delta
-        peak = max(peak, level)
-    return peak, level
-
-
-@dataclass
-class CpuAllocations:
-    """What the CPU's allocator did, filled in when the recording ends.
-
-    events : (time in ns, bytes allocated or, below zero, freed), by time.
-    marks : name of each `torch.autograd.profiler.record_function` -> (start, end) in ns of the same clock.
-    """
-
-    events: list[tuple[int, int]] = field(default_factory=list)
-    marks: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-
-@contextmanager
-def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
-    """Record every allocation and release of the CPU's allocator; and the marks whose name starts with `mark`.
-
-    Raises
-    ------
-    UsageError : another profiler is running; torch allows one at a time.
-    """
-    if torch.autograd._profiler_enabled():
-        raise UsageError("memory cannot be measured while another profiler is running; stop it first")
-    log = CpuAllocations()
-    # the plain autograd profiler: `torch.profiler` imports all of Inductor (a second) before its first use
-    recording = profile(profile_memory=True)
-    with _quiet():
-        recording.__enter__()
-    try:
-        yield log
-    finally:
-        with _quiet():
-            recording.__exit__(None, None, None)
-    results: Any = recording.kineto_results
-    for e in results.events():
-        name = e.name()
-        if name == "[memory]":
-            if e.device_type() == torch.autograd.DeviceType.CPU:
-                log.events.append((e.start_ns(), e.nbytes()))
-        elif name.startswith(mark):
-            log.marks[name] = (e.start_ns(), e.start_ns() + e.duration_ns())
-    log.events.sort(key=lambda e: e[0])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The profiler announces its start and stop on stderr, unless told otherwise before the first one."""
-    name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "6"
-    try:
-        yield
-    finally:
-        del os.environ[name]

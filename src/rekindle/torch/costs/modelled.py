@@ -1,25 +1,24 @@
-"""Instrument: how long a step would take on a named device, by the roofline of every operator that really runs."""
+"""An instrument that estimates the seconds of a step on a named device, by the roofline of every operator that runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
+from ..capture.private import HigherOrderOperator, OpOverload
 from . import devices
 from .instrument import Instrument
-from .memory import tensors_in
 from .operator_calls import costs_nothing, flops_of, moved_bytes, roofline
+from .storages import tensors_in
 
 
 def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:
     """Roofline seconds of one call of an operator overload; its tensors may be real or fake.
 
-    What `costs.node_costs` says of a graph's node with the same arguments: 0 for views, unwritten memory and what computes
-    nothing (a question such as a fake tensor's device).
+    The same figure as `node_costs` gives for a graph node with these arguments: 0 for views, for unwritten memory and for an
+    operator that computes nothing (such as a query for a fake tensor's device).
     """
-    if not isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) or target.namespace == "prim":
+    if not isinstance(target, OpOverload | HigherOrderOperator) or target.namespace == "prim":
         return 0.0
     ins = {id(t): t for t in tensors_in((args, kwargs))}
     outs = tensors_in(out)
@@ -31,8 +30,9 @@ def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out:
 
 
 class ModelledTime(Instrument):
-    """Context manager: `total` is the roofline seconds, on the device called `target`, of every operator that ran
-    inside, forward and backward, real or fake. Operators are taken to run one after another.
+    """Adds up the roofline seconds, on the device called `target`, of every operator that runs inside, in `total`.
+
+    Forward and backward count, on real or fake tensors. Operators are assumed to run one after another.
 
     >>> with ModelledTime("h200") as time:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)

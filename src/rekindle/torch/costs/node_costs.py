@@ -1,7 +1,7 @@
-"""What each operator of a captured graph costs: seconds, FLOPs and workspace.
+"""Seconds, FLOPs and workspace of each operator of a captured graph.
 
-Measured, where the operators' device is at hand: every distinct call runs on made-up tensors of the right shape (`clock`).
-Elsewhere by roofline (`devices`), with no workspace.
+They are measured if the operators' device is present: every distinct call runs on made-up tensors of the right shape
+(`clock`). If it is absent they are estimated by the roofline (`devices`), without workspace.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.fx import Node
 
+from ..capture.private import is_fake
 from . import devices
 from .cache import CostCache, environment
 from .clock import Measured, measure_cpu, measure_cuda
-from .operator_calls import Call, at_hand, call_of, undisturbed
+from .made_up import at_hand, undisturbed
+from .operator_calls import OperatorCall, call_of
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call. seconds : its time. flops : see `flops`. workspace : bytes it needs beside inputs and outputs."""
+    """The cost of one call. flops : as `flops.op_flops` counts. workspace : bytes it needs beside inputs and outputs."""
 
     seconds: float
     flops: int
@@ -41,12 +42,12 @@ def node_costs(
 ) -> list[Cost]:
     """The cost of each call_function node of a captured graph, whose metas hold fake tensors.
 
-    Views, getitems and whatever is no operator cost nothing. What cannot be measured (a failing run, a device that is
-    not at hand, no time left) takes its roofline, scaled as the measured operators were.
+    Views, getitems and nodes that are no operator cost nothing. A call that cannot be measured (its run fails, its device is
+    absent, no time is left) gets its roofline, scaled by the ratio that the measured operators had.
 
-    target : name in `devices`: roofline for that device, nothing runs.
-    measure : False: roofline for the nodes' own device. None: measured, unless a target is given or a FakeTensorMode
-        is active. True: measured under such a mode too (it is set aside meanwhile).
+    target : a name in `devices`: the roofline on that device; nothing runs.
+    measure : False: the roofline on the nodes' own device. None: measured, unless a target is given or a FakeTensorMode
+        is on. True: measured under a FakeTensorMode too, which is switched off meanwhile.
     limit_s : seconds after which no further operator is measured.
     progress : called with one line of text now and then.
 
@@ -55,15 +56,15 @@ def node_costs(
     UsageError : unknown target.
     """
     named = None if target is None else devices.get(target)
-    distinct: dict[Any, Call] = {}
-    per_node: list[Call | None] = []
+    distinct: dict[Any, OperatorCall] = {}
+    per_node: list[OperatorCall | None] = []
     for node in nodes:
         call = call_of(node, named)
         per_node.append(call if call is None else distinct.setdefault(call.key or node, call))
     calls = list(distinct.values())
     if measure is None:
-        measure = not isinstance(torch.empty(0), FakeTensor)
-    costs: dict[Call, Cost] = {}
+        measure = not is_fake(torch.empty(0))
+    costs: dict[OperatorCall, Cost] = {}
     for device_type in sorted({c.device.type for c in calls}):
         group = [c for c in calls if c.device.type == device_type]
         wanted = measure and named is None and at_hand(group[0].device)
@@ -73,13 +74,17 @@ def node_costs(
     return [nothing if call is None else costs[call] for call in per_node]
 
 
-# What this process has measured, also where the figures did not settle: asking again must not measure again.
+# Costs that this process has measured, steady or not: asking again must not measure again.
 _SESSION: dict[tuple[str, str], tuple[float, int]] = {}
-_PASSED_OVER: set[tuple[str, str]] = set()  # what it had no time for or could not run: estimated from then on
+_PASSED_OVER: set[tuple[str, str]] = (
+    set()
+)  # calls that this process had no time for or could not run: estimated from then on
 
 
-def _cached_or_measured(calls: Sequence[Call], limit_s: float, progress: Callable[[str], None] | None) -> Measured:
-    """Costs of calls on one kind of device, from the disk or else measured, the greatest roofline first."""
+def _cached_or_measured(
+    calls: Sequence[OperatorCall], limit_s: float, progress: Callable[[str], None] | None
+) -> Measured:
+    """Costs of calls on one kind of device, from the disk or measured now, the largest roofline first."""
     found = Measured()
     cache = CostCache(environment(calls[0].device))
     todo = []
@@ -108,12 +113,15 @@ def _cached_or_measured(calls: Sequence[Call], limit_s: float, progress: Callabl
     return found
 
 
-def _filled_in(calls: Sequence[Call], found: Measured) -> dict[Call, Cost]:
-    """A cost for every call: measured, or its roofline scaled by what measuring found for the same operator, else for
-    all; the workspace as that of the measured call of the same operator nearest in size, scaled by the output's bytes.
+def _filled_in(calls: Sequence[OperatorCall], found: Measured) -> dict[OperatorCall, Cost]:
+    """A cost for every call, measured or estimated.
+
+    Estimated seconds are the roofline times the median ratio of measured to roofline seconds, of the same operator or, if it
+    has none, of all. Estimated workspace comes from the measured call of the same operator that is nearest in size, scaled
+    by the bytes of the output.
     """
     ratios: dict[Any, list[float]] = {}
-    known: dict[Any, list[Call]] = {}
+    known: dict[Any, list[OperatorCall]] = {}
     for call, seconds in found.seconds.items():
         for kind in (call.target, None):
             ratios.setdefault(kind, []).append(seconds / call.roofline)
@@ -122,11 +130,11 @@ def _filled_in(calls: Sequence[Call], found: Measured) -> dict[Call, Cost]:
             known.setdefault(call.target, []).append(call)
     scales = {kind: statistics.median(r) for kind, r in ratios.items()}
 
-    def seconds_of(call: Call) -> float:
+    def seconds_of(call: OperatorCall) -> float:
         measured = found.seconds.get(call)
         return call.roofline * scales.get(call.target, scales.get(None, 1.0)) if measured is None else measured
 
-    def workspace_of(call: Call) -> int:
+    def workspace_of(call: OperatorCall) -> int:
         if call in found.workspace:
             return found.workspace[call]
         like = known.get(call.target)

@@ -1,75 +1,41 @@
-"""Bytes of the state that an optimizer will hold, known before its first step has made it.
+"""Bytes of the state that an optimizer will hold, computed before its first step makes it.
 
-No table says what an optimizer keeps: its class takes two real steps on tiny parameters whose sizes are distinct primes, so
-that the shape of each state tensor tells which sizes of the parameter it has. Scaled to the real sizes that is the state to
-the byte.
+There is no table of optimizers: `optimizer_trial` runs the optimizer's class on tiny parameters and learns its state from them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import inspect
-import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.optim import Optimizer
 
 from ...arguments import close
 from ...errors import UsageError
 from ...sizes import format_bytes
-from .memory import storage_of
+from .optimizer_names import Options, names, optimizers_by_name
+from .optimizer_trial import bytes_by_shape, tensors_of_state
+from .storages import storage_of
 
-Options = dict[str, Any]
 Given = Optimizer | type | str
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
-_PLACES = {"fused": None, "foreach": None, "capturable": False}  # options that only say how and where a step runs
-
-
-class _Lion(Optimizer):
-    """Keeps the state of Lion (arXiv:2302.06675), one moving average. torch has no such class."""
-
-    def __init__(self, params: Any, lr: float = 1e-4) -> None:
-        super().__init__(params, {"lr": lr})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-
-
-def _named() -> dict[str, tuple[type, Options]]:
-    names: dict[str, tuple[type, Options]] = {
-        k.lower(): (cls, {}) for k, cls in vars(torch.optim).items()
-        if isinstance(cls, type) and issubclass(cls, Optimizer) and cls not in (Optimizer, torch.optim.SparseAdam)
-    }  # fmt: skip
-    return names | {"lion": (_Lion, {}), "sgd-momentum": (torch.optim.SGD, {"momentum": 0.9})}
-
-
-def names() -> list[str]:
-    """The names of optimizers that `state_bytes` knows."""
-    return sorted(_named())
 
 
 def state_bytes(optimizer: Given, model: nn.Module) -> int:
-    """Bytes of the state that the optimizer holds once it has stepped; what it holds already counts where that is more.
+    """Bytes of the state that the optimizer holds after its first step, or that it holds already if they are more.
 
     Parameters
     ----------
-    optimizer : a torch optimizer, whose own parameters and options count; a class of optimizers, with its default options,
-        or a name such as "adamw" or "sgd-momentum", for all parameters of `model` that require grad. "muon": Muon for
-        matrices and AdamW for the rest. L-BFGS counts with its history full.
+    optimizer : a torch optimizer, with its own parameters and options; or, for all parameters of `model` that require grad, a
+        class of optimizers with its default options, or a name such as "adamw" or "sgd-momentum". "muon" means Muon for
+        matrices and AdamW for the rest. L-BFGS counts with a full history.
 
-    Nothing of the optimizer, the model or the random state is touched.
+    The optimizer, the model and the random state stay as they are.
 
     Raises
     ------
-    UsageError : it is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
+    UsageError : the argument is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
     """
     check(optimizer)
     if (inner := _innermost(optimizer)) is not None:
@@ -77,7 +43,7 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
     params = [p for p in model.parameters() if p.requires_grad]
     if isinstance(optimizer, str):
         key = optimizer.strip().lower()
-        cls, options = _named()[key]
+        cls, options = optimizers_by_name()[key]
         if key == "muon":
             apart = [[p for p in params if (p.ndim == 2) == two] for two in (True, False)]
             return _coming(cls, {}, apart[0]) + _coming(torch.optim.AdamW, {}, apart[1])
@@ -86,14 +52,14 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
 
 
 def check(given: Any) -> None:
-    """Check that it is an optimizer, its class or a known name.
+    """Check that the argument is an optimizer, a class of optimizers or a known name.
 
     Raises
     ------
-    UsageError : it is something else.
+    UsageError : the argument is something else.
     """
     if isinstance(given, str):
-        if given.strip().lower() not in _named():
+        if given.strip().lower() not in optimizers_by_name():
             raise UsageError(
                 f"optimizer={given!r} is unknown; {close(given.strip().lower(), names())}the names are {', '.join(names())}. "
                 "Give one of them, a class of optimizers or an optimizer"
@@ -106,7 +72,7 @@ def check(given: Any) -> None:
 
 
 def _innermost(given: Any) -> Optimizer | None:
-    """The optimizer itself, or the one in a wrapper that calls it `optimizer`, as Accelerate's does."""
+    """The optimizer itself, or the one inside a wrapper with an attribute `optimizer`, such as Accelerate's; None: neither."""
     seen: list[Any] = []
     while not isinstance(given, type | str) and given is not None and all(given is not x for x in seen):
         seen.append(given)
@@ -115,8 +81,10 @@ def _innermost(given: Any) -> Optimizer | None:
 
 
 def not_counted(model: nn.Module) -> str:
-    """A text that says what a budget in bytes leaves out where no optimizer was named: "optimizer state (AdamW would add
-    9.2 GiB)". "" where nothing trains."""
+    """Text on what a byte budget leaves out if no optimizer was named: "optimizer state (AdamW would add 9.2 GiB)".
+
+    "" if no parameter requires grad.
+    """
     trained = {id(p): p for p in model.parameters() if p.requires_grad}.values()
     # two moments for each element, and a step; asking `state_bytes` would load torch's optimizers, which takes seconds
     size = sum(2 * p.numel() * p.element_size() + torch.float32.itemsize for p in trained)
@@ -128,7 +96,7 @@ def _of_instance(optimizer: Optimizer) -> int:
     grouped: set[int] = set()
     for group in optimizer.param_groups:
         options = {k: x for k, x in group.items() if k != "params"}
-        params = list({id(p): p for p in group["params"]}.values())  # one that stands there twice steps once
+        params = list({id(p): p for p in group["params"]}.values())  # a parameter that is listed twice steps once
         grouped |= set(map(id, params))
         if isinstance(optimizer, torch.optim.LBFGS):  # one state for all parameters
             return max(_tensor_bytes(optimizer.state.values()), _lbfgs(params, options))
@@ -140,7 +108,7 @@ def _of_instance(optimizer: Optimizer) -> int:
 
 
 def _coming(cls: type, options: Options, params: Iterable[nn.Parameter], defaults: Options | None = None) -> int:
-    """Bytes of the state that the class makes for these parameters."""
+    """Bytes of the state that the class will make for these parameters."""
     params = list(params)
     if not params:
         return 0
@@ -149,137 +117,25 @@ def _coming(cls: type, options: Options, params: Iterable[nn.Parameter], default
     total = 0
     known: dict[Any, Callable[[tuple[int, ...]], int]] = {}
     for p in params:
-        local = getattr(p, "_local_tensor", p)  # of a DTensor the part that lies on this device
+        local = getattr(p, "_local_tensor", p)  # a DTensor counts by its part on this device
         key = (local.ndim, local.dtype)
         if key not in known:
-            known[key] = _learn(cls, options, *key, defaults or {})
+            known[key] = bytes_by_shape(cls, options, *key, defaults or {})
         total += known[key](tuple(local.shape))
     return total
 
 
 def _lbfgs(params: list[nn.Parameter], options: Options) -> int:
-    """Bytes of the state of L-BFGS with its history full: two vectors and two scalars for each of its steps, a direction and
-    a gradient."""
+    """Bytes of the state of L-BFGS with a full history: two vectors and two scalars per step, a direction and a gradient."""
     history = int(options["history_size"])
     size = max(p.element_size() for p in params)
     return (2 * history + 2) * sum(p.numel() for p in params) * size + (2 * history + 2) * size
 
 
-Learned = list[tuple[int, tuple[int, ...]]]  # bytes, and the dimensions of the parameter whose sizes they are times
-_learned: dict[Any, Learned] = {}
-
-
-def _learn(
-    cls: type, options: Options, ndim: int, dtype: torch.dtype, defaults: Options
-) -> Callable[[tuple[int, ...]], int]:
-    """A function from the shape of a parameter to the bytes of its state."""
-    key = (cls, ndim, dtype, torch.get_default_dtype(), repr(sorted((options | {"": defaults}).items(), key=str)))
-    if key not in _learned:
-        if 2 * ndim > len(_PRIMES):
-            raise UsageError(f"the state of an optimizer for a parameter of {ndim} dimensions is not known beforehand")
-        small, large = _PRIMES[:ndim], _PRIMES[ndim : 2 * ndim]
-        one, two = (_tried(cls, options, shape, dtype, defaults) for shape in (small, large))
-        found = [_rule(a, b, small, large) for a, b in zip(one, two, strict=False)]
-        if len(one) != len(two) or None in found:
-            raise UsageError(
-                f"the sizes of the state that {cls.__name__} keeps do not follow from those of its parameters, so it is not "
-                "known beforehand; trace after its first step, or name an optimizer that keeps as much"
-            )
-        _learned[key] = [rule for rule in found if rule is not None]
-    return partial(_scaled, _learned[key])
-
-
-def _rule(
-    one: torch.Tensor, two: torch.Tensor, small: tuple[int, ...], large: tuple[int, ...]
-) -> tuple[int, tuple[int, ...]] | None:
-    """(bytes, dimensions of the parameter whose sizes multiply them) of a state tensor, from its sizes for a small and a large
-    parameter; None where its size does not follow from the parameter's."""
-    rest = two.numel()
-    dims: list[int] = []
-    for i, prime in enumerate(large if rest != one.numel() else ()):
-        while rest and rest % prime == 0:
-            rest //= prime
-            dims.append(i)
-    fits = one.numel() == rest * math.prod(small[i] for i in dims) and one.dtype == two.dtype
-    return (rest * two.element_size(), tuple(dims)) if fits else None
-
-
-def _scaled(rules: Learned, shape: tuple[int, ...]) -> int:
-    return sum(size * math.prod(shape[i] for i in dims) for size, dims in rules)
-
-
-def _tried(
-    cls: type, options: Options, shape: tuple[int, ...], dtype: torch.dtype, defaults: Options
-) -> list[torch.Tensor]:
-    """Every state tensor after two steps on one parameter of that shape."""
-    problem: Exception | None = None
-    for places in ({}, _PLACES):  # a fused or capturable step may not exist on the CPU
-        at_hand = {k: x for k, x in places.items() if k in options}
-        with _alone():
-            try:
-                p = nn.Parameter(torch.ones(shape, dtype=dtype))
-                p.grad = torch.ones(shape, dtype=dtype)
-                group = {k: _copied(x) for k, x in (options | at_hand).items()}
-                asked = inspect.signature(cls).parameters
-                chosen = {k: _copied(x) for k, x in (defaults | at_hand).items() if k in asked}
-                made: Any = cls([{"params": [p], **group}], **chosen)
-                for _ in range(2):
-                    made.step()
-                return list(_tensors(made.state.values()))
-            except Exception as e:
-                problem = problem or e
-    raise UsageError(
-        f"the state of {cls.__name__} is not known beforehand: a trial on a {dtype} parameter of {len(shape)} dimensions "
-        f"failed with {type(problem).__name__}: {problem}. Trace after the optimizer's first step, or name an optimizer that "
-        f"keeps as much: {', '.join(names())}"
-    ) from problem
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Real tensors on the CPU, whatever modes are on; no hooks on all optimizers; random state as before."""
-    from torch.optim import optimizer as internals
-
-    hooks = [h for k in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-             if (h := getattr(internals, k, None)) is not None]  # fmt: skip
-    kept = [dict(h) for h in hooks]
-    with (
-        unset_fake_temporarily(),
-        torch.device("cpu"),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
-    ):
-        for h in hooks:
-            h.clear()
-        try:
-            yield
-        finally:
-            for h, content in zip(hooks, kept, strict=True):
-                h.update(content)
-
-
-def _copied(x: Any) -> Any:
-    """An option of its own, on the CPU: a step may write to a learning rate that is a tensor."""
-    return x.detach().to("cpu", copy=True) if isinstance(x, torch.Tensor) else copy.deepcopy(x)
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for x in tree.values():
-            yield from _tensors(x)
-    elif isinstance(tree, Iterable) and not isinstance(tree, str | bytes):
-        for x in tree:
-            yield from _tensors(x)
-
-
 def _tensor_bytes(tree: Any) -> int:
-    """Bytes of the storages of all tensors in a nest."""
+    """Bytes of the distinct storages of all tensors in a nested structure."""
     sizes: dict[Any, int] = {}
-    for t in _tensors(tree):
+    for t in tensors_of_state(tree):
         t = getattr(t, "_local_tensor", t)
         s = storage_of(t)
         sizes[id(t) if s is None else s._cdata] = t.numel() * t.element_size() if s is None else s.nbytes()

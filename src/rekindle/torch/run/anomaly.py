@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..capture.lowered import Lowered
 from ..capture.module_paths import printable
-from ..capture.normalise import Lowered
+from ..capture.private import OpOverload, TorchDispatchMode
 from .program import Program
 
 
@@ -61,7 +61,7 @@ class NamesNaN(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
-    returns = func._schema.returns if isinstance(func, torch._ops.OpOverload) else ()
+    returns = func._schema.returns if isinstance(func, OpOverload) else ()
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..capture import hidden
+from ..capture import hidden_writes
 from ..capture.attributes import Attributes, plain_tensors
+from ..capture.private import versions_preserved
 from ..capture.rng import cuda_indices
 from ..capture.side_effects import SideEffects
 from ..costs.instrument import Instrument
-from ..costs.memory import storage_of, tensors_in
+from ..costs.storages import storage_of, tensors_in
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def as_before(
     versions = tuple(t for t in [*carried, *watched] if not t.is_inference())
     on = [*model.parameters(), *carried, *(x for x in given if isinstance(x, torch.Tensor))]
     draws = contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(on))
-    unseen = torch.autograd._unsafe_preserve_version_counter(versions)
+    unseen = versions_preserved(versions)
     objects = {str(i): x for i, x in enumerate(given) if not isinstance(x, torch.Tensor)}
     with SideEffects(model, objects), draws, unseen:
         attributes = Attributes(model)
@@ -114,7 +115,7 @@ class WritesUndone(Instrument):
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         schema = getattr(func, "_schema", None)
-        if schema is None or not (schema.is_mutable or hidden.writes(func, args)):
+        if schema is None or not (schema.is_mutable or hidden_writes.writes(func, args)):
             return
         for t in tensors_in((args, kwargs)):
             storage = storage_of(t)

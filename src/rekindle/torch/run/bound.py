@@ -11,9 +11,9 @@ from torch import nn
 from ...model.plan import Plan
 from ..capture import tree
 from ..capture.guards import Guards
-from ..capture.known import Question
-from ..capture.module_call import Call
-from ..capture.numbers import read
+from ..capture.module_call import ModuleCall
+from ..capture.number_places import read
+from ..capture.questions import Question
 from ..trace import Trace
 from .execute import Runner
 from .program import build
@@ -49,7 +49,7 @@ class Bound:
         self.questions = traced.lowered.captured.questions
         self._places: _Places | None = None
 
-    def serves(self, model: nn.Module, call: Call, at_a_glance: bool = False) -> bool:
+    def serves(self, model: nn.Module, call: ModuleCall, at_a_glance: bool = False) -> bool:
         """Whether this plan may run the call; the caller has seen that the call has the trace's key.
 
         at_a_glance : only if the module is as it was when the plan ran last, which a quick look tells.
@@ -66,7 +66,7 @@ class Bound:
         self.guards.let_go()
         self._places = None
 
-    def __call__(self, model: nn.Module, call: Call) -> Any:
+    def __call__(self, model: nn.Module, call: ModuleCall) -> Any:
         """The module's result for a call that it serves."""
         tensors, places = call.tensors, self._places
         if places is None or places.modules != self.guards.modules:  # submodules exchanged for others in the same state
@@ -85,7 +85,7 @@ class Bound:
         results = [find(places.aliased[k]) if k in places.aliased else next(in_order) for k in range(count)]
         return tree.unflatten(results, self.trace.lowered.captured.output_spec)
 
-    def _numbers_now(self, model: nn.Module, call: Call) -> list[Any]:
+    def _numbers_now(self, model: nn.Module, call: ModuleCall) -> list[Any]:
         if not self.numbers.places:
             return []
         numbers = read(self.numbers.places, call.spec, model)

@@ -7,13 +7,16 @@ from typing import Any
 
 from torch import nn
 
-from ..capture.module_call import Call, Key
-from ..capture.numbers import Attribute, Place, name_of, numbers_in, replaced
+from ..capture.module_call import Key, ModuleCall
+from ..capture.number_places import name_of, numbers_in, replaced
+from ..capture.numbers import Attribute, Place
 from ..capture.values import constants, key_of
 from .bound import Bound
 
 
-def changed_numbers(model: nn.Module, key: Key, call: Call, bound: Bound) -> tuple[Bound, tuple[Place, ...]] | None:
+def changed_numbers(
+    model: nn.Module, key: Key, call: ModuleCall, bound: Bound
+) -> tuple[Bound, tuple[Place, ...]] | None:
     """(the plan, places of the numbers) where nothing but numbers differs from what the plan was made for."""
     theirs = bound.trace
     if (theirs.key[0], theirs.key[2]) != (key[0], key[2]) or bound.numbers.places or theirs.fake:

@@ -17,16 +17,16 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
-from ..capture.capture import disable_autocast
-from ..capture.normalise import Lowered
+from ..capture.lowered import Lowered
+from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
 from .program import Program
 from .uses import additions
 
 
 @dataclass(eq=False)
-class Step:
-    """One forward call and what its backward needs."""
+class TrainingStep:
+    """One training step in progress: a forward call and what its backward needs."""
 
     runner: Runner
     inputs: list[Any]
@@ -56,8 +56,7 @@ class Step:
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
-        # The flag of the backward call at work; AOTAutograd asks for it the same way, there is no public one.
-        retain = torch._C._autograd._get_current_graph_task_keep_graph()
+        retain = backward_keeps_graph()
         self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
 
     def stage(self, j: int) -> list[Any]:
@@ -93,7 +92,7 @@ _MOST_BACKWARDS = 8  # that run at the same time: in several threads, or one ins
 
 def _given_before(tensors: frozenset[int], ask: bool) -> bool:
     """Whether the backward call at work has brought gradients to one of these tensors before; only looked up if asked for."""
-    number = torch._C._current_graph_task_id()
+    number = backward_number()
     before = _given.pop(number, frozenset())
     _given[number] = before | tensors if before else tensors
     while len(_given) > _MOST_BACKWARDS:
@@ -106,7 +105,7 @@ class _Boundary(torch.autograd.Function):
     called with until it returns, and the first stage must be able to free them."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, token: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, step: TrainingStep, token: torch.Tensor) -> tuple[Any, ...]:
         results, saved = step.forward()
         ctx.step = step
         ctx.set_materialize_grads(False)
@@ -136,7 +135,7 @@ class _Stage(torch.autograd.Function):
     """One stage: nothing in forward, its piece of the program in backward."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, step: TrainingStep, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
         ctx.step, ctx.j = step, j
         return _token()
 
@@ -167,13 +166,13 @@ class Runner:
         self._trained = [place[p] for p in c.gradients]
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
         self._tangents = list(c.tangents)
-        self.waiting: weakref.WeakSet[Step] = weakref.WeakSet()  # calls whose backward has not begun
+        self.waiting: weakref.WeakSet[TrainingStep] = weakref.WeakSet()  # calls whose backward has not begun
         self.adds_up = bool(self._sums)
         self._depends = self._tangent_dependence()
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
         """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
-        step = Step(self, inputs)
+        step = TrainingStep(self, inputs)
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers

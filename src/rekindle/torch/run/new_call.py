@@ -23,9 +23,11 @@ from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture import tree
 from ..capture.guards import Expected
-from ..capture.known import Question
-from ..capture.module_call import Call, Key
-from ..capture.numbers import Place, matches, name_of, read
+from ..capture.module_call import Key, ModuleCall
+from ..capture.number_places import name_of, read
+from ..capture.numbers import Place
+from ..capture.questions import Question
+from ..capture.same_graph import matches
 from ..trace import Trace, known_options, trace_call
 from . import trial
 from .bound import Bound, answered
@@ -48,7 +50,7 @@ class NewCall:
 
     model: nn.Module
     plain: Callable[..., Any]
-    call: Call
+    call: ModuleCall
     key: Key
     began: float
 
@@ -337,7 +339,7 @@ class Planner:
 
 def _communicates(graph: Graph) -> bool:
     """Whether a step talks to other processes, which would not answer a trial of this one alone."""
-    return any("c10d" in op.name for op in graph.ops) and torch.distributed.is_available()
+    return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
 
 
 def _keeps_goal(plan: Plan, graph: Graph) -> bool:

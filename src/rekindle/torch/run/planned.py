@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
-from torch.nn.utils import parametrize
 
 from ...errors import RekindleError
 from ...model.plan import Plan
 from ..capture import module_call as calls
+from ..capture import private
 from ..capture.lock import LOCK
-from ..capture.module_call import Call
+from ..capture.module_call import ModuleCall
+from ..capture.surroundings import shares_casts
 from ..trace import Trace
 from . import unused
 from .bound import Bound
@@ -141,7 +141,7 @@ class PlannedForward:
 
     def _bound_for(
         self, model: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Bound, Call] | None:
+    ) -> tuple[Bound, ModuleCall] | None:
         """The plan that the call is to run by, and the call; None: it runs plain."""
         if not self._used and not self._checked:
             self._used = True
@@ -177,7 +177,7 @@ class PlannedForward:
                     kind="eval",
                 )
             return None
-        shared = calls.casts_shared()
+        shared = shares_casts()
         if (shared or bound.runner.rounds) and any(b.runner.waits for b in self.bounds):
             which = "parameters that autocast casts once for both" if shared else bound.runner.rounds
             planner.told.tell(
@@ -232,7 +232,7 @@ class PlannedForward:
 def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
     """Meanwhile hooks on saved tensors (of torch.utils.checkpoint around the call, say) see nothing that steps of planning
     save. Where there are none none are set: torch.func, in forward, refuses to work with any."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+    if not private.saved_tensors_hooks_are_set():
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
 
@@ -243,11 +243,11 @@ def _itself(t: torch.Tensor) -> torch.Tensor:
 
 def _runs_plain_in() -> str:
     """Where the call is made, in words, if planned steps do not serve that; "" elsewhere."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if private.in_func_transform():
         return "under a transform of torch.func"
-    if forward_ad._current_level >= 0:
+    if private.in_forward_ad():
         return "in forward-mode automatic differentiation"
-    if parametrize._cache_enabled:
+    if private.parametrizations_are_cached():
         return "under parametrize.cached(), which keeps values from call to call"
     return ""
 

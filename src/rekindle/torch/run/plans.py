@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..capture.module_call import Call, Key
-from ..capture.numbers import Place, numbers_in, replaced
+from ..capture.module_call import Key, ModuleCall
+from ..capture.number_places import numbers_in, replaced
+from ..capture.numbers import Place
 from .bound import Bound
 
 MOST_KEPT = 16  # plans in all; the one that was used longest ago goes
@@ -33,7 +34,7 @@ class Plans:
         """The plans for calls with this key, the one that ran last first."""
         return self._by_key.get(key, [])
 
-    def find(self, model: nn.Module, key: Key, call: Call) -> Bound | None:
+    def find(self, model: nn.Module, key: Key, call: ModuleCall) -> Bound | None:
         """The plan for the call. All plans get a quick look before one gets a thorough one: a module may go to and fro
         between two states."""
         keys = [key]
@@ -44,7 +45,7 @@ class Plans:
                 keys.append(k)
         return next(filter(None, (self._in_family(k, model, call, False) for k in keys)), None)
 
-    def _in_family(self, key: Key, model: nn.Module, call: Call, at_a_glance: bool) -> Bound | None:
+    def _in_family(self, key: Key, model: nn.Module, call: ModuleCall, at_a_glance: bool) -> Bound | None:
         for b in self.family(key):
             if b.serves(model, call, at_a_glance):
                 self._put_first(key, b)
@@ -73,7 +74,7 @@ class Plans:
             self._by_key[key] = [bound, *(b for b in family if b is not bound)]
 
 
-def _key_with(places: tuple[Place, ...], call: Call) -> Key:
+def _key_with(places: tuple[Place, ...], call: ModuleCall) -> Key:
     """The key of the call, whatever the numbers at these places are."""
     given = numbers_in(call.spec)
     return replace(call, spec=replaced(call.spec, {p: type(given[p]) for p in places if p in given})).key

@@ -22,11 +22,14 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
-from ...model.graph import Graph
+from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
 from ..capture import rng, rules
+from ..capture.lowered import Lowered, OpCall
 from ..capture.module_paths import printable
-from ..capture.normalise import ACCUMULATE, Call, Lowered, is_member, tensors_of
+from ..capture.node_tensors import is_member, tensors_of
+from ..capture.overwrites import OVERWRITES
+from ..capture.private import OpOverload
 from .uses import additions, handed_over, join, source
 
 _LITERALS = (bool, int, str, type(None))  # these types themselves: a subclass may print as anything
@@ -250,7 +253,7 @@ class _Writer:
             stages.append(handed)
         return stages
 
-    def _hand_over(self, s: Run, call: Call) -> int:
+    def _hand_over(self, s: Run, call: OpCall) -> int:
         """Give autograd what an addition would add; how many parts that are."""
         assert call.node is not None
         so_far, part = call.node.args
@@ -281,7 +284,7 @@ class _Writer:
         return rows
 
     def _run(
-        self, s: Run, call: Call, replay: bool, cloned: set[int], saved: Container[int] = (), first: bool = False
+        self, s: Run, call: OpCall, replay: bool, cloned: set[int], saved: Container[int] = (), first: bool = False
     ) -> None:
         n = call.node
         assert n is not None
@@ -305,7 +308,7 @@ class _Writer:
         name = self._function(rules.runnable(target))
         if s.into is not None:
             position = call.over[s.into]
-            over = self._function(rules.OVERWRITES[target][position], f"{name}_over{position}")
+            over = self._function(OVERWRITES[target][position], f"{name}_over{position}")
             name = f"({name} if retain else {over})" if s.into in saved else over
         if n in self.additions:
             name = f"(join if apart else {name})"
@@ -337,7 +340,7 @@ class _Writer:
         names = list(names)
         return f"{', '.join(names)}, = {source}; {source}.clear()" if names else f"{source}.clear()"
 
-    def _device(self, call: Call) -> str:
+    def _device(self, call: OpCall) -> str:
         assert call.node is not None
         return str(tensors_of(call.node)[0][1].device)
 
@@ -357,7 +360,7 @@ class _Writer:
 
     def _function(self, target: Any, like: str | None = None) -> str:
         if target not in self.names:
-            base = like or (target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload)
+            base = like or (target._schema.name.split("::")[-1] if isinstance(target, OpOverload)
                             else str(getattr(target, "__name__", "f")))  # fmt: skip
             self.names[target] = self._new_name(base)
             self.env[self.names[target]] = target

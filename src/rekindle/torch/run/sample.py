@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ..capture import tree
-from ..costs.memory import storage_of
+from ..capture.private import negated_view
+from ..costs.storages import storage_of
 
 _ALIGNED = 512  # bytes: kernels may choose by the alignment of what they read, so copies keep it
 
@@ -89,7 +90,7 @@ def _copy_storage(tensors: list[torch.Tensor], ids: list[int], twins: list[torch
         at = t.storage_offset() - low // t.element_size()
         twin = torch.empty(0, dtype=t.dtype, device=device).set_(made, at, t.shape, t.stride())
         twin = twin.conj() if t.is_conj() else twin
-        twins[i] = _as_leaf(torch._neg_view(twin) if t.is_neg() else twin, t)
+        twins[i] = _as_leaf(negated_view(twin) if t.is_neg() else twin, t)
 
 
 def _as_leaf(twin: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

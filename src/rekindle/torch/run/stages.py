@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ...model.graph import Graph
+from ...model.graph import ACCUMULATE, Graph
 from ...model.judge import simulate
 from ...model.schedule import RUN, Schedule
-from ..capture.normalise import ACCUMULATE
 
 MIN_STAGES = 8
 
@@ -18,7 +17,7 @@ def group(graph: Graph, schedule: Schedule) -> Schedule:
     communication starts early. O(steps).
     """
     runs = schedule.runs
-    waits = {i for i, op in enumerate(graph.ops) if op.name.split("|")[1:2] == [ACCUMULATE]}
+    waits = {i for i, op in enumerate(graph.ops) if op.kind == ACCUMULATE}
     if not waits:
         return schedule
     judged = simulate(graph, schedule)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..capture.attributes import plain_tensors
-from ..capture.capture import disable_autocast
+from ..capture.private import disable_autocast
 from ..costs.flops import FlopCount
 from ..costs.memory import allocator_peak, storage_peak
 from .as_before import as_before, same

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from ..capture import tree
-from ..capture.capture import disable_autocast
 from ..capture.loss import default_loss
-from ..capture.module_call import Call
+from ..capture.module_call import ModuleCall
+from ..capture.private import disable_autocast
 from .as_before import as_before, same
 from .bound import Bound
 from .sample import copies, owned
 from .steps import gradients_as_before
 
 
-def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: Call) -> list[str]:
+def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall) -> list[str]:
     """Where one planned step differs from one plain step, both on copies of the call's inputs; [] where the steps agree, or
     the plain step does not fit the device.
 
@@ -63,7 +63,7 @@ def _step(
 
 @contextlib.contextmanager
 def after_first_call(
-    model: nn.Module, call: Call, forward: Callable[..., Any], written: Sequence[str] = ()
+    model: nn.Module, call: ModuleCall, forward: Callable[..., Any], written: Sequence[str] = ()
 ) -> Iterator[None]:
     """The module as its first plain call leaves it (position indices and states that forward makes then); afterwards it is as
     it was. written : parameters that forward writes to."""

@@ -1,6 +1,6 @@
-"""Results whose size PyTorch's shape rules do not know: the workspaces that fused recurrent kernels hand to backward.
+"""Sizes of results that PyTorch's shape rules do not know: the workspaces that fused recurrent kernels save for backward.
 
-Their rules give an empty byte tensor; the kernels return megabytes. One run on made-up inputs tells the truth.
+The shape rules return an empty byte tensor; the kernels return megabytes. One run on made-up inputs gives the true size.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import fx
 
 from ..capture import rules
 from ..capture.captured import Captured, joint_fake_mode
-from .operator_calls import as_call
+from .made_up import as_call
 
 log = logging.getLogger(__name__)
 
 
 def learn_sizes(c: Captured) -> None:
-    """Give every empty byte result its true size, where the op's device is at hand."""
+    """Give every empty byte result in the graph its true size, if the op's device is present."""
     mode = joint_fake_mode(c.graph_module)
     known: dict[Any, list[int]] = {}
     for n in c.nodes:
@@ -50,7 +50,7 @@ def _is_unknown(t: torch.Tensor) -> bool:
 
 
 def _replace(n: fx.Node, index: int, t: torch.Tensor) -> None:
-    """The nodes that name member `index` of what n returns."""
+    """Set the fake tensor of the nodes that take member `index` of the results of n, and of their aliases."""
     names = [u for u in n.users if getattr(u.target, "__name__", "") == "getitem" and u.args[1] == index]
     while names:
         u = names.pop()

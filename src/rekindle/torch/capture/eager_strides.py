@@ -17,7 +17,7 @@ from torch._prims_common import make_channels_last_strides_for, make_contiguous_
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .iterator import result_strides
+from .tensor_iterator import result_strides
 
 aten = torch.ops.aten
 

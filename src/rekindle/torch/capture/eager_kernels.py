@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import hidden
+from . import hidden_writes
 
 # Composite ops for which torch has Python stand-ins that it takes while tracing. They round otherwise than the C++ ones
 # that eager calls: other kernels, another order of additions.
@@ -29,7 +29,7 @@ _COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImpli
 def eager_composites(cudnn: bool) -> Iterator[None]:
     """Meanwhile composite ops are taken apart as eager takes them apart, and with `cudnn` its batch norm is itself."""
     dropout: Any = torch.ops.aten.dropout.default
-    ops: list[Any] = [dropout, *([hidden.BATCH_NORM] if cudnn else [])]
+    ops: list[Any] = [dropout, *([hidden_writes.BATCH_NORM] if cudnn else [])]
     for name in torch._C._dispatch_get_all_op_names():
         if name.removeprefix("aten::").startswith(_STOOD_IN):
             packet, _, overload = name.removeprefix("aten::").partition(".")
@@ -85,7 +85,7 @@ class EagerLayout(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.unseen += hidden.writes(func, args)
+        self.unseen += hidden_writes.writes(func, args)
         name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
         if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
             return func(*args, **kwargs)
@@ -111,7 +111,7 @@ def _as_before(t: Any) -> Any:
 
 
 @contextlib.contextmanager
-def casts_shared(leaves: list[torch.Tensor]) -> Iterator[None]:
+def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
     """Autocast casts a parameter once, however often it is used, so that its gradients are added in the lower precision.
     Its own cache is off while tracing, and knows no parameters there: they are no leaves."""
     to_copy: Any = torch.ops.aten._to_copy.default

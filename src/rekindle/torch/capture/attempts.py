@@ -1,0 +1,149 @@
+"""Attempts to trace the joint graph: with eager's code paths where they can be traced, and as if compiling where not."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._inductor import config as inductor_config
+
+from ...errors import TraceError
+from . import hidden_writes
+from .attributes import Attributes
+from .compiling_flag import as_if_compiling
+from .eager_kernels import eager_composites
+from .flat import FlatForward
+from .module_paths import module_paths_recorded
+from .random_state import only_draws
+from .trace_errors import trace_error
+
+
+@dataclass(frozen=True)
+class AttemptSettings:
+    """kinds_most : attempts in which a further class of submodules is told that it is being compiled, before the whole step is.
+    A guess."""
+
+    kinds_most: int = 2
+
+
+SETTINGS = AttemptSettings()
+
+
+def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor]) -> Any:
+    """The joint graph, with the code paths of eager if they can be traced.
+
+    Some libraries look at tensor values, or choose kernels without a shape rule, unless they believe that they are being
+    compiled. Submodule classes in which an attempt failed are told so; if that is not enough, the whole step is. The numbers
+    may then differ from eager's; `verify` compares them.
+
+    Raises
+    ------
+    TraceError : no attempt succeeded; the message names the user's line.
+    """
+    failed: list[tuple[int, Exception]] = []  # how far each attempt got, and what stopped it
+    blocker: Exception | None = None
+    told: list[type[nn.Module]] = []  # kinds of submodules
+    try:
+        while len(told) <= SETTINGS.kinds_most:
+            try:
+                with as_if_compiling(told):
+                    return _with_eager_kernels(stack, flat, tensors)
+            except Exception as e:
+                failed.append((flat.progress, e))
+                kind = _where(e, flat.model)
+                if kind is None or kind in told:
+                    break
+                told.append(kind)
+        try:
+            with as_if_compiling(None):
+                return _export(stack, flat, tensors, cudnn=False)
+        except Exception:
+            # The attempt that got furthest met the real obstacle; among equals the first, which ran eager's code paths.
+            _, blocker = max(failed, key=lambda f: f[0])
+            assert blocker is not None
+            raise trace_error(blocker, flat.model) from blocker
+    finally:
+        failed.clear()
+        blocker = None  # its traceback keeps this frame alive, and so the model and the tensors
+
+
+def _where(e: Exception, model: nn.Module) -> type[nn.Module] | None:
+    """The class of the innermost submodule in which the error was raised; None: in none."""
+    submodules = {id(m): type(m) for m in model.modules() if m is not model}
+    assert e.__traceback__ is not None
+    below = e.__traceback__.tb_next  # `f_locals` of a frame that still runs would refer to itself
+    frames = [f.f_locals.get("self") for f, _ in traceback.walk_tb(below)]
+    return next((submodules[id(m)] for m in reversed(frames) if id(m) in submodules), None)
+
+
+def _with_eager_kernels(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor]) -> Any:
+    """The joint graph, with cuDNN's batch norm as eager calls it if its hidden writes are safe."""
+    try:
+        joint = _export(stack, flat, tensors)
+        if hidden_writes.is_safe(joint.graph_module.graph, flat.unseen):
+            return joint
+    except Exception:
+        if not flat.unseen:  # without cuDNN's batch norm the same error would be raised
+            raise
+    return _export(stack, flat, tensors, cudnn=False)
+
+
+def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor], joint: Any) -> None:
+    """Check that the next call computes the same, whatever this one left in attributes.
+
+    Raises
+    ------
+    TraceError : it does not; the message names the attributes.
+    """
+    changes = flat.changes
+    names = sorted({*changes.other, *changes.collected})
+    if not names:
+        return
+    state, questions, late = Attributes(flat.model), flat.questions, flat.late
+    flat.goes_on = True
+    again = None
+    try:
+        with contextlib.suppress(TraceError):
+            again = _computed(export_joint(stack, flat, tensors)), flat.questions
+    finally:
+        flat.goes_on, flat.questions, flat.changes, flat.late = False, questions, changes, late
+        state.restore()
+    if again != (_computed(joint), questions):
+        raise TraceError(
+            f"what forward computes depends on {', '.join(names)}, which it changes itself; a plan is made for one graph. If "
+            "only the first call sets it, call the model once before planning. If every call sets it, keep it in a buffer, or "
+            "change it outside of forward"
+        )
+
+
+def _computed(joint: Any) -> list[str]:
+    """The ops of a graph with their constants, without the nodes that they read."""
+    nodes = [n for n in joint.graph_module.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    return [f"{n.target}{fx.node.map_arg((n.args, n.kwargs), lambda _: '%')}" for n in nodes]
+
+
+def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor], cudnn: bool = True) -> Any:
+    """One attempt at the joint graph. cudnn : keep cuDNN's batch norm, whose writes are hidden (see `hidden_writes`)."""
+    state = Attributes(flat.model)
+    flat.progress = 0
+    try:
+        # Backward runs outside of autocast, as PyTorch recommends: inside, bias gradients would be summed in float32.
+        outside = functorch_config.patch(backward_pass_autocast="off")
+        # Random ops stay in the graph even if no op reads their numbers: in eager they advance the generator.
+        all_random = inductor_config.patch(fallback_random=True)
+        with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random, only_draws():
+            return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
+    finally:
+        # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in
+        # backward.
+        late = state.restore()
+        assigned = [k for k, t in late.assigned.items() if flat.inside.get(k) is not t]
+        flat.late = [*late.collected, *late.other, *assigned]
+        flat.inside = {}

@@ -1,0 +1,43 @@
+"""Torch's flag that says whether code is being compiled, set for chosen modules."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+@contextlib.contextmanager
+def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
+    """Inside, `torch.compiler.is_compiling()` is true in forwards of modules of these classes; None: everywhere."""
+    flag = torch.compiler._is_compiling_flag
+    before: list[bool] = []
+
+    here = threading.get_ident()  # modules may be called in other threads meanwhile
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == here:
+            before.append(torch.compiler._is_compiling_flag)
+            torch.compiler._is_compiling_flag |= isinstance(module, tuple(kinds or ()))
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        if threading.get_ident() == here:
+            torch.compiler._is_compiling_flag = before.pop()
+
+    with contextlib.ExitStack() as hooks:
+        if kinds:
+            for handle in (
+                register_module_forward_pre_hook(enter),
+                register_module_forward_hook(leave, always_call=True),
+            ):
+                hooks.callback(handle.remove)
+        try:
+            torch.compiler._is_compiling_flag = flag or kinds is None
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = flag

@@ -1,0 +1,44 @@
+"""FIELDS"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+
+_ELSEWHERE = sys.stdlib_module_names - {"__main__", "argparse", "types"} | {"numpy", "torch"}
+
+
+def is_elsewhere(x: Any) -> bool:
+    """Whether a module, class or object is Python's own, torch's or NumPy's, which nobody sets a number in."""
+    name = x.__name__ if isinstance(x, types.ModuleType) else (x if isinstance(x, type) else type(x)).__module__
+    return str(name).partition(".")[0] in _ELSEWHERE
+
+
+def is_simple(x: Any) -> bool:
+    """Whether forward may compute with it: no function, class, module or other object."""
+    return issubclass(type(x), _SIMPLE)  # by its type alone: a stand-in that is asked would look for what it stands for
+
+
+_SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, tuple, list, dict, set)
+
+
+def fields_of(x: Any) -> dict[str, Any]:
+    """The fields of an object that stand in itself, by name."""
+    held = getattr(x, "__dict__", None)
+    found = dict(held) if isinstance(held, dict) else {}
+    return found | {s: getattr(x, s) for s in slots_of(type(x)) if hasattr(x, s)}
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The names in `__slots__` of a class and of those that it inherits from."""
+    return tuple([s for k in kind.__mro__ if "__slots__" in k.__dict__ for s in _slots(k)])
+
+
+def _slots(kind: type) -> list[str]:
+    slots = kind.__dict__["__slots__"]
+    names = [slots] if isinstance(slots, str) else [*slots]
+    private = f"_{kind.__name__.lstrip('_')}"  # Python puts it before names that begin with two underscores
+    return [private + s if s[:2] == "__" else s for s in names if s not in ("__dict__", "__weakref__")]

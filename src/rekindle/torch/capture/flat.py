@@ -1,0 +1,128 @@
+"""The user's module as a function from tensors to tensors, which can be traced again and again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import tree
+from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
+from .captured import Assigned
+from .eager_kernels import EagerLayout, one_cast_each
+from .known_values import KnownValues, Question
+from .loss import loss_index
+from .values import constants
+
+
+class FlatForward(nn.Module):
+    """The user's module as a function from tensors to tensors.
+
+    After each run it knows the structure of the result, and which attributes and arguments forward changed. It puts all
+    attributes back.
+    """
+
+    def __init__(self, model: nn.Module, forward: Any, spec: Any, loss: str, sample: list[torch.Tensor] | None):
+        super().__init__()
+        self.model = model
+        self._sample = sample  # real inputs; None: their values are unknown
+        self._forward, self._spec, self._loss = forward, spec, loss
+        self._casts_cached = torch.is_autocast_cache_enabled()
+        self._names: dict[
+            int, list[str]
+        ] = {}  # of each parameter, by id; while tracing, each name is a tensor of its own
+        for name, p in model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(id(p), []).append(name)
+        self.output_spec: Any = None
+        self.aliased: dict[int, int | str] = {}
+        self.ignored: dict[int, str] = {}
+        self.assigned: dict[str, Assigned] = {}
+        self.kinds: dict[str, Kind] = {}  # of the tensors in `assigned`
+        self.changes = Changes()  # of attributes, in the last run
+        self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
+        self.late: list[str] = []  # attributes that backward changed
+        self.progress = 0  # ops run, in all runs of the last attempt
+        self.unseen = 0  # calls of kernels with hidden writes, in the last run
+        self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
+        self.filled: list[str] = []  # arguments whose lists, dicts or objects forward changed
+        self.goes_on = False  # a run starts with the attributes that the run before left, except tensors
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Call forward without hooks: global hooks are meant for the user's own modules."""
+        return self.forward(*tensors)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = tree.unflatten(list(tensors), self._spec)
+        arguments = by_parameter(args, kwargs)
+        before = _held_by(arguments)
+        state, layout, known = Attributes(self.model), EagerLayout(), KnownValues(tensors, self._sample)
+        try:
+            with self._one_tensor_each():
+                leaves = [*self.model.parameters(), *tensors] if self._casts_cached else []
+                with one_cast_each(leaves), layout, known:
+                    found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
+        finally:
+            self.unseen, self.questions = layout.unseen, known.questions
+            self.progress += known.calls
+            self.changes = state.restore(only_tensors=self.goes_on)
+            now = _held_by(arguments)
+            self.filled = [k for k in before if now[k] != before[k]]
+            self.inside = tensors_in_attributes(self.model)
+        given: dict[int, int | str] = {
+            id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
+        }
+        given |= {id(t): i for i, t in enumerate(tensors)}
+        self.aliased = {k: given[id(t)] for k, t in enumerate(found) if id(t) in given}
+        returned = [t for k, t in enumerate(found) if k not in self.aliased]
+        places = tree.paths(self.output_spec)
+        names = [places[k] for k in range(len(found)) if k not in self.aliased]
+        loss = loss_index(returned, names) if self._loss == "auto" else None
+        results = len(returned)
+        self.assigned = {}
+        self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
+        for k, t in sorted(self.changes.assigned.items()):
+            self.assigned[k] = Assigned(None, given[id(t)]) if id(t) in given else Assigned(len(returned))
+            if id(t) not in given:
+                returned.append(t)
+                names.append(f"the attribute {k}")
+        self.ignored = {}
+        for i, t in enumerate(returned):
+            if t.requires_grad and self._loss == "auto" and (i >= results or loss is not None and i != loss):
+                self.ignored[i] = names[i]
+                returned[i] = t.detach()
+        # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
+        return tuple([t.clone() for t in returned])
+
+    @contextlib.contextmanager
+    def _one_tensor_each(self) -> Iterator[None]:
+        """Inside, a parameter with several names is one tensor, so that its gradients are added in eager's order."""
+        standing = dict(self.model.named_parameters(remove_duplicate=False))
+        swapped = []
+        for first, *others in self._names.values():
+            for name in others:
+                path, _, leaf = name.rpartition(".")
+                table = self.model.get_submodule(path)._parameters
+                swapped.append((table, leaf, table[leaf]))
+                table[leaf] = standing[first]  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for table, leaf, t in reversed(swapped):
+                table[leaf] = t
+
+
+def by_parameter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter name, or by position for those without a name."""
+    return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
+
+
+def _held_by(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the contents of each argument: the tensors in it, and its constants."""
+    found = {}
+    for name, x in arguments.items():
+        inside, spec = tree.flatten(x)
+        found[name] = [id(t) for t in inside], constants(spec)
+    return found

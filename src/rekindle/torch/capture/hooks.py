@@ -1,0 +1,51 @@
+"""HOOKS"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from .callables import codes_of
+from .module_paths import printable
+
+HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
+
+
+def user_hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """(name in words, path of its module, function) of the user's hooks on submodules."""
+    for path, m in model.named_modules():
+        if m is model:
+            continue
+        for attribute, kind in HOOKS.items():
+            for fn in list((getattr(m, attribute, None) or {}).values()):
+                if not is_torchs(fn):
+                    yield f"the {kind} {described(fn)} of {printable(path)}", path, fn
+        own = m.__dict__.get("forward")
+        if own is not None and not is_torchs(own):
+            yield f"the forward {described(own)} that replaces the one of {printable(path)}", path, own
+    for attribute, kind in HOOKS.items():
+        for fn in list(getattr(torch_module, f"_global{attribute}", {}).values()):
+            if not is_torchs(fn):
+                yield f"the {kind} {described(fn)} of all modules", "", fn
+
+
+def is_torchs(fn: Any) -> bool:
+    """Whether torch brought it (spectral norm, pruning, …), or this library."""
+    fn = getattr(fn, "__func__", fn)
+    where = getattr(fn, "__module__", None) or type(fn).__module__
+    return str(where).split(".")[0] in ("torch", "rekindle")
+
+
+def described(fn: Any) -> str:
+    code = next(codes_of(fn), None)
+    name = getattr(fn, "__name__", None) or getattr(getattr(fn, "func", None), "__name__", None) or type(fn).__name__
+    return name if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"

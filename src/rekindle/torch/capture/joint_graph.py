@@ -1,0 +1,154 @@
+"""Reads a joint graph that AOTAutograd made: the role of each node, and reasons why it cannot be planned."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd import descriptors as aot
+from torch.utils._pytree import tree_leaves
+
+from ...errors import TraceError
+from . import tree
+from .captured import Captured
+from .module_paths import module_path
+
+_PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
+
+
+def read_joint_graph(c: Captured) -> None:
+    """Fill in the nodes of `c` and their roles, from its joint graph.
+
+    Raises
+    ------
+    TraceError : the graph cannot be planned; the message says why.
+    """
+    graph = c.graph_module.graph
+    _drop_tokens(graph)
+    place: dict[Any, fx.Node] = {}  # placeholder by AOTAutograd's descriptor
+    by_seq: dict[Any, str] = {}  # autograd's sequence number ties a backward op to the forward op it belongs to
+    for n in graph.nodes:
+        if n.op == "placeholder":
+            place[n.meta["desc"]] = n
+            _placeholder(c, n)
+        elif n.op == "get_attr":
+            _constant(c, n)
+        elif n.op == "call_function":
+            _call(c, n, by_seq)
+        elif n.op == "output":
+            _results(c, n, place)
+    if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
+        raise TraceError(
+            f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no tensor "
+            "beside it that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them"
+        )
+    if not c.tangents:
+        raise TraceError(
+            "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
+            "call requires_grad_() on what should train, and do not trace under torch.no_grad()"
+        )
+
+
+def _placeholder(c: Captured, n: fx.Node) -> None:
+    d = n.meta["desc"]
+    if isinstance(d, aot.ParamAOTInput):
+        c.params[n] = d.target.removeprefix(_PREFIX)
+    elif isinstance(d, aot.BufferAOTInput):
+        c.buffers[n] = d.target.removeprefix(_PREFIX)
+    elif isinstance(d, aot.TangentAOTInput):
+        output: Any = d.output
+        if isinstance(output, aot.InputMutationAOTOutput):
+            raise TraceError(_written(output.mutated_input))
+        c.tangents[n] = output.idx
+    elif isinstance(d, aot.PlainAOTInput):
+        c.inputs[n] = d.idx
+    elif not isinstance(d, _TOKENS):
+        raise TraceError(f"the model takes an input of a kind that cannot be planned yet: {d}")
+
+
+def _written(what: Any) -> str:
+    if isinstance(what, aot.ParamAOTInput):
+        return (
+            f"forward writes to the parameter {what.target.removeprefix(_PREFIX)!r}, which requires grad, and a plan cannot "
+            "tell of which of its two values the gradient is. Write to it outside of forward, under no_grad; or, if it is not "
+            "trained, call requires_grad_(False) on it before planning"
+        )
+    return "forward writes over a tensor that requires grad; clone it before it is changed"
+
+
+def _constant(c: Captured, n: fx.Node) -> None:
+    t = operator.attrgetter(str(n.target))(c.graph_module)
+    if isinstance(t, torch.Generator):
+        reader = next(iter(n.users), n)
+        raise TraceError(
+            f"{reader.target} in {module_path(reader) or 'the model'} draws from a generator of its own (generator=), "
+            "whose state a plan cannot put back to draw the same again; draw from torch's default generator, or outside of "
+            "forward and pass the result in"
+        )
+    if not isinstance(t, torch.Tensor):
+        raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
+    if t.requires_grad:
+        raise TraceError(
+            f"the model reads a tensor of shape {list(t.shape)} that requires grad and is none of its parameters or "
+            "inputs, so that no gradient could reach it; register it as a parameter, or its module as a submodule"
+        )
+    c.constants[n] = t
+    n.meta.setdefault("val", t)
+
+
+def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
+    path, seq = module_path(n), n.meta.get("seq_nr")
+    for t in tree_leaves(n.meta.get("val")):
+        if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
+            raise TraceError(
+                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}; only dense ones can be planned"
+            )
+    c.nodes.append(n)
+    c.module_path[n] = path or by_seq.get(seq, "")
+    if c.module_path[n] and not n.meta.get("autograd_backward"):
+        by_seq.setdefault(seq, c.module_path[n])
+
+
+def _results(c: Captured, output: fx.Node, place: dict[Any, fx.Node]) -> None:
+    outs = list(tree_leaves(output.args[0], is_leaf=lambda x: x is None))
+    for o, d in zip(outs, output.meta["desc"], strict=True):
+        if isinstance(d, aot.PlainAOTOutput):
+            c.outputs.append(_without_copy(c, o))
+        elif isinstance(d, aot.InputMutationAOTOutput):
+            c.mutations[place[d.mutated_input]] = o
+        elif isinstance(d, aot.GradAOTOutput):
+            if o is not None:
+                c.gradients[place[d.grad_of]] = o
+        elif o is not None and not isinstance(d, _TOKENS):
+            raise TraceError(f"the model gives a result of a kind that cannot be planned yet: {d}")
+
+
+_TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t, type))
+
+
+def _drop_tokens(graph: fx.Graph) -> None:
+    """Turn ops that torch orders by tokens, such as checks of linear algebra, into plain calls; the tokens stay unused."""
+    for n in list(graph.nodes):
+        if n.op == "call_function" and n.target is torch.ops.higher_order.with_effects:
+            token, op, *args = n.args
+            if op._schema.returns:
+                raise TraceError(f"the model calls {op}, whose effects must keep their order; it cannot be planned yet")
+            for u in list(n.users):
+                u.replace_all_uses_with(token)
+                graph.erase_node(u)
+            with graph.inserting_before(n):
+                call = graph.call_function(op, tuple(args), n.kwargs)
+            call.meta = n.meta | {"val": None}
+            graph.erase_node(n)
+
+
+def _without_copy(c: Captured, o: fx.Node) -> fx.Node:
+    """The node that a result copies; the copy is removed."""
+    assert o.target is torch.ops.aten.clone.default, f"result {o} is no copy"
+    source: Any = o.args[0]
+    o.replace_all_uses_with(source)
+    c.nodes.remove(o)
+    o.graph.erase_node(o)
+    return source

@@ -1,0 +1,50 @@
+"""The tensors that a node of a captured graph returns, and the storages they lie in."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from . import rules
+
+Part = tuple[fx.Node, int]  # one tensor: member `index` of the result of a node (0 for a plain tensor)
+
+_SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+    torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+
+def storage_bytes(t: torch.Tensor) -> int:
+    """Bytes of the whole storage behind a tensor, as the allocator counts them; fake tensors too."""
+    return int(t.untyped_storage().nbytes())
+
+
+def tensors_of(n: fx.Node) -> list[tuple[int, torch.Tensor]]:
+    """(member index, tensor) of every tensor that a node returns."""
+    val = n.meta.get("val")
+    if isinstance(val, torch.Tensor):
+        return [(0, val)]
+    if isinstance(val, tuple | list):
+        return [(i, t) for i, t in enumerate(val) if isinstance(t, torch.Tensor)]
+    return []
+
+
+def is_member(n: fx.Node) -> bool:
+    """Whether the node takes one member out of the tuple that another node returns."""
+    return n.op == "call_function" and getattr(n.target, "__name__", "") == "getitem"
+
+
+def is_view(n: fx.Node) -> bool:
+    """Whether every tensor that the node returns lies in the storage of one of its arguments, or the node `is_member`."""
+    if is_member(n) or n.target in rules.PASS_THROUGH:
+        return True
+    inputs = {t.untyped_storage()._cdata for a in n.all_input_nodes for _, t in tensors_of(a)}
+    outs = tensors_of(n)
+    return bool(outs) and all(t.untyped_storage()._cdata in inputs for _, t in outs)
+
+
+def describe(t: torch.Tensor) -> str:
+    """dtype and shape: f32[64,3,224,224]"""
+    return f"{_SHORT.get(t.dtype, str(t.dtype).removeprefix('torch.'))}[{','.join(map(str, t.shape))}]"

@@ -1,0 +1,77 @@
+"""OVERWRITES"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+# Ops whose `out=` or in-place form gives the same bits when the output lies over the given argument: element-wise
+# kernels that read each element before they write it, and softmaxes, which read a row to its end before they write it.
+# `out=` forms that compute elsewhere and copy are not here.
+# {position of the argument: call that writes over it}
+def _unary(inplace: Any) -> dict[int, Callable[..., Any]]:
+    return {0: inplace}
+
+
+def _grad_input(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return out(*args, **kwargs, grad_input=args[position])
+
+    return {position: call}
+
+
+def _binary(inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
+    def second(a: Any, b: Any, **kwargs: Any) -> Any:
+        return out(a, b, **kwargs, out=b)
+
+    return {0: inplace, 1: second}
+
+
+def _out(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return out(*args, **kwargs, out=args[position])
+
+    return {position: call}
+
+
+OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
+    aten.relu.default: _unary(aten.relu_.default),
+    aten.sigmoid.default: _unary(aten.sigmoid_.default),
+    aten.tanh.default: _unary(aten.tanh_.default),
+    aten.silu.default: _unary(aten.silu_.default),
+    aten.gelu.default: _unary(aten.gelu_.default),
+    aten.hardtanh.default: _unary(aten.hardtanh_.default),
+    aten.hardswish.default: _unary(aten.hardswish_.default),
+    aten.leaky_relu.default: _unary(aten.leaky_relu_.default),
+    aten.elu.default: _unary(aten.elu_.default),
+    aten.neg.default: _unary(aten.neg_.default),
+    aten.div.Scalar: _unary(aten.div_.Scalar),
+    aten.mul.Scalar: _unary(aten.mul_.Scalar),
+    aten.add.Scalar: _unary(aten.add_.Scalar),
+    aten.add.Tensor: _binary(aten.add_.Tensor, aten.add.out),
+    aten.mul.Tensor: _binary(aten.mul_.Tensor, aten.mul.out),
+    aten.sub.Tensor: _unary(aten.sub_.Tensor),
+    aten.div.Tensor: _unary(aten.div_.Tensor),
+    aten.threshold_backward.default: _grad_input(aten.threshold_backward.grad_input),
+    aten.sigmoid_backward.default: _grad_input(aten.sigmoid_backward.grad_input),
+    aten.tanh_backward.default: _grad_input(aten.tanh_backward.grad_input),
+    aten.silu_backward.default: _grad_input(aten.silu_backward.grad_input),
+    aten.gelu_backward.default: _grad_input(aten.gelu_backward.grad_input),
+    aten.hardtanh_backward.default: _grad_input(aten.hardtanh_backward.grad_input),
+    aten.leaky_relu_backward.default: _grad_input(aten.leaky_relu_backward.grad_input),
+    aten.elu_backward.default: _grad_input(aten.elu_backward.grad_input),
+    aten._softmax.default: _out(aten._softmax.out),
+    aten._log_softmax.default: _out(aten._log_softmax.out),
+    aten._softmax_backward_data.default: _grad_input(aten._softmax_backward_data.out),
+    aten._log_softmax_backward_data.default: _out(aten._log_softmax_backward_data.out),
+    aten.masked_fill.Scalar: _unary(aten.masked_fill_.Scalar),
+    aten.where.self: {
+        1: lambda c, a, b: aten.where.self_out(c, a, b, out=a),
+        2: lambda c, a, b: aten.where.self_out(c, a, b, out=b),
+    },
+}

@@ -1,0 +1,102 @@
+"""Private names of torch that rooms other than this one need, so that a new release of torch breaks one room.
+
+Most of them answer questions that torch's public names do not. Each function wraps one private name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "disable_autocast",
+           "disable_modes", "tree_map_only", "unset_fake_temporarily"]  # fmt: skip
+
+OpOverload = torch._ops.OpOverload  # one op with one signature, such as aten.add.Tensor
+HigherOrderOperator = torch._ops.HigherOrderOperator  # an op that takes functions, such as torch.cond
+disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off for every device
+disable_modes = _disable_current_modes  # context manager: no dispatch mode is on, FakeTensorMode included
+
+
+# -- fake tensors ------------------------------------------------------------------------------------------------------
+def is_fake(t: torch.Tensor) -> bool:
+    """Whether the tensor has a shape and no data."""
+    return isinstance(t, FakeTensor)
+
+
+def fake_mode_of(tensors: Iterable[Any] = ()) -> FakeTensorMode | None:
+    """The FakeTensorMode that is on, or that one of these tensors belongs to; None: there is none."""
+    return torch._guards.detect_fake_mode(list(tensors))
+
+
+# -- autograd ----------------------------------------------------------------------------------------------------------
+def backward_number() -> int:
+    """The autograd engine's number of the backward call that runs in this thread; -1: none runs."""
+    return torch._C._current_graph_task_id()
+
+
+def backward_keeps_graph() -> bool:
+    """Whether the backward call that runs was given retain_graph=True. AOTAutograd asks it the same way."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def saved_tensors_hooks_are_set() -> bool:
+    """Whether default hooks on saved tensors are on, as torch.utils.checkpoint sets them."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def versions_preserved(tensors: tuple[torch.Tensor, ...]) -> contextlib.AbstractContextManager[Any]:
+    """Context manager after which the tensors have their old version numbers, whatever was written to them inside."""
+    return torch.autograd._unsafe_preserve_version_counter(tensors)
+
+
+def profiler_is_running() -> bool:
+    """Whether autograd's profiler records. torch allows one recording at a time."""
+    return torch.autograd._profiler_enabled()
+
+
+# -- other machinery around a call -------------------------------------------------------------------------------------
+def in_func_transform() -> bool:
+    """Whether the code runs inside a transform of torch.func (vmap, grad, jvp), where tensors stand for others."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_forward_ad() -> bool:
+    """Whether the code runs inside torch.autograd.forward_ad.dual_level()."""
+    return forward_ad._current_level >= 0
+
+
+def parametrizations_are_cached() -> bool:
+    """Whether the code runs inside torch.nn.utils.parametrize.cached()."""
+    return bool(parametrize._cache_enabled)
+
+
+def in_torch_compile() -> bool:
+    """Whether torch.compile traces this code, or would compile the functions that it calls."""
+    compiling = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    return torch.compiler.is_dynamo_compiling() or callable(compiling)
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+def negated_view(t: torch.Tensor) -> torch.Tensor:
+    """A view of the tensor with its negative bit flipped."""
+    return torch._neg_view(t)
+
+
+def optimizer_hooks() -> Sequence[dict[int, Any]]:
+    """The tables of hooks on the steps of all optimizers; a release of torch may lack them."""
+    from torch.optim import optimizer as internals
+
+    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+    return [hooks for k in names if (hooks := getattr(internals, k, None)) is not None]

@@ -1,0 +1,140 @@
+"""WATCHED"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import generators, tree
+from .callables import GlobalName
+from .containers import content, refill
+from .hooks import is_torchs
+
+LARGEST = 100_000  # entries of a container, or elements of a tensor, that are kept to be put back
+
+
+_OPAQUE = (type, types.ModuleType, logging.Logger, logging.Handler, torch.dtype, torch.device, torch.Generator,
+           torch.utils.hooks.RemovableHandle, *tree.PLAIN)  # fmt: skip
+
+
+def is_opaque(x: Any) -> bool:
+    """Whether it is nothing to look into: a plain value, a class, or something that cannot even be asked (a dead proxy)."""
+    try:
+        return isinstance(x, _OPAQUE)
+    except Exception:
+        return True
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+class Restorable:
+    """Something that can change: what it is now, and how to put it back."""
+
+    def __init__(self, x: Any, read: Callable[[], Any], write: Callable[[Any], None]):
+        self.x, self._read, self._write = x, read, write
+        self.before = read()
+
+    def same(self) -> bool:
+        return _same(self._read(), self.before)
+
+    def restore(self) -> None:
+        self._write(self.before)
+
+    def places(self) -> list[Any]:
+        """Where it changed."""
+        held, now = getattr(self.x, "__dict__", None), self._read()
+        if not isinstance(held, dict) or not isinstance(now, dict) or isinstance(self.x, GlobalName | dict):
+            return [id(self.x)]
+        names = now.keys() | self.before.keys()
+        named = [k for k in names if not _same_entry(now.get(k, _NOTHING), self.before.get(k, _NOTHING))]
+        return [id(self.x), *((id(held), k) for k in named)]
+
+    def inside(self) -> list[Any]:
+        """The objects that it holds."""
+        x = self.before
+        if isinstance(self.x, GlobalName | types.CellType):
+            return [x]
+        if isinstance(x, dict):
+            return list(x.values())
+        return list(x) if isinstance(x, list | set) else []
+
+
+_NOTHING: Any = object()
+
+
+def restorable(x: Any) -> Restorable | None:
+    if isinstance(x, GlobalName):
+        where, name = x.where, x.name
+        if isinstance(where[name], _OPAQUE) and not isinstance(where[name], tree.PLAIN):
+            return None  # modules and classes
+        return Restorable(x, lambda: where.get(name, _NOTHING), lambda old: where.__setitem__(name, old))
+    if isinstance(x, types.CellType):
+
+        def set_cell(old: Any) -> None:
+            if old is not _NOTHING:
+                x.cell_contents = old
+
+        return Restorable(x, lambda: x.cell_contents if _is_full(x) else _NOTHING, set_cell)
+    if isinstance(x, torch.Tensor):
+        return _tensor(x)
+    if isinstance(x, generators.OTHERS):
+        was = generators.state(x)
+        return Restorable(x, lambda: generators.key(generators.state(x)), lambda _: generators.set_state(x, was))
+    if isinstance(x, list | deque | dict | set) and len(x) <= LARGEST:
+        return Restorable(x, lambda: content(x), lambda old: refill(x, old))
+    if isinstance(x, tuple):
+        return Restorable(x, lambda: list(x), lambda old: None)
+    if isinstance(vars_ := getattr(x, "__dict__", None), dict) and not is_torchs(type(x)):
+
+        def reset(old: dict[str, Any]) -> None:
+            vars_.clear()
+            vars_.update(old)
+
+        return Restorable(x, lambda: dict(vars_), reset)
+    return None
+
+
+def _tensor(x: torch.Tensor) -> Restorable | None:
+    """A tensor that is written to."""
+    if type(x) not in (torch.Tensor, nn.Parameter) or x.is_inference():
+        return None
+    copied = x.detach().clone() if x.layout is torch.strided and x.numel() <= LARGEST else None
+
+    def put_back(version: int) -> None:
+        if copied is not None:
+            with torch.no_grad():
+                x.copy_(copied)
+            # a graph that saved it finds it as it was
+            torch._C._autograd._unsafe_set_version_counter((x,), (version,))
+
+    return Restorable(x, lambda: x._version, put_back)
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Whether the contents of something are what they were; plain values by what they are, all else by identity."""
+    if isinstance(x, dict) and isinstance(y, dict):
+        return len(x) == len(y) and all(
+            k is j and _same_entry(a, b) or k == j and _same_entry(a, b)
+            for (k, a), (j, b) in zip(x.items(), y.items(), strict=True)
+        )
+    if isinstance(x, list) and isinstance(y, list):
+        return len(x) == len(y) and all(map(_same_entry, x, y))
+    if isinstance(x, set) and isinstance(y, set):
+        return len(x) == len(y) and {id(a) for a in x} == {id(b) for b in y} or x == y
+    return _same_entry(x, y)
+
+
+def _same_entry(x: Any, y: Any) -> bool:
+    return x is y or type(x) is type(y) and isinstance(x, tree.PLAIN) and (x == y or x != x and y != y)

@@ -1,0 +1,118 @@
+"""Stand-ins for Python numbers, which record how forward uses a number while it is captured."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from . import tree
+from .numbers import Expression, Numbers, Place
+
+
+class StandIn:
+    """An object that looks like the number that it stands for, also to `isinstance`."""
+
+    __slots__ = ("_expression", "_numbers", "_value")
+
+    def __init__(self, numbers: Numbers, value: Any, expression: Expression):
+        self._numbers, self._value, self._expression = numbers, value, expression
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # type: ignore[misc]
+        return type(self._value)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def plain(x: Any) -> Any:
+            return x._numbers.marker(x._value, x._expression) if type(x) is StandIn else x
+
+        given = pytree.tree_map(plain, (args, kwargs or {}), is_leaf=lambda x: type(x) is StandIn)
+        return func(*given[0], **given[1])
+
+    def __bool__(self) -> bool:
+        return self._ask(operator.truth)
+
+    def _ask(self, op: Callable[..., Any], *others: Any) -> bool:
+        if not all(_is_number(x) for x in others):
+            return NotImplemented
+        answer = op(self._value, *map(_value, others))
+        self._numbers.questions.append((Expression(op, (self._expression, *map(_expression, others))), answer))
+        return bool(answer)
+
+    def _made(self, op: Callable[..., Any], *operands: Any) -> Any:
+        if not all(_is_number(x) for x in operands):
+            return NotImplemented
+        value = op(*map(_value, operands))
+        return StandIn(self._numbers, value, Expression(op, tuple(map(_expression, operands))))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        raise TypeError("a number that is an input of the graph has no text")
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        raise TypeError("a number that is an input of the graph has no text")
+
+    def __neg__(self) -> Any:
+        return self._made(operator.neg, self)
+
+    def __pos__(self) -> Any:
+        return self._made(operator.pos, self)
+
+    def __abs__(self) -> Any:
+        return self._made(operator.abs, self)
+
+
+def _arithmetic(op: Callable[..., Any]) -> tuple[Any, Any]:
+    def left(self: StandIn, other: Any) -> Any:
+        return self._made(op, self, other)
+
+    def right(self: StandIn, other: Any) -> Any:
+        return self._made(op, other, self)
+
+    return left, right
+
+
+def _comparison(op: Callable[..., Any]) -> Any:
+    def compare(self: StandIn, other: Any) -> Any:
+        return self._ask(op, other)
+
+    return compare
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _left, _right = _arithmetic(getattr(operator, _name))
+    setattr(StandIn, f"__{_name}__", _left)
+    setattr(StandIn, f"__r{_name}__", _right)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(StandIn, f"__{_name}__", _comparison(getattr(operator, _name)))
+StandIn.__hash__ = None  # type: ignore[assignment, method-assign]
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in (StandIn, int, float, bool)
+
+
+def _value(x: Any) -> Any:
+    return x._value if type(x) is StandIn else x
+
+
+def _expression(x: Any) -> Any:
+    return x._expression if type(x) is StandIn else x
+
+
+def has_stand_in(spec: Any) -> bool:
+    """Whether a structure holds a stand-in. As part of a result, no planned call could return it."""
+    if isinstance(spec, tree.Branch):
+        return any(map(has_stand_in, spec.children))
+    return type(spec) is StandIn
+
+
+def stand_ins(numbers: Numbers, values: Mapping[Place, Any]) -> dict[Place, Any]:
+    """A stand-in for each of these numbers, which records its uses in `numbers`."""
+    return {p: StandIn(numbers, x, Expression(None, (p,))) for p, x in values.items()}

@@ -1,0 +1,45 @@
+"""SURROUNDINGS"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from .side_effects import HOOKS, is_torchs
+from .values import Same, key_of
+
+
+def surroundings() -> tuple[Any, ...]:
+    """What outside of the arguments says which operators forward calls: autocast, the default dtype, flags of torch's
+    backends, function modes, hooks on all modules."""
+    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
+    cuda = torch.backends.cuda
+    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)])
+    return (
+        (*cast, torch.is_autocast_cache_enabled()) if cast else (),
+        torch.get_default_dtype(),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
+        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.get_float32_matmul_precision()),
+        tuple([_mode(m) for m in _get_current_function_mode_stack()]) if torch._C._len_torch_function_stack() else (),
+        tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
+    )
+
+
+def shares_casts() -> bool:
+    """Whether autocast casts a parameter once for all calls, so that their gradients are added up in the lower precision."""
+    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
+    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
+
+
+_HAS_CUDA = torch.cuda.is_available()
+
+
+_HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
+
+
+def _mode(m: Any) -> Any:
+    return (type(m), m.device) if isinstance(m, DeviceContext) else (Same(m), key_of(vars(m)))

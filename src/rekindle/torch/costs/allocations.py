@@ -1,0 +1,81 @@
+"""A recording of every allocation and release of the CPU's allocator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile
+
+from ...errors import UsageError
+from ..capture.private import profiler_is_running
+
+
+def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:
+    """(highest level, last level) in bytes after these changes, from a level of 0."""
+    peak = level = 0
+    for delta in deltas:
+        level += delta
+        peak = max(peak, level)
+    return peak, level
+
+
+@dataclass
+class CpuAllocations:
+    """The events of the CPU's allocator, filled in when the recording ends.
+
+    events : (time in ns, bytes allocated or, below zero, freed), by time.
+    marks : name of each `torch.autograd.profiler.record_function` -> (start, end) in ns of the same clock.
+    """
+
+    events: list[tuple[int, int]] = field(default_factory=list)
+    marks: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@contextmanager
+def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
+    """Record every allocation and release of the CPU's allocator, and the marks whose name starts with `mark`.
+
+    Raises
+    ------
+    UsageError : another profiler is running; torch allows one at a time.
+    """
+    if profiler_is_running():
+        raise UsageError("memory cannot be measured while another profiler is running; stop it first")
+    log = CpuAllocations()
+    # the plain autograd profiler: `torch.profiler` imports all of Inductor (a second) before its first use
+    recording = profile(profile_memory=True)
+    with _quiet():
+        recording.__enter__()
+    try:
+        yield log
+    finally:
+        with _quiet():
+            recording.__exit__(None, None, None)
+    results: Any = recording.kineto_results
+    for e in results.events():
+        name = e.name()
+        if name == "[memory]":
+            if e.device_type() == torch.autograd.DeviceType.CPU:
+                log.events.append((e.start_ns(), e.nbytes()))
+        elif name.startswith(mark):
+            log.marks[name] = (e.start_ns(), e.start_ns() + e.duration_ns())
+    log.events.sort(key=lambda e: e[0])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the profiler from announcing its start and stop on stderr."""
+    name = "KINETO_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "6"
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -1,0 +1,77 @@
+"""Runs of an operator call on made-up tensors, outside of everything that the caller has switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..capture.private import disable_modes, tree_map_only
+from ..capture.rules import runnable
+from .operator_calls import OperatorCall, call_of, span
+from .storages import storages_of, tensors_in
+
+
+def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
+    """The key of the node's call, and a function that runs the call on made-up inputs and leaves no trace."""
+    call = call_of(node, None)
+    if call is None:
+        raise TypeError(f"{node} computes nothing")
+
+    def run() -> Any:
+        if not at_hand(call.device):
+            raise RuntimeError(f"no {call.device} here")
+        with undisturbed([call]):
+            args, kwargs = real_arguments(call)
+            return runnable(call.target)(*args, **kwargs)
+
+    return call.key, run
+
+
+def at_hand(device: torch.device) -> bool:
+    """Whether this machine can run operators on the device."""
+    if device.type == "cuda":
+        return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    return device.type == "cpu"
+
+
+@contextmanager
+def undisturbed(calls: Sequence[OperatorCall]) -> Iterator[None]:
+    """Run plain kernels inside, whatever modes the caller has switched on, and keep the caller's random state."""
+    with ExitStack() as stack:
+        stack.enter_context(disable_modes())
+        cuda = {c.device.index or 0 for c in calls if c.device.type == "cuda"}
+        stack.enter_context(torch.random.fork_rng(devices=sorted(cuda)))
+        stack.enter_context(torch.no_grad())
+        for device_type in {"cpu"} | {c.device.type for c in calls}:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
+
+
+def real_arguments(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call's arguments with real tensors: one real tensor for each fake one, however often it is passed."""
+    made: dict[int, torch.Tensor] = {}
+
+    def make(t: torch.Tensor) -> torch.Tensor:
+        if id(t) not in made:
+            made[id(t)] = made_up(t)
+        return made[id(t)]
+
+    return tree_map_only(torch.Tensor, make, (call.args, call.kwargs))
+
+
+def made_up(t: torch.Tensor) -> torch.Tensor:
+    """A real tensor laid out like t: floats 0.5 (never overflow or denormal), ints 0 (valid indices), bools True."""
+    if t.layout is not torch.strided:
+        raise TypeError(f"layout {t.layout}")
+    value = 0.5 if t.dtype.is_floating_point or t.dtype.is_complex else t.dtype == torch.bool
+    return torch.full((span(t),), value, dtype=t.dtype, device=t.device).as_strided(t.shape, t.stride())
+
+
+def new_bytes(out: Any, inputs: Any) -> int:
+    """Bytes of the storages that results use and inputs do not."""
+    old = storages_of(tensors_in(inputs))
+    return sum(s.nbytes() for key, s in storages_of(tensors_in(out)).items() if s is not None and key not in old)

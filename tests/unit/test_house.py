@@ -1,0 +1,198 @@
+"""The rooms of the package keep to their order: who may import whom, how long a file is, how many parameters a function has.
+
+Every import counts, also one inside a function; imports for the type checker alone do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import rekindle
+from rekindle import registry
+
+HOME = Path(rekindle.__file__).parent
+MOST_LINES, MOST_LINES_MEDIAN, MOST_PARAMETERS = 400, 150, 8
+
+# A room may import from rows above its own. A room is a folder, or the files that the row names.
+ORDER: list[dict[str, set[str]]] = [
+    {"words": {"arguments", "ask", "errors", "frames", "interrupt", "notices", "printed", "sizes", "version"}},
+    {"kernels": set()},
+    {"model": set()},
+    {"problem": {"problem"}, "structure": set(), "exact": set()},
+    {"bounds": set()},
+    {"solvers": set()},
+    {"portfolio": set()},
+    {
+        "planner": {
+            "accept", "candidates", "certificates", "certify", "frontiers", "infeasible", "plan_files", "planner", "registry",
+        }
+    },
+    {"show": set(), "zoo": set()},
+    {"torch.capture": set()},
+    {"torch.costs": set()},
+    {"torch": set()},
+    {"torch.run": set()},
+    {"torch.check": set()},
+    {"api": {"api"}},
+    {"public names": {"rekindle"}, "demo": {"demo"}, "bench": set(), "integrations": set()},
+    {"report": set()},
+    {"cli": set()},
+    {"main": {"__main__"}},
+]  # fmt: skip
+RANK = {room: i for i, row in enumerate(ORDER) for room in row}
+ROOM_OF_FILE = {file: room for row in ORDER for room, files in row.items() for file in files}
+WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]} | {"show"}
+PLANNER_FILES = ("planner", "candidates", "certify", "frontiers")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its dotted name below `rekindle` ("" is the package itself)."""
+    found = {}
+    for path in sorted(HOME.rglob("*.py")):
+        parts = path.relative_to(HOME).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text())
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    if parts[0] in ROOM_OF_FILE or len(parts) == 1:
+        return ROOM_OF_FILE.get(parts[0] or "rekindle", parts[0])
+    inner = f"torch.{parts[1]}"
+    return inner if parts[0] == "torch" and inner in RANK else parts[0]
+
+
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those below `if TYPE_CHECKING:`."""
+    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
+        for child in tree.orelse:
+            yield from nodes(child)
+        return
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        yield from nodes(child)
+
+
+def imported(module: str) -> set[str]:
+    """Absolute dotted names that a module imports, as far as they can be told: modules, else what they hold."""
+    package = ["rekindle", *filter(None, module.split("."))]
+    if modules()[module].name != "__init__.py":
+        package = package[:-1]
+    found: set[str] = set()
+    for node in nodes(tree(module)):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {f"{source}.{a.name}" for a in node.names}
+    return found
+
+
+@cache
+def inside(module: str) -> frozenset[str]:
+    """Modules of the package that a module imports."""
+    found = set()
+    for name in imported(module):
+        if name.partition(".")[0] == "rekindle":
+            own = name.partition(".")[2]
+            found.add(own if own in modules() else own.rpartition(".")[0])
+    return frozenset(found - {module})
+
+
+def no_circle(graph: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        pytest.fail(f"a circle: {' imports '.join(reversed(e.args[1]))}")
+
+
+def test_every_room_has_a_place_in_the_order() -> None:
+    assert {room(m) for m in modules()} <= set(RANK)
+
+
+def test_no_circle_among_files() -> None:
+    no_circle({m: set(inside(m)) for m in modules()})
+
+
+def test_no_circle_among_rooms() -> None:
+    rooms: dict[str, set[str]] = {}
+    for m in modules():
+        rooms.setdefault(room(m), set()).update(room(t) for t in inside(m) if room(t) != room(m))
+    no_circle(rooms)
+
+
+def test_rooms_import_only_from_rooms_before_them() -> None:
+    wrong = [
+        f"{m} imports {t}" for m in modules() for t in sorted(inside(m))
+        if room(t) != room(m) and RANK[room(t)] >= RANK[room(m)]
+    ]  # fmt: skip
+    assert not wrong
+
+
+def test_solvers_import_no_portfolio_and_bounds_no_solver() -> None:
+    pairs = [(room(m), room(t)) for m in modules() for t in inside(m)]
+    assert ("solvers", "portfolio") not in pairs
+    assert not {("bounds", "solvers"), ("bounds", "portfolio"), ("bounds", "planner")} & set(pairs)
+
+
+def test_the_core_imports_no_torch() -> None:
+    wrong = [
+        f"{m} imports {name}" for m in modules() if room(m) in WITHOUT_TORCH for name in sorted(imported(m))
+        if name.split(".")[0] == "torch" or name.startswith("rekindle.torch")
+    ]  # fmt: skip
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", PLANNER_FILES)
+def test_the_planner_knows_no_solver_by_name(module: str) -> None:
+    assert not {room(t) for t in inside(module)} & {"solvers", "portfolio"}
+    names = {s.name for s in registry.all_solvers()}
+    texts = {n.value for n in ast.walk(tree(module)) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    assert not names & texts
+
+
+def test_no_file_is_too_long() -> None:
+    lines = {m: len(path.read_text().splitlines()) for m, path in modules().items()}
+    assert not {m: n for m, n in lines.items() if n > MOST_LINES}
+    assert statistics.median(lines.values()) <= MOST_LINES_MEDIAN
+
+
+def test_no_function_has_too_many_parameters() -> None:
+    """Kernels and public verbs may have more."""
+    wrong = []
+    for m in modules():
+        if room(m) == "kernels":
+            continue
+        for f in ast.walk(tree(m)):
+            if not isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            a = f.args
+            names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if x is not None]
+            is_verb = m in ("api", "torch.trace") and f.name in rekindle.__all__
+            if len([x for x in names if x not in ("self", "cls")]) > MOST_PARAMETERS and not is_verb:
+                wrong.append(f"{m}.{f.name}: {len(names)}")
+    assert not wrong
+
+
+def test_a_docstring_opens_every_file_and_begins_with_no_pronoun() -> None:
+    """The first line is read alone, in lists of modules and in editors."""
+    first = {
+        m: (ast.get_docstring(tree(m)) or "").partition("\n")[0] for m in modules() if m.split(".")[-1] != "__init__"
+    }
+    assert not [m for m, line in first.items() if not line and modules()[m].name != "__init__.py"]
+    assert not {m: line for m, line in first.items() if re.match(r"(What|It|They|Those|These)\b", line)}
