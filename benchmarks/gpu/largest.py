@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,22 @@ from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import InfeasibleBudget, Plan
 from rekindle.torch.costs.devices import closest
 
-OVERHEAD = 1 / 3  # extra seconds that a plan may take where the search begins
-ROOM = (0.02, 0.06)  # shares of the cap left free, tried in turn
-SOLVES = 8  # a search with plans takes no longer than so many plans at their time limit
-ABSENT = "not on this device"
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the search for the largest batch with a plan goes. All figures are guesses.
+
+    first_overhead_share : extra seconds, as a share, that the plan may take at which the search begins.
+    free_shares : shares of the cap that a plan leaves free, tried in turn.
+    plans_most : a search with plans takes no longer than this many plans at their time limit.
+    """
+
+    first_overhead_share: float = 1 / 3
+    free_shares: tuple[float, ...] = (0.02, 0.06)
+    plans_most: int = 8
+
+
+SETTINGS = SearchSettings()
 OPEN = "the time was up before the batch was known to within 4 %: a larger one may work"
 
 
@@ -51,7 +64,7 @@ class Search:
         """A new search, of so many seconds at most."""
         self.clock, self.note, self.settled = Clock(seconds, self.end), "", False
         self.best: Row | None = None
-        self.beside, self.room = 0.0, ROOM[0]
+        self.beside, self.room = 0.0, SETTINGS.free_shares[0]
 
     def tried(self, batch: int, way: Way) -> Row | None:
         """Two steps at that batch: what they hold, and the seconds of the second; None where it does not run, and then
@@ -110,7 +123,7 @@ class Search:
     def planned(self, plain: int, work: Path, solve_seconds: float) -> Row | None:
         """The largest batch with a plan: planned for the cap, and stepped. It begins where a plan that costs a third more at
         the plain step's batch would just fit, once what it took there beside its promise is counted."""
-        self.begin(SOLVES * solve_seconds)
+        self.begin(SETTINGS.plans_most * solve_seconds)
         begin = time.perf_counter()
         guess = self._guess(plain, work, solve_seconds, begin)
         self.grown(lambda batch: self._fitted(batch, work, solve_seconds, begin), guess)
@@ -118,7 +131,7 @@ class Search:
 
     def _guess(self, plain: int, work: Path, solve_seconds: float, begin: float) -> int:
         """Where to begin, from a step at the plain step's batch."""
-        plan = rekindle.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
+        plan = rekindle.plan(self._trace(plain), max_overhead=SETTINGS.first_overhead_share, time_limit=solve_seconds)
         row = self._run(plain, plan, work, begin)
         if not self._kept(row) or not row:
             return plain
@@ -128,7 +141,7 @@ class Search:
 
     def _fitted(self, batch: int, work: Path, solve_seconds: float, begin: float) -> Row | None:
         """A step by a plan for the cap; where that takes more than it promised, by one that leaves more of the cap free."""
-        for room in ROOM[ROOM.index(self.room) :]:
+        for room in SETTINGS.free_shares[SETTINGS.free_shares.index(self.room) :]:
             limit = int(self.cap_bytes * (1 - room) - self.beside * batch)
             try:
                 plan = rekindle.plan(self._trace(batch), max(1, limit), time_limit=solve_seconds)
@@ -186,9 +199,9 @@ def measure(
         known |= {"cap": f"{cap}: all of {has / GIB:.1f} GiB", "cap_bytes": has}
         cap_bytes = has
     if has is not None and has < cap_bytes:
-        note = f"{ABSENT}: it has {has / GIB:.2f} GiB"
+        note = f"the device has {has / GIB:.2f} GiB"
         for method in ("plain", "planned"):
-            emit(known | {"method": method, "status": ABSENT, "note": note})
+            emit(known | {"method": method, "status": "does not apply", "note": note})
         return
 
     def found() -> None:  # stands only if the job is stopped before the search ends

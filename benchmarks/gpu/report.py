@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-
-from gpu.rows import NOT_A_FAULT, Row, left_out, newest, outcome
 from page.text import formatted, percent, ratio, table
+
+from gpu.rows import Row, left_out, newest, outcome
 
 MB_PER_GIB = 2**10
 COLUMNS = [
@@ -18,9 +18,9 @@ COLUMNS = [
 STEPS = """One training step, forward and backward, gradients kept. Peaks are MiB that the allocator held above its level before
 the step (parameters, gradients, buffers, inputs); `predicted` is the plan's figure. Times are medians of steps in turns, by
 events, as a ratio to the plain step. *half*: planned for half of the plain activations; *+33.3 %*: least memory within a third
-more time, by measured costs of operators; *per block*: `torch.utils.checkpoint` around every block. *reserved* is all memory that
-the allocator took from the device. *same bits*: loss, gradients, buffers and random state of the planned step equal the plain
-step's, under deterministic algorithms."""
+more time, by measured costs of operators; *per block*: `torch.utils.checkpoint` around every block. *reserved* is all memory
+that the allocator took from the device. *same bits*: loss, gradients, buffers and random state of the planned step equal the
+plain step's, under deterministic algorithms."""
 LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; *at least*: the search
 ended before that was known, and a larger batch may work. With a plan, the search begins where a plan that costs a third more
 would just fit, and goes on from there. Throughput is that of the second step at that batch."""
@@ -42,7 +42,12 @@ def markdown(head: dict[str, Any], rows: list[Row]) -> str:
     missing = [r for r in rows if outcome(r) not in ("ok", "skipped") and r.get("part") != "jobs" and r not in out]
     for title, some in (("Left out for lack of time", out), ("Not measured", missing)):
         lines += [f"## {title}", "", *[f"- {_who(r)}: {_why(r)}" for r in some], ""] if some else []
-    lines += ["## How it was measured", "", f"- command: `{head['command']}`, {head['seconds']:.0f} s", f"- {_facts(facts)}"]
+    lines += [
+        "## How it was measured",
+        "",
+        f"- command: `{head['command']}`, {head['seconds']:.0f} s",
+        f"- {_facts(facts)}",
+    ]
     lines += ["- versions: " + ", ".join(f"{k} {v}" for k, v in facts.get("versions", {}).items() if v), ""]
     return "\n".join(lines)
 
@@ -80,7 +85,10 @@ def _steps(rows: pd.DataFrame) -> list[str]:
         })  # fmt: skip
     told = [STEPS, "", table(lines), ""]
     planned = rows[rows["predicted_mb"].notna() & rows["peak_mb"].notna()]
-    for what, measured, predicted in (("peaks", "peak_mb", "predicted_mb"), ("step times", "seconds", "predicted_seconds")):
+    for what, measured, predicted in (
+        ("peaks", "peak_mb", "predicted_mb"),
+        ("step times", "seconds", "predicted_seconds"),
+    ):
         apart = (planned[measured].astype(float) / planned[predicted].astype(float) - 1).abs().dropna().sort_values()
         if len(apart):
             told.append(f"Predicted {what} against measured: {percent(apart.iloc[len(apart) // 2])} apart in the median, "
@@ -169,8 +177,3 @@ def _who(row: Row) -> str:
     model = row["case"] if isinstance(row.get("case"), str) else row.get("model")
     named = ", ".join(str(x) for x in (model, row.get("cap"), row.get("method")) if isinstance(x, str))
     return f"{part} {named or row.get('name', '')}".strip()
-
-
-def failed(rows: list[Row]) -> bool:
-    """Whether anything failed that should not have."""
-    return any(outcome(r) not in (*NOT_A_FAULT, "left out") for r in rows)

@@ -1,7 +1,8 @@
 """Rows and records of a GPU run, one JSON object per line.
 
 Steps and largest batches become rows of `rekindle bench` (docs/formats.md) of the suites gpu-steps and gpu-largest, with a few
-more fields; the package's own check reads them back. Everything else (the device, jobs, tests) is a record: a line without a suite.
+more fields; the package's own check reads them back. Everything else (the device, jobs, tests) is a record: a line without a
+suite.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ RENAMED = {  # field of a measurement in bytes -> field of a row in MB
     "peak_bytes": "peak_mb", "predicted_peak_bytes": "predicted_mb", "reserved_bytes": "reserved_mb",
     "plain_bytes": "plain_mb", "cap_bytes": "cap_mb", "free_bytes": "free_mb",
 }  # fmt: skip
-AS_IN_BENCH = {"ratio": "wall_ratio", "predicted_overhead": "overhead"}  # the same quantity under the name that rows have
-NOT_A_FAULT = ("ok", "skipped", "planned", "infeasible", "does not apply")
+AS_IN_BENCH = {
+    "ratio": "wall_ratio",
+    "predicted_overhead": "overhead",
+}  # the same quantity under the name that rows have
 
 
 def bench_row(found: Row) -> Row:
     """A measurement of a part of the run as a row of `rekindle bench`; records stay as they are.
 
-    `outcome` keeps what "ok" and "failed" cannot tell apart: "left out", "infeasible" (no plan fits), "does not apply" (the device
-    is too small, the model has no blocks) and "planned" (not yet run).
+    `outcome` keeps what "ok" and "failed" cannot tell apart: "left out", "infeasible" (no plan fits), "does not apply" (the
+    device is too small, the model has no blocks) and "planned" (not yet run).
     """
     if found.get("part") not in MEASURED or "method" not in found:
         return _finite(found)
@@ -88,6 +91,11 @@ def outcome(row: Row) -> str:
 def left_out(rows: list[Row]) -> list[Row]:
     """The records of jobs that were not started because too little time was left."""
     return [r for r in rows if outcome(r) == "left out"]
+
+
+def failed(rows: list[Row]) -> bool:
+    """Whether anything failed. A budget that no plan can meet is no failure, nor a case that the device cannot hold."""
+    return any(outcome(r) == "failed" for r in rows)
 
 
 def _finite(x: Any) -> Any:

@@ -58,4 +58,4 @@ def _commands(t: pd.DataFrame) -> list[str]:
             f"--methods {','.join(mine['method'].unique())} --cost {cost}{'' if target == TARGET else f' --target {target}'} "
             f"--out out/bench-{suite}.jsonl"
         )
-    return [*found, "make bench-report"]
+    return [*found, 'make bench-report ROWS="out/bench-*.jsonl"']
