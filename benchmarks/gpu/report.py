@@ -115,15 +115,20 @@ def _largest(rows: pd.DataFrame) -> list[str]:
     return [LARGEST, "", table(lines), *_limits(rows)]
 
 
+def _settled(row: pd.Series | Row) -> bool:
+    """Whether the search for the largest batch ended."""
+    return pd.notna(row["settled"]) and bool(row["settled"])
+
+
 def _batch(row: pd.Series) -> str:
     if pd.isna(row["batch"]):
         return "-"
-    return f"{row['batch']:g}" if row["settled"] is True else f"at least {row['batch']:g}"
+    return f"{row['batch']:g}" if _settled(row) else f"at least {row['batch']:g}"
 
 
 def _more(plain: pd.Series, planned: pd.Series) -> str:
     """How much larger the batch is with a plan; unknown without a settled plain one."""
-    if pd.isna(planned["batch"]) or pd.isna(plain["batch"]) or plain["settled"] is not True:
+    if pd.isna(planned["batch"]) or pd.isna(plain["batch"]) or not _settled(plain):
         return "-"
     return f"{'' if planned['settled'] is True else 'at least '}{planned['batch'] / plain['batch']:.1f}x"
 
@@ -133,7 +138,7 @@ def _limits(rows: pd.DataFrame) -> list[str]:
 
     def told() -> Iterator[str]:
         for r in rows[rows["batch"].notna()].to_dict("records"):
-            if r["settled"] is not True:
+            if not _settled(r):
                 yield f"- {_who(r)}: at least {r['batch']:g}: {r['note']}"
         for r in rows[rows["free_mb"] < rows["cap_mb"]].to_dict("records"):
             free, cap = r["free_mb"] / MB_PER_GIB, r["cap_mb"] / MB_PER_GIB

@@ -19,7 +19,7 @@ def cpu_part(t: pd.DataFrame) -> str:
     timed = timed.drop_duplicates(["model", "method"], keep="last")
     cell = timed["share"].map(text.percent) + ", " + timed["wall_ratio"].map("{:.2f} x".format)
     cells = timed.assign(cell=cell).pivot(index="model", columns="method", values="cell")
-    cells = cells.reindex(index=rows["model"].unique(), columns=SHOWN).fillna("-")
+    cells = cells.reindex(index=rows["model"].unique(), columns=SHOWN).astype(object).fillna("-")
     told = rows.groupby("model", sort=False)["parity"].agg(lambda p: f"{p.dropna().astype(bool).sum()} of {p.count()}")
     medians = timed.groupby("method")["wall_ratio"].median().reindex(SHOWN)
     lines = [{"model": model, **of, "parity": told[model]} for model, of in cells.to_dict("index").items()]

@@ -73,8 +73,9 @@ def _read(path: Path, tell: Callable[[str], None]) -> list[Row]:
 
 def table(rows: Iterable[Row]) -> pd.DataFrame:
     """The rows as a table with the derived columns, in the given order; see the top of this file."""
-    t = pd.DataFrame(list(rows), columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
-    t = t.astype({"method": object, "solver": object, "cost": object})
+    t = pd.DataFrame(list(rows), columns=COLUMNS).astype(
+        dict.fromkeys(NUMBERS, float) | dict.fromkeys([*NAMES, *TEXTS], object)
+    )
     t["ran"] = t["status"] == "ok"
     t["solver_name"] = t["method"].str.extract(r"^([^@=]*)", expand=False)
     t["planned_in"] = t["cost"].where(t["solver"].notna())
