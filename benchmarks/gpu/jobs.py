@@ -92,13 +92,13 @@ def jobs(run: RunOptions) -> list[Job]:
 
 
 def _fits(cap_bytes: int, device_bytes: int | None) -> bool:
-    from gpu.cases import SOLD
+    from gpu.cases import SOLD_SHARE
 
-    return device_bytes is None or SOLD * cap_bytes <= device_bytes
+    return device_bytes is None or SOLD_SHARE * cap_bytes <= device_bytes
 
 
 def _crowds(cap_bytes: int, largest_bytes: int, device_bytes: int | None) -> bool:
-    """Whether what other jobs hold on the device while they wait (a context, a model) may leave less than the cap."""
+    """Whether waiting jobs, which hold contexts and models on the device, may leave less than the cap."""
     return cap_bytes == largest_bytes or 2 * cap_bytes > (device_bytes or 0)
 
 

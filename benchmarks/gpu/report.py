@@ -130,7 +130,7 @@ def _more(plain: pd.Series, planned: pd.Series) -> str:
     """How much larger the batch is with a plan; unknown without a settled plain one."""
     if pd.isna(planned["batch"]) or pd.isna(plain["batch"]) or not _settled(plain):
         return "-"
-    return f"{'' if planned['settled'] is True else 'at least '}{planned['batch'] / plain['batch']:.1f}x"
+    return f"{'' if _settled(planned) else 'at least '}{planned['batch'] / plain['batch']:.1f}x"
 
 
 def _limits(rows: pd.DataFrame) -> list[str]:

@@ -112,7 +112,7 @@ def _ok(row: Row) -> bool:
 
 
 def _memory(device: Device, step: Callable[[], Any], way: Way, held: int) -> Row:
-    """What a step holds, after one that warms up."""
+    """The memory of a step, after one step of warm-up."""
     try:
         with way():
             step()
@@ -132,7 +132,7 @@ def _promised(plan: Plan) -> Row:
 
 
 def by_plan(model: nn.Module, plan: Plan) -> Way:
-    """Within it the model trains by the plan."""
+    """A context in which the model trains by the plan."""
     forward: Any = rekindle.apply(model, plan, on_new_shape="error").forward
     rekindle.restore(model)
 
@@ -162,7 +162,7 @@ def _parity(case: Case, model: nn.Module, sample: Any, plan: Plan, kind: str) ->
 
 
 def _clock(device: Device, step: Callable[[], Any], ways: dict[str, Way]) -> dict[str, list[float]]:
-    """Seconds of steps that take turns, in changing order, so that nobody always runs after the same one."""
+    """Seconds of steps in turns, in changing order, so that no way always runs after the same other way."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     orders = itertools.cycle(itertools.permutations(ways))
     begin = time.perf_counter()
