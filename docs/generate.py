@@ -1,4 +1,4 @@
-"""One page per solver and an index of them, made from the registry and the solvers' own docstrings.
+"""Makes one page for each solver and an index, from the registry and the docstrings of the solvers' files.
 
 Run by `make docs`; writes docs/solvers/, which is not committed.
 """
@@ -14,7 +14,7 @@ from rekindle import registry
 from rekindle.problem import Solver
 
 FOLDER = Path(__file__).parent / "solvers"
-TAKES = {"chain": "a chain; any other graph as the series of blocks between splitting vertices", "any": "any"}
+TAKES = {"chain": "a chain; any other graph as a series of blocks between splitting vertices", "any": "any"}
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def page(s: Solver) -> str:
-    """What is known of a solver in short, then what its file says."""
+    """The page of a solver: its registry entry as a table, then the docstring of its file."""
     title, text = described(s)
     facts = [
         ("graphs", TAKES.get(s.graphs, s.graphs)), ("minimises", s.objective),
@@ -40,21 +40,21 @@ def page(s: Solver) -> str:
 
 
 def index(solvers: list[Solver]) -> str:
-    """All solvers, one row each."""
+    """The index page: a table with one row for each solver."""
     rows = "\n".join(
         f"| [{s.name}]({s.name}.md) | {s.graphs} | {cell(s.objective)} | {cell(s.optimal or 'no claim')} "
         f"| {cell(s.complexity)} |"
         for s in solvers
     )
     return (
-        "# Solvers\n\nEvery solver proposes schedules; one judge says what each holds and costs. A claim is about the "
-        "solver's own stated objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
+        "# Solvers\n\nEvery solver proposes schedules; one judge computes the memory and the cost of each. An optimality claim is about "
+        "the solver's own objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
         f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n"
     )
 
 
 def described(s: Solver) -> tuple[str, str]:
-    """Title and text of the solver's file; "Problem: ..." begins with the word in bold."""
+    """Title and text from the docstring of the solver's file, with words like "Problem:" in bold."""
     doc = (sys.modules[s.solve.__module__].__doc__ or s.doc).strip()
     title, _, text = doc.partition("\n")
     paragraphs = re.split(r"\n\s*\n", text.strip())
@@ -62,7 +62,7 @@ def described(s: Solver) -> tuple[str, str]:
 
 
 def cell(text: str) -> str:
-    """Text that stays within its column."""
+    """Text escaped for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -23,7 +23,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and the way around them."""
+    """A residual block: two 3x3 convolutions and a shortcut."""
 
     def __init__(self, c_in: int, c_out: int, stride: int):
         super().__init__()
@@ -52,7 +52,7 @@ def resnet(width: int = 16, blocks: int = 3) -> nn.Module:
 
 
 def cifar10(folder: Path) -> Dataset:
-    """The training images on disk: float32 [3, 32, 32], normalised, and their class."""
+    """The training images on disk as pairs: a normalised float32 tensor [3, 32, 32] and its class."""
     import torchvision
 
     to_tensor = torchvision.transforms.Compose(
@@ -62,7 +62,7 @@ def cifar10(folder: Path) -> Dataset:
 
 
 def synthetic(count: int) -> Dataset:
-    """Noise around one random picture per class, in the format of `cifar10`."""
+    """Made-up images in the format of `cifar10`: noise around one random picture per class."""
     generator = torch.Generator().manual_seed(0)
     classes = torch.randint(10, (count,), generator=generator)
     pictures = torch.randn(10, 3, 32, 32, generator=generator)
@@ -70,7 +70,7 @@ def synthetic(count: int) -> Dataset:
 
 
 def batches(data: Dataset, size: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`steps` shuffled batches, all of the same size: a last, smaller one would have to be planned anew."""
+    """`steps` shuffled batches of one size; a smaller last batch would need a plan of its own."""
     loader = DataLoader(data, batch_size=size, shuffle=True, drop_last=True)
     while steps > 0:
         for images, classes in loader:
@@ -81,7 +81,7 @@ def batches(data: Dataset, size: int, steps: int) -> Iterator[tuple[Tensor, Tens
 
 
 def main(argv: list[str] | None = None) -> list[float]:
-    """Trains, and returns the loss of each step."""
+    """Train by the plan. Returns the loss of each step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder that holds cifar-10-batches-py")
     parser.add_argument("--steps", type=int, default=20)
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> list[float]:
 
     model = resnet().to(args.device)
     sample = torch.zeros(args.batch, 3, 32, 32, device=args.device)
-    # rekindle.checkpoint(model, sample, budget=budget) is these steps in one line; here the plan is wanted for print
+    # rekindle.checkpoint(model, sample, budget=budget) is these steps in one line; here the plan is printed in between
     plan = rekindle.plan(rekindle.trace(model, sample), budget=budget)
     print(plan.sentence)
     model = rekindle.apply(model, plan)

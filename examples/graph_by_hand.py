@@ -26,8 +26,8 @@ INPUT_MIB, WEIGHT_MIB = 12, 1
 def build() -> rekindle.Graph:
     """One training step of a chain of layers: forward, the boundary, backward.
 
-    A layer's backward reads the layer's input and the gradient of its output; it makes the gradient of the weights,
-    which is kept, and that of the input.
+    A layer's backward reads the layer's input and the gradient of its output. It makes the gradient of the weights,
+    which is kept, and the gradient of the input.
     """
     values: list[rekindle.Value] = []
     ops: list[rekindle.Op] = []
@@ -49,7 +49,7 @@ def build() -> rekindle.Graph:
         inputs = (gradient, activations[i])
         weight_gradients.append(value(WEIGHT_MIB))
         outputs = (weight_gradients[-1],)
-        if i > 0:  # nobody asks for the gradient of the input of the network
+        if i > 0:  # the first layer needs no gradient of its input
             gradient = value(LAYERS[i - 1][1])
             outputs = (gradient, weight_gradients[-1])
         ops.append(rekindle.Op(f"{name}.backward", inputs, outputs, seconds=seconds, backward=True))

@@ -1,6 +1,7 @@
 """How many examples property tests try; and one thread per test process: two processes of two threads each, on two cores,
 wait for each other most of the time."""
 
+import copy
 import gc
 import os
 from typing import Any
@@ -36,4 +37,4 @@ def pair() -> Any:
     """(plain, planned, input)."""
     from pairs import planned_pair  # torch reads the variables above when it is imported
 
-    return planned_pair()
+    return copy.deepcopy(planned_pair())

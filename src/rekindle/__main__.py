@@ -1,4 +1,4 @@
-"""`python -m rekindle`: the command line."""
+"""Runs the command line for `python -m rekindle`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The public functions: `plan`, `frontier`, `apply` and `restore`, and `checkpoint`, which traces, plans, applies and checks."""
+"""The public functions `plan`, `frontier`, `apply`, `restore`, and `checkpoint`, which traces, plans, applies and checks."""
 
 from __future__ import annotations
 

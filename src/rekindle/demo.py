@@ -1,4 +1,4 @@
-"""The main job end to end, on this machine's CPU: plan, train plain and planned, compare bit for bit, draw."""
+"""The demo: plans two models, trains them with and without the plan on the CPU, compares bits and memory, draws pictures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import copy
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -19,27 +20,64 @@ from .sizes import format_bytes
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-SHARE = 0.5  # of the plain step's activation peak
-LEARNING_RATE = 1e-3
 
-# name, batch, options, timed steps; and the same shrunk, to see in seconds that all works
-MODELS = (("resnet50", 8, {"input_grad": False}, 3), ("gpt", 8, {"dropout": 0.1}, 5))
-QUICK = (("resnet50", 4, {"input_grad": False, "image": 128}, 1), ("gpt", 2, {"dropout": 0.1, "n_layer": 2}, 2))
+class Training(NamedTuple):
+    """One model of the demo.
+
+    timed_steps : steps whose seconds count; one more runs before them.
+    """
+
+    name: str
+    batch: int
+    options: dict[str, Any]
+    timed_steps: int
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The goal and the size of the demo; all chosen by hand.
+
+    budget_share : the budget as a share of the plain step's activation peak.
+    learning_rate : of SGD.
+    search_limit_s : seconds that the search for each plan may take.
+    models : the models to plan and train.
+    """
+
+    budget_share: float = 0.5
+    learning_rate: float = 1e-3
+    search_limit_s: float = 15.0
+    models: tuple[Training, ...] = (
+        Training("resnet50", 8, {"input_grad": False}, 3),
+        Training("gpt", 8, {"dropout": 0.1}, 5),
+    )
+
+
+SETTINGS = DemoSettings()
+QUICK_SETTINGS = DemoSettings(
+    search_limit_s=5.0,
+    models=(
+        Training("resnet50", 4, {"input_grad": False, "image": 128}, 1),
+        Training("gpt", 2, {"dropout": 0.1, "n_layer": 2}, 2),
+    ),
+)
 
 
 def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool = False) -> dict[str, Any]:
-    """Plan a ResNet-50 and a small GPT with dropout at half of their activation memory, train both plain and planned.
+    """Plan a ResNet-50 and a small GPT with dropout at half their activation memory, and train both plain and planned.
 
-    Prints the tables and writes one timeline picture per model, `rekindle-demo-NAME.svg`, into out_dir.
+    Prints tables and writes one timeline picture per model, `rekindle-demo-NAME.svg`, into out_dir.
+
+    quick : take smaller models and fewer steps.
     Returns {"ok": every peak within its budget and every bit equal, "models": [...], "seconds": wall time}.
     """
     console = console or Console(highlight=False, markup=False)
     start = time.monotonic()
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    settings = QUICK_SETTINGS if quick else SETTINGS
     rows = []
-    for name, batch, options, steps in QUICK if quick else MODELS:
-        row = _model(name, batch, options, steps, folder, console, time_limit=5.0 if quick else 15.0)
+    for training in settings.models:
+        row = _train_both(training, settings, folder, console)
         console.print(text.losses_table(row), text.demo_table(row), sep="\n\n")
         console.print(f"timeline, before and after: {row['picture']}\n", style="bold")
         rows.append(row)
@@ -47,26 +85,26 @@ def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool =
     return {"ok": ok, "models": rows, "seconds": time.monotonic() - start}
 
 
-def _model(
-    name: str, batch: int, options: Mapping[str, Any], steps: int, folder: Path, console: Console, time_limit: float
-) -> dict[str, Any]:
+def _train_both(training: Training, settings: DemoSettings, folder: Path, console: Console) -> dict[str, Any]:
+    """Plan one model, train it plain and planned, measure a step of each, and draw it: a row of the result."""
     from . import api, zoo
     from .torch.check.verify import verify
     from .torch.trace import trace
 
+    name, batch, options, steps = training
     console.rule(name)
     model, sample = zoo.load(name, batch=batch, **options)
     console.print(f"tracing {name} at batch {batch} and measuring its operators ...", style="dim")
-    plan = api.plan(trace(model, sample), budget=SHARE, cost="seconds", time_limit=time_limit)
+    plan = api.plan(trace(model, sample), budget=settings.budget_share, time_limit=settings.search_limit_s)
     console.print(plan.sentence)
     plain = copy.deepcopy(model)
     planned = api.apply(model, plan)
     console.print(f"training {steps + 1} steps plain and planned, in turns ...", style="dim")
-    trained = _train(plain, planned, sample, steps)
+    trained = _train(plain, planned, sample, steps, settings.learning_rate)
     console.print("measuring one step of each, tensor by tensor ...", style="dim")
     check = verify(planned, sample, plan, count_flops=True)
     picture = folder / f"rekindle-demo-{name}.svg"
-    budget = plan.graph.resident_bytes + int(SHARE * plan.baseline_activation_bytes)
+    budget = plan.graph.resident_bytes + int(settings.budget_share * plan.baseline_activation_bytes)
     title = f"Memory of one training step: {name}, batch {batch}, within {format_bytes(budget)}"
     write_text(picture, memory_timeline(plan.graph, plan.schedule, budget=budget, title=title))
     allowed = budget - plan.graph.resident_bytes
@@ -96,16 +134,18 @@ def _model(
     }  # fmt: skip
 
 
-def _train(plain: nn.Module, planned: nn.Module, sample: Any, steps: int) -> dict[str, Any]:
-    """SGD on both from the same weights and random state; one step more than is timed, since the first one binds."""
+def _train(plain: nn.Module, planned: nn.Module, sample: Any, steps: int, learning_rate: float) -> dict[str, Any]:
+    """Train both by SGD from the same weights and random state. The first step warms up and is not timed."""
     import torch
 
     both = (plain, planned)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=LEARNING_RATE) for m in both]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=learning_rate) for m in both]
     losses: tuple[list[float], list[float]] = ([], [])
     seconds: tuple[list[float], list[float]] = ([], [])
     for step in range(steps + 1):
-        for which in (0, 1) if step % 2 == 0 else (1, 0):  # in turns, so that neither always runs on a warmer machine
+        for which in (
+            (0, 1) if step % 2 == 0 else (1, 0)
+        ):  # take turns, so that neither always runs on the warmer machine
             torch.manual_seed(step)
             start = time.perf_counter()
             loss = _loss(_call(both[which], sample))
@@ -134,7 +174,7 @@ def _call(model: nn.Module, sample: Any) -> Any:
 
 
 def _loss(output: Any) -> Tensor:
-    """The model's own loss; else cross-entropy of its class scores against made-up labels."""
+    """The model's own loss where it returns one, or cross-entropy of its class scores against made-up labels."""
     import torch
     import torch.nn.functional as F
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphs_by_hand import chain
 from rekindle import Graph, Op, Schedule, Value, bounds, registry, simulate
 from rekindle.exact import search as exact
 from rekindle.problem import Problem
@@ -24,15 +25,6 @@ def test_no_bound_is_above_a_schedule(data: st.DataObject, graph: Graph, cost: s
 def test_more_overhead_never_raises_the_bound(graph: Graph, low: float, more: float) -> None:
     weights = graph.weights("seconds")
     assert bounds.at_overhead(graph, weights, low + more).bytes <= bounds.at_overhead(graph, weights, low).bytes
-
-
-def chain(n: int) -> Graph:
-    """Unit costs and sizes; backward op i reads what forward op i - 1 made."""
-    ops = [Op(f"f{i}", (i - 1,) if i else (), (i,), 1.0) for i in range(n)]
-    ops.append(Op("boundary", (n - 1,), (n,), recompute=False))
-    for k, i in enumerate(range(n - 1, -1, -1)):
-        ops.append(Op(f"b{i}", (n + k, *([i - 1] if i else [])), (n + k + 1,), 1.0, backward=True))
-    return Graph(tuple(Value(1) for _ in range(2 * n + 1)), tuple(ops), (2 * n,))
 
 
 def test_a_chain_that_recomputes_nothing_is_met_exactly() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from graphs_by_hand import chain as uniform
 from rekindle import registry
 from rekindle.kernels import hong as kernel
 from rekindle.kernels.range_max import largest, range_max
@@ -25,10 +26,10 @@ from rekindle.solvers.feng_linear import linear_dag
 from rekindle.solvers.hong import followed
 from rekindle.solvers.hong_cubic import static_optimum, static_sizes
 from rekindle.solvers.hong_exact import Plans, hong_exact, least
-from rekindle.structure.chain import Chain, chain_of, segmented
+from rekindle.structure.chain import Chain, chain_of
+from rekindle.structure.operations import segmented
 from rekindle.structure.runs import prune
 from strategies import Builder, chains, graphs, run_sequences
-from test_bounds import chain as uniform
 
 SINGLE_LEVEL = ["chen-greedy", "feng-linear", "hong", "hong-cubic", "hong-exact"]
 MULTI_LEVEL = ["bptt", "chen-recursive", "revolve"]

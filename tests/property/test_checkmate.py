@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from graphs_by_hand import chain
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
 from rekindle.solvers import checkmate
 from strategies import chains, dags, examples, graphs, joint_graphs
-from test_bounds import chain
 
 
 def solve(problem: Problem) -> list[Schedule]:

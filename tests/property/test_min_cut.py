@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from graphs_by_hand import unrolled
 from rekindle import registry
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
@@ -15,7 +16,6 @@ from rekindle.problem import Problem
 from rekindle.solvers.min_cut import Network, between, corners
 from rekindle.structure.saved import Dropping
 from strategies import graphs
-from test_auto import unrolled
 
 
 def objective(graph: Graph, weights: np.ndarray, kept: set[int], price: float) -> float:

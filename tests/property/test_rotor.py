@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from graphs_by_hand import chain as uniform
 from rekindle.kernels import rotor as kernel
 from rekindle.kernels.revolve import fewest_steps
 from rekindle.model.graph import Graph
@@ -20,9 +21,9 @@ from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
 from rekindle.solvers.revolve import operations
 from rekindle.solvers.rotor import Curve, rotor
-from rekindle.structure.chain import BACKWARD, KEEP_ALL, chain_of
+from rekindle.structure.chain import chain_of
+from rekindle.structure.operations import BACKWARD, KEEP_ALL
 from strategies import chains, examples, graphs
-from test_bounds import chain as uniform
 
 
 @dataclass(frozen=True)

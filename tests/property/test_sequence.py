@@ -14,7 +14,7 @@ from rekindle.kernels import moves, slots
 from rekindle.kernels import sequence as kernel
 from rekindle.portfolio.anneal import Polish
 from rekindle.problem import Problem
-from rekindle.structure.archive import entry
+from rekindle.structure.archive import entry, within_peak
 from rekindle.structure.reduced import Reduced
 from rekindle.structure.saved import Dropping
 from strategies import graphs, run_sequences
@@ -68,8 +68,8 @@ def test_first_runs_keep_an_order_that_no_value_carries() -> None:
     ops = (Op("a", (), (0, 1)), Op("b", (1,), (2, 3)), Op("add", (0, 2), (4,)))
     graph = Graph(values, ops, (4,))
     r = Reduced(graph, Dropping(graph))
-    s = kernel.build(np.arange(3), slots.pack(r.arrays, np.ones(3), r.shared, r.before_ptr, r.before_ids))
-    packed_ops = slots.pack(r.arrays, np.ones(3), r.shared, r.before_ptr, r.before_ids)
+    s = kernel.build(np.arange(3), slots.pack(r.arrays, np.ones(3), r.shared, r.before))
+    packed_ops = slots.pack(r.arrays, np.ones(3), r.shared, r.before)
     at = s.run[:3, slots.AT].tolist()
     assert kernel.leeway(s, 0, packed_ops)[1] < at[1]
     assert kernel.leeway(s, 1, packed_ops)[0] > at[0]
@@ -83,8 +83,8 @@ def test_what_annealing_records_is_valid_and_as_good_as_it_says(graph: Graph, se
     polish = Polish(problem, reduced)
     polish.enter([np.arange(len(reduced.ops))])
     state = kernel.build(np.arange(len(reduced.ops)), polish.ops)
-    goal = (0.7 * polish.plain_peak, np.inf, polish.plain_peak, polish.base_cost, 1e-4, 1.0)
-    moves.anneal(state, polish.ops, goal, polish.archive.arrays, polish.base_cost, 200, 0.02, seed)
+    aim = within_peak(0.7 * polish.plain_peak, polish.plain_peak, polish.base_cost)
+    moves.anneal(state, polish.ops, aim, polish.archive.bins, polish.base_cost, 200, 0.02, seed)
     entries = polish.entries()
     assert entries
     for e in entries:
@@ -113,7 +113,7 @@ def test_pressing_sees_the_least_values_and_never_costs_more() -> None:
     plain = entry(graph, graph.weights(), np.arange(6))
     assert plain.peak == 16001
     assert len(Reduced(graph, Dropping(graph)).values) == 6  # the byte is left out there
-    fine = Polish(problem, Reduced(graph, Dropping(graph), negligible=0.0))
+    fine = Polish(problem, Reduced(graph, Dropping(graph), negligible_share=0.0))
     best = min(fine.press([plain]), key=lambda e: e.peak)
     assert (best.peak, best.extra) == (16000, 0.0)
 
@@ -122,7 +122,7 @@ def test_pressing_sees_the_least_values_and_never_costs_more() -> None:
 def test_what_pressing_finds_is_as_good_as_it_says(graph: Graph, runs: st.DataObject, seed: int) -> None:
     start = entry(graph, graph.weights(), runs.draw(run_sequences(graph)))
     problem = Problem(graph, graph.weights(), seed=seed)
-    found = Polish(problem, Reduced(graph, Dropping(graph), negligible=0.0)).press([start])
+    found = Polish(problem, Reduced(graph, Dropping(graph), negligible_share=0.0)).press([start])
     assert found
     for e in found:
         judged = simulate(graph, Schedule.from_runs(graph, e.runs))

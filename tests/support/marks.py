@@ -11,7 +11,7 @@ sweep = pytest.mark.sweep
 
 
 def few(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
-    """All values for `parametrize`; those that are not among `keep` are marked sweep.
+    """All values for `parametrize`; those that are not among `keep` are marked sweep. A tuple stands for several arguments.
 
     Raises
     ------
@@ -20,4 +20,4 @@ def few(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
     every = list(values)
     if unknown := [k for k in keep if k not in every]:
         raise ValueError(f"{unknown} are not among the values")
-    return [v if v in keep else pytest.param(v, marks=sweep) for v in every]
+    return [v if v in keep else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=sweep) for v in every]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rekindle.kernels import slots
-from rekindle.kernels.arrays import Arrays
+from rekindle.kernels.arrays import Arrays, compressed_rows
 from rekindle.model.graph import Graph
 
 
@@ -16,18 +16,13 @@ def packed(graph: Graph) -> slots.Ops:
     new = np.full(len(a.bytes), -1, np.int64)
     new[ids] = np.arange(len(ids))
 
-    def rows(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        ptr = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(r) for r in lists], out=ptr[1:])
-        return ptr, np.array([x for r in lists for x in r], np.int64)
-
     def made(values: tuple[int, ...]) -> list[int]:
         return [int(new[v]) for v in dict.fromkeys(values) if new[v] >= 0]
 
     before = [sorted({int(a.producer[v]) for v in o.inputs if a.producer[v] >= 0}) for o in graph.ops]
     arrays = Arrays(
-        a.bytes[ids], a.producer[ids], *rows([made(o.inputs) for o in graph.ops]),
-        *rows([made(o.outputs) for o in graph.ops]), *rows([made(o.inplace) for o in graph.ops]),
+        a.bytes[ids], a.producer[ids], *compressed_rows([made(o.inputs) for o in graph.ops]),
+        *compressed_rows([made(o.outputs) for o in graph.ops]), *compressed_rows([made(o.inplace) for o in graph.ops]),
         a.workspace, a.recompute, a.keep[ids], a.boundary,
     )  # fmt: skip
-    return slots.pack(arrays, graph.weights(), graph.shared[ids], *rows(before))
+    return slots.pack(arrays, graph.weights(), graph.shared[ids], compressed_rows(before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def tight(trace: Trace) -> Plan:
     return rekindle.plan(trace, minimize="memory", solver="feng")
 
 
+@functools.cache
 def planned_pair() -> tuple[nn.Module, nn.Module, torch.Tensor]:
     """(plain, planned, input)."""
     torch.manual_seed(0)

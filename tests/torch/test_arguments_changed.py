@@ -115,7 +115,7 @@ def test_an_argument_that_forward_only_reads_is_not_named(recwarn: pytest.Warnin
 
 
 def test_what_forward_stored_before_and_computes_with() -> None:
-    with pytest.raises(TraceError, match="what forward computes depends on history"):
+    with pytest.raises(TraceError, match="the result of forward depends on history"):
         rekindle.trace(AddsAllBefore(), X)
     with pytest.warns(RekindleWarning, match="changes the attribute history; planned steps do not"):
         rekindle.trace(keeps := Keeps(), X)

@@ -48,7 +48,7 @@ class Nonzero(Net):
 def test_a_shape_that_depends_on_values(model: nn.Module, line: str) -> None:
     with pytest.raises(TraceError) as e:
         rekindle.trace(model, torch.rand(4, 8))
-    assert "the shape of what aten.nonzero.default gives depends on tensor values" in str(e.value)
+    assert "the shape of the result of aten.nonzero.default depends on tensor values" in str(e.value)
     assert line_of(line) in str(e.value)
     assert "torch.where" in str(e.value)
     assert "Check that the call" not in str(e.value)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from command_line import assert_one_paragraph, step
 from marks import few
 from rekindle.model import formats
-from test_cli import assert_one_paragraph, step
 
 COMMAND = [sys.executable, "-m", "rekindle"]
 SEEN = "the solver is at work"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import functools
 import sys
@@ -360,9 +361,9 @@ def test_a_class_attribute_of_what_an_attribute_holds(where: Any, name: str, mon
 
 
 def test_of_a_very_large_array_elements_spread_evenly_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch.capture import values
+    from rekindle.torch.capture import arrays, values
 
-    monkeypatch.setattr(values, "LARGEST", 2**16)
+    monkeypatch.setattr(arrays, "SETTINGS", dataclasses.replace(arrays.SETTINGS, checksum_most_bytes=2**16))
     x = np.zeros(2**16)
     before = values.key_of(x)
     x[1] = 1.0
@@ -372,7 +373,8 @@ def test_of_a_very_large_array_elements_spread_evenly_count(monkeypatch: pytest.
 
 
 def test_arrays_of_every_kind_have_a_key() -> None:
-    from rekindle.torch.capture.values import Watch, key_of
+    from rekindle.torch.capture.values import key_of
+    from rekindle.torch.capture.watch import Watch
 
     for x in (
         np.float32(3), np.array(3.0), np.zeros((0, 3)), np.zeros(5000, "datetime64[s]"), bytearray(9000), bytearray(),

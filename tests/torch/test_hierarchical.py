@@ -11,21 +11,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import rekindle
+from graphs_by_hand import chain as uniform
 from rekindle.kernels import levels as kernel
 from rekindle.kernels import rotor as rotor_kernel
 from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
-from rekindle.portfolio.hierarchical import Known, Levels, hierarchical, nested, options
+from rekindle.portfolio.block_options import Known, options
+from rekindle.portfolio.hierarchical import Levels, hierarchical, nested
 from rekindle.problem import Problem
-from rekindle.structure.blocks import Block, Kinds, costly, programs
+from rekindle.structure.block_programs import programs
+from rekindle.structure.blocks import Block, Kinds
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.cuts import closed, cuts
+from rekindle.structure.dear import costly
 from rekindle.structure.division import splitting_vertices
 from rekindle.structure.forward import forward_dag
 from strategies import chains, examples, graphs
-from test_bounds import chain as uniform
 
 
 def peak(graph: Graph, schedules: list[Schedule], overhead: float = math.inf) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,71 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import rekindle
+from branching import ONES, PADDED, Linear, Masked, gradients, masked, ops
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch.capture import capture, tree
-from rekindle.torch.capture.known_values import KnownValues
 from rekindle.torch.check.verify import same
 from rekindle.torch.run import new_call, refusals
 from strategies import examples
-
-
-class Masked(nn.Module):
-    """Leaves a mask out where it masks nothing, as libraries do; and asks one that it makes itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linears = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        positions = torch.arange(x.shape[1], device=x.device)[None]
-        if not torch.compiler.is_compiling() and (positions.diff() == 1).all():
-            x = x + 1
-        whole = not torch.compiler.is_compiling() and bool(mask[:, : x.shape[1]].all())
-        for linear in self.linears:
-            x = torch.tanh(linear(x))
-            if not whole:
-                x = x * mask[..., None]
-        return x.square().mean()
-
-
-def masked() -> tuple[Masked, Tensor]:
-    torch.manual_seed(0)
-    return Masked(), torch.randn(2, 4, 8)
-
-
-class Linear(nn.Module):
-    """A linear layer, and what a function makes of its result and the inputs."""
-
-    def __init__(self, then: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear, self.then = nn.Linear(4, 4), then
-
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        return self.then(self.linear(x), x, ids)
-
-
-ONES = torch.ones(2, 4, dtype=torch.int64)
-PADDED = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-
-
-def gradients(model: nn.Module, x: Tensor, mask: Tensor) -> list[Tensor]:
-    model.zero_grad()
-    loss = model(x, mask)
-    loss.backward()
-    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-
-def ops(graph: rekindle.Graph, what: str) -> int:
-    return sum(f"aten.{what}." in op.name and not op.backward for op in graph.ops)
-
-
-def checked(model: nn.Module, sample: Any) -> bool:
-    """Whether a step by a plan for the least memory passes the check."""
-    plan = rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver="storages")
-    return rekindle.verify(model, sample, plan).ok
 
 
 def test_a_branch_is_taken_as_eager_takes_it() -> None:
@@ -308,99 +250,3 @@ def test_an_answer_that_forward_keeps_is_no_plan() -> None:
     torch.manual_seed(0)
     with pytest.raises(TraceError, match="whole"):
         rekindle.trace(Keeps(), (torch.randn(2, 4, 8), ONES))
-
-
-def asks(how: str, h: Tensor, x: Tensor, ids: Tensor) -> Tensor:
-    seen = torch.zeros(4, dtype=torch.int64)
-    if how == "number":
-        return h.mean() * int(ids.sum())
-    if how == "written":
-        seen.view(2, 2).add_(h.detach().long().view(-1)[:4].view(2, 2))
-    if how == "shared":
-        torch.empty(0, dtype=seen.dtype).set_(seen).add_(ids)
-    if how == "copied":
-        copy.copy(seen).add_(ids)
-    if how == "exchanged":
-        torch.utils.swap_tensors(seen, torch.ones_like(ids))
-    if how == "random":
-        seen = torch.randint(0, 9, (4,))
-    if how == "unknown op":
-        seen = torch.ops.rekindle_tests.drawn(4)
-    if how == "float":
-        seen = h > 0
-    return h.mean() if bool((seen == 0).all()) else h.sum()
-
-
-@torch.library.custom_op("rekindle_tests::drawn", mutates_args=())
-def drawn(n: int) -> Tensor:
-    return torch.randint(0, 9, (n,))  # and does not say that it is random
-
-
-@drawn.register_fake
-def _(n: int) -> Tensor:
-    return torch.empty(n, dtype=torch.int64)
-
-
-@pytest.mark.parametrize("how", ["number", "written", "shared", "copied", "exchanged", "random", "unknown op", "float"])
-def test_what_may_differ_in_every_call_is_not_known(how: str) -> None:
-    with pytest.raises(TraceError):
-        rekindle.trace(Linear(functools.partial(asks, how)), (torch.randn(4, 4), torch.arange(4)))
-
-
-@pytest.mark.parametrize("how", ["written", "shared", "random", "unknown op", "float"])
-def test_what_was_written_to_is_not_known_of_fake_tensors(how: str) -> None:
-    with FakeTensorMode(), KnownValues((), None):
-        x, ids = torch.randn(4, 4), torch.arange(4)
-        with pytest.raises(DataDependentOutputException):
-            asks(how, x, x, ids)
-
-
-def test_what_is_only_read_stays_known() -> None:
-    with FakeTensorMode(), KnownValues((), None):
-        mask, x = torch.ones(4, dtype=torch.bool), torch.randn(4)
-        x.masked_fill_(mask, 1.0)
-        x.copy_(mask)
-        torch.logical_or(mask, mask, out=torch.empty(4, dtype=torch.bool))
-        assert bool(mask.all())
-
-
-def test_another_memory_at_the_same_address_is_not_known() -> None:
-    with FakeTensorMode(), KnownValues((), None):
-        mask = torch.ones(4, dtype=torch.bool)
-        mask.data = torch.zeros(4, dtype=torch.bool)
-        later = [torch.zeros(4, dtype=torch.bool) for _ in range(64)]
-        for other in later:
-            mask.data = other
-            with pytest.raises(DataDependentOutputException):
-                bool(mask.all())
-
-
-def test_values_of_fake_tensors_are_known_while_they_live_and_no_longer() -> None:
-    with FakeTensorMode(), KnownValues((), None):
-        seen = torch.arange(4)
-        assert bool((seen == torch.arange(4)).all())
-        gone = weakref.ref(seen)
-        del seen
-        gc.collect()
-        assert gone() is None
-
-
-MADE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "zeros": lambda x, ids: torch.zeros(4, dtype=torch.int64),
-    "like": lambda x, ids: torch.zeros_like(x, dtype=torch.int64),
-    "new": lambda x, ids: x.new_zeros(3, dtype=torch.bool),
-    "large view": lambda x, ids: (ids[:, None, None].expand(4, 2**15, 2**15), ids < 0)[1],
-    "after a write": lambda x, ids: (torch.zeros(3).fill_(2), ids < 0)[1],
-    "long": lambda x, ids: functools.reduce(lambda a, _: a * 2, range(500), ids * 0),
-}
-
-
-@pytest.mark.parametrize("how", MADE)
-def test_what_is_known(how: str) -> None:
-    def mean_or_sum(h: Tensor, x: Tensor, ids: Tensor) -> Tensor:
-        return h.mean() if bool((MADE[how](x, ids) == 0).all()) else h.sum()
-
-    model, sample = Linear(mean_or_sum), (torch.randn(4, 4), torch.arange(4))
-    trace = rekindle.trace(model, sample)
-    assert ops(trace.graph, "mean") == 1
-    assert rekindle.verify(model, sample, rekindle.plan(trace, minimize="memory", solver="storages")).ok

@@ -9,8 +9,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from rekindle.errors import UsageError
+from rekindle.torch.costs.allocations import cpu_allocations
 from rekindle.torch.costs.flops import FlopCount
-from rekindle.torch.costs.memory import AllocatorPeak, allocator_peak, cpu_allocations, storage_peak
+from rekindle.torch.costs.memory import AllocatorPeak, allocator_peak, storage_peak
 from rekindle.torch.costs.modelled import ModelledTime
 
 KIB = 1024

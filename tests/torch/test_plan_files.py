@@ -125,8 +125,8 @@ def optimizer() -> torch.optim.Optimizer:
     [
         (lambda: "adamz", "did you mean 'adam'"),
         (lambda: Wrapper(inner=optimizer(), state={}, param_groups=[]), "the one inside"),
-        (lambda: 3, "is none"),
-        (lambda: nn.Linear, "is none"),
+        (lambda: 3, "is no optimizer"),
+        (lambda: nn.Linear, "is no optimizer"),
     ],
 )
 def test_what_is_no_optimizer_is_refused_before_forward_runs(given: Callable[[], Any], said: str) -> None:

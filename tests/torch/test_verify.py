@@ -14,31 +14,10 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle import InfeasibleBudget, Plan, RekindleError, UsageError
+from checked_models import FAST, Body, planned
+from rekindle import RekindleError, UsageError
 from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.check import kept
-from rekindle.torch.check.verify import Check, check_step
-from rekindle.torch.costs.memory import allocator_peak
-from rekindle.torch.run.sample import Sample
-
-FAST = "chen-sqrt"
-
-
-def planned(model: nn.Module, sample: Any) -> Plan:
-    return rekindle.plan(rekindle.trace(model, sample), minimize="memory", solver=FAST)
-
-
-class Body(nn.Module):
-    def __init__(
-        self, first: Callable[[torch.Tensor], Any] = lambda x: None, out: Callable[[torch.Tensor], Any] = lambda h: h
-    ):
-        super().__init__()
-        self.layers = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(16, 16), nn.Tanh())))
-        self.first, self.out = first, out
-
-    def forward(self, x: torch.Tensor) -> Any:
-        self.first(x)
-        return self.out(self.layers(x * 1))
+from rekindle.torch.check.verify import check_step
 
 
 @pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x.mul_(0.5), lambda x: x[:2].zero_()])
@@ -98,72 +77,6 @@ def test_gradients_of_inputs_are_compared(monkeypatch: pytest.MonkeyPatch) -> No
     check = rekindle.verify(model, x, plan)
     assert check.gradients_equal is False
     assert any("first sample[0]" in d for d in check.differences)
-
-
-class Keyword(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor, c: list[torch.Tensor]) -> torch.Tensor:
-        return torch.tanh(self.layer(a) + self.layer(b)) * c[0] + c[1]
-
-
-def test_samples_keep_their_ties_strides_and_hooks() -> None:
-    base = torch.arange(600.0).reshape(20, 30)[3:, 2:]
-    leaf = torch.rand(4, 6).requires_grad_()
-    called: list[int] = []
-    leaf.register_hook(lambda g: called.append(1))
-    given = {
-        "a": base[:4, :6], "b": base[1:5, 1:7], "wide": torch.rand(1, 6).expand(4, 6), "t": torch.rand(6, 4).t(),
-        "again": base[:4, :6], "leaf": leaf, "non_leaf": leaf * 2, "empty": torch.rand(0, 6), "bits": torch.rand(3) > 0.5,
-        "conj": torch.rand(4, dtype=torch.complex64).conj(), "scalar": torch.tensor(3),
-    }  # fmt: skip
-    given["same"] = given["a"]
-    sample = Sample(nn.Linear(1, 1), (), given, False)
-    _, kwargs, _ = sample.fresh()
-    for k, t in given.items():
-        twin = kwargs[k]
-        assert (twin.shape, twin.stride(), twin.dtype, twin.requires_grad) == (
-            t.shape,
-            t.stride(),
-            t.dtype,
-            t.requires_grad,
-        )
-        assert torch.equal(twin, t)
-        assert twin.is_leaf
-        if t.numel():
-            assert twin.untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
-    assert kwargs["same"] is kwargs["a"]
-    kwargs["a"].zero_()
-    assert (kwargs["b"] == 0).sum() == 15  # what they share they share still
-    assert (kwargs["again"] == 0).all()
-    assert base.min() > 0
-    assert not called
-
-
-def test_a_small_part_of_a_large_tensor_is_copied_alone() -> None:
-    data = torch.rand(1000, 16)
-    sample = Sample(nn.Linear(1, 1), (data[500:508],), {}, False)
-    peak = allocator_peak(sample.fresh).peak_bytes
-    assert peak <= 8 * 16 * 4 + 512
-
-
-def test_a_parameter_given_as_sample_stays_the_parameter() -> None:
-    layer = nn.Linear(4, 4)
-    _, _, (twin,) = Sample(layer, (layer.weight,), {}, False).fresh()
-    assert twin is layer.weight
-
-
-def test_tied_and_expanded_samples_are_verified() -> None:
-    model = Keyword()
-    a = torch.rand(4, 6).requires_grad_()
-    c = [torch.rand(1, 6).expand(4, 6), torch.rand(4, 6)]
-    sample = {"a": a, "b": torch.rand(4, 6).requires_grad_(), "c": c}
-    plan = planned(model, sample)
-    for _ in range(2):  # nothing of the user's graph is used up
-        assert rekindle.verify(model, sample, plan).ok
-    assert a.grad is None
 
 
 class Noisy(nn.Module):
@@ -357,66 +270,3 @@ def test_a_frozen_parameter_that_forward_writes_is_put_back() -> None:
     model, x = Codebook(), torch.rand(4, 8)
     assert rekindle.verify(model, x, planned(model, x)).ok
     assert not model.mean.any()
-
-
-def test_the_peak_with_results_held_is_measured_on_request() -> None:
-    model = Body(out=lambda h: h.repeat(1, 8))
-    x = torch.rand(64, 16)
-    plan = planned(model, x)
-    plain, held = rekindle.verify(model, x, plan), check_step(model, x, plan, held=True)
-    assert plain.held_peak_bytes is None
-    assert held.measured_peak_bytes == plain.measured_peak_bytes
-    assert held.held_peak_bytes is not None
-    assert held.held_peak_bytes >= held.measured_peak_bytes
-    assert "results are held" in str(held)
-
-
-def with_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) -> None:
-    """Let the measured steps take so much more than they do: a kernel's workspace that was not known, say."""
-    real = kept.check_step
-
-    def more(*args: Any, **kwargs: Any) -> Check:
-        check = real(*args, **kwargs)
-        return replace(check, held_peak_bytes=check.held_peak_bytes + beyond.pop(0))  # type: ignore[operator]
-
-    monkeypatch.setattr(kept, "check_step", more)
-
-
-def deep() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    return nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(32, 32), nn.Tanh()))), torch.rand(256, 32)
-
-
-def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = deep()
-    trace = rekindle.trace(model, x)
-    first = rekindle.plan(trace, 0.8, solver="storages")
-    budget = first.peak_bytes + 2048
-    with_peaks(monkeypatch, [30_000, 10_000, 0])
-    rekindle.checkpoint(model, x, budget, solver="storages")
-    plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
-    assert plan.goal.budget == budget
-    assert plan.peak_bytes <= budget - 30_000
-    assert plan.options.goal.budget == budget  # plans for other calls are made with these
-
-
-def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = deep()
-    budget = rekindle.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
-    with_peaks(monkeypatch, [50_000, 100_000, 150_000])
-    with pytest.raises(InfeasibleBudget, match="measured step takes .* while results are held") as e:
-        rekindle.checkpoint(model, x, budget, solver="storages")
-    assert str(e.value.smallest_peak) in str(e.value)
-    assert e.value.bound_bytes <= budget < e.value.smallest_peak
-    assert "forward" not in model.__dict__
-
-
-def test_the_peak_of_least_memory_is_no_circular_advice() -> None:
-    """As reported: asked for the peak that minimize='memory' reached, the error asked for 20 B less, and so on."""
-    model, x = deep()
-    trace = rekindle.trace(model, x)
-    ask = rekindle.plan(trace, minimize="memory", solver="storages").peak_bytes
-    with pytest.raises(InfeasibleBudget) as e:
-        rekindle.checkpoint(model, x, ask, solver="storages")
-    rekindle.checkpoint(model, x, e.value.smallest_peak, solver="storages")
-    assert model.forward.plan.goal.budget == e.value.smallest_peak  # type: ignore[attr-defined, union-attr]

@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from command_line import PLAIN, Ran, assert_one_paragraph, step
 from extra_solver import extra_solver
-from rekindle.cli import main
 from rekindle.cli.models import load_model
 from rekindle.errors import UsageError
 from rekindle.model import formats
-from rekindle.model.graph import BOUNDARY, Graph, Op, Value
+from rekindle.model.graph import BOUNDARY
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
-
-PLAIN = 150  # peak of `step`: 100 resident, and during b2 the values 1, 2, 3, 4 and 5
-
-
-def step() -> Graph:
-    """A chain of two ops and its backward, 10 bytes each; the largest op holds 30."""
-    ops = (
-        Op("f0", (0,), (1,), seconds=1.0, flops=4),
-        Op("f1", (1,), (2,), seconds=1.0, flops=4),
-        Op("f2", (2,), (3,), seconds=1.0, flops=4),
-        Op(BOUNDARY, (3,), (4,), recompute=False),
-        Op("b2", (4, 2), (5,), seconds=2.0, flops=8, backward=True),
-        Op("b1", (5, 1), (6,), seconds=2.0, flops=8, backward=True),
-        Op("b0", (6,), (7,), seconds=2.0, flops=8, backward=True),
-    )
-    return Graph((Value(10),) * 8, ops, (7, 3), resident_bytes=100, name="step")
-
-
-@pytest.fixture
-def graph(tmp_path: Path) -> Path:
-    path = tmp_path / "graph.json"
-    formats.write_json(path, formats.graph_to_json(step()))
-    return path
 
 
 @pytest.fixture
@@ -60,19 +33,6 @@ def noisy() -> Iterator[str]:
 
     with extra_solver("noisy", solve) as name:
         yield name
-
-
-class Ran:
-    """What a command printed and returned."""
-
-    def __init__(self, capfd: pytest.CaptureFixture[str], *args: object):
-        self.code = main([str(a) for a in args])
-        self.out, self.err = capfd.readouterr()
-
-    @property
-    def document(self) -> Any:
-        """stdout as one JSON document; anything else there fails."""
-        return json.loads(self.out)
 
 
 def test_solve_gives_the_schedule_document_without_steps(graph: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -214,117 +174,6 @@ def test_frontier_of_a_graph(graph: Path, tmp_path: Path, capfd: pytest.CaptureF
     assert Ran(capfd, "frontier", graph, "--solver", "none").code == 0
 
 
-@pytest.fixture
-def never() -> Iterator[str]:
-    """A solver that must not be asked."""
-
-    def solve(problem: Problem) -> list[Schedule]:
-        pytest.fail("planned before the files were looked at")
-
-    with extra_solver("never", solve) as name:
-        yield name
-
-
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as s:
-        s.bind(str(path))
-
-
-def make_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def make_link_to_a_device(path: Path) -> None:
-    path.symlink_to("/dev/null")
-
-
-def make_link_into_nowhere(path: Path) -> None:
-    path.symlink_to(path.parent / "no such folder" / "file")
-
-
-def make_link_to_itself(path: Path) -> None:
-    path.symlink_to(path)
-
-
-NOT_REGULAR = [
-    make_pipe, make_socket, make_folder, make_link_to_a_device, make_link_into_nowhere, make_link_to_itself,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("make", NOT_REGULAR)
-@pytest.mark.parametrize("option", ["--out", "--svg"])
-@pytest.mark.parametrize("command", ["solve", "frontier"])
-def test_only_regular_files_are_written_and_that_is_seen_before_planning(
-    graph: Path, capfd: pytest.CaptureFixture[str], never: str, make: Any, option: str, command: str
-) -> None:
-    path = graph.parent / "x"
-    make(path)
-    before = os.lstat(path)
-    goal = ["--budget", "1GiB"] if command == "solve" else []
-    ran = Ran(capfd, command, graph, *goal, "--solver", never, option, path, "--json")
-    assert (ran.code, ran.document["error"]["type"]) == (2, "UsageError")
-    assert str(path) in ran.err
-    assert_one_paragraph(ran.err)
-    assert os.lstat(path).st_ino == before.st_ino
-    assert sorted(p.name for p in graph.parent.iterdir()) == ["graph.json", "x"]
-
-
-@contextmanager
-def not_root(*paths: Path) -> Iterator[None]:
-    """As a user who owns these paths: root may write everywhere."""
-    if os.geteuid() != 0:
-        yield
-        return
-    nobody = 65534
-    for path in paths:
-        os.chown(path, nobody, nobody)
-    os.setresuid(nobody, nobody, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
-
-
-def test_a_protected_file_or_folder_is_seen_before_planning(capfd: pytest.CaptureFixture[str], never: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="rekindle-test-") as name:  # pytest's own folders are their owner's alone
-        graph, folder = Path(name) / "graph.json", Path(name) / "protected"
-        formats.write_json(graph, formats.graph_to_json(step()))
-        folder.mkdir()
-        (folder / "file").touch(0o444)
-        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", "--out", graph.parent / "before")
-        assert ran.code == 0  # and all that is needed has been imported
-        for mode in (0o755, 0o555):
-            folder.chmod(mode)
-            with not_root(graph.parent, graph, folder, folder / "file"):
-                ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", never, "--out", folder / "file")
-            assert ran.code == 2
-            assert_one_paragraph(ran.err)
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_a_link(graph: Path, capfd: pytest.CaptureFixture[str], there: bool) -> None:
-    folder = graph.parent / "folder"
-    folder.mkdir()
-    for option in ("--out", "--svg"):
-        target, link = folder / f"target{option}", graph.parent / f"link{option}"
-        if there:
-            target.write_text("old")
-            target.chmod(0o600)
-        link.symlink_to(Path("folder") / target.name)
-        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", option, link)
-        assert ran.code == 0
-        assert link.is_symlink()
-        assert not target.is_symlink()
-        assert target.read_text().startswith("{" if option == "--out" else "<svg")
-        if there:
-            assert target.stat().st_mode & 0o777 == 0o600
-    assert len(list(folder.iterdir())) == 2, "no temporary file stays behind"
-
-
 def test_names_in_a_graph_never_reach_the_terminal_raw(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\r\n\u202e\ud800" + "x" * 10_000
     doc = formats.graph_to_json(step())
@@ -350,12 +199,6 @@ def test_names_in_a_graph_never_reach_the_terminal_raw(tmp_path: Path, capfd: py
     assert ran.code == 1
     assert "\x1b" not in ran.err
     assert len(ran.err) < 2000
-
-
-def test_a_frontier_and_a_schedule_need_regular_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for path in ("/dev/zero", tmp_path):
-        ran = Ran(capfd, "solve", path, "--budget", "1GiB", "--solver", "none", "--json")
-        assert (ran.code, ran.document["error"]["type"]) == (1, "FormatError")
 
 
 def test_bench_prints_and_appends_each_row(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -402,9 +245,3 @@ assert main(["solve", {str(graph)!r}, "--budget", "1KiB", "--solver", "none"]) =
 assert "torch" not in sys.modules, "torch was imported"
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-
-
-def assert_one_paragraph(text: str) -> None:
-    assert text.startswith("error: ")
-    assert text.count("\n") == 1, text
-    assert "Traceback" not in text

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+
+from ..torch.capture.private import tree_leaves
 
 
 @dataclass

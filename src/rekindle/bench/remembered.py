@@ -10,9 +10,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..torch.capture.private import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    in_kernel_invocation_manager,
+)
 from ..torch.costs.instrument import WHICH_DEVICE
 from ..torch.costs.storages import tensors_in
 
@@ -62,7 +67,7 @@ class Remembered(TorchDispatchMode):
     def _may_be_known(self, func: Any) -> bool:
         """Whether the operator's schema has no views and no writes except to a first argument that it returns."""
         if func not in self.fit:
-            plain = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+            plain = isinstance(func, OpOverload) and func.namespace == "aten"
             self.fit[func] = plain and func.overloadpacket not in _OTHER_MEMORY and _fits(func._schema)
         return self.fit[func]
 

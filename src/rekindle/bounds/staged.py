@@ -13,16 +13,13 @@ Checkmate (Jain et al., MLSys 2020, arXiv:1910.02653) has one stage per op, of o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..exact.rows import Rows
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
 from .waiting import at_overhead
-
-if TYPE_CHECKING:
-    from scipy.optimize import LinearConstraint
 
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
 INFEASIBLE = 2  # `status` of scipy.optimize.milp
@@ -108,7 +105,7 @@ class Staged:
         lower, upper = np.zeros(peak + 1), np.ones(peak + 1)
         upper[peak] = np.inf
         scale = float(max(1, a.bytes[values].max()))
-        rows = _Rows()
+        rows = Rows()
         for k in range(stages + 1):
             for j, i in enumerate(ops):
                 if any(self.descends[q][i] or (q > k and path[q] == i) for q in range(k, stages)):
@@ -181,26 +178,6 @@ class Staged:
         if found.status == INFEASIBLE:
             return float("inf")
         return 0.0 if bound is None else (float(bound) - 1 - MARGIN) * unit
-
-
-class _Rows:
-    """Rows of A y <= b, collected term by term."""
-
-    def __init__(self) -> None:
-        self.terms: list[tuple[int, int, float]] = []
-        self.right: list[float] = []
-
-    def add(self, terms: list[tuple[int, float]], right: float) -> None:
-        self.terms += [(len(self.right), column, t) for column, t in terms]
-        self.right.append(right)
-
-    def constraint(self, columns: int) -> LinearConstraint:
-        from scipy.optimize import LinearConstraint
-        from scipy.sparse import coo_matrix
-
-        row, column, t = zip(*self.terms, strict=True)
-        matrix = coo_matrix((t, (row, column)), shape=(len(self.right), columns)).tocsr()
-        return LinearConstraint(matrix, -np.inf, np.array(self.right))
 
 
 def path_through(graph: Graph, op: int | None, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line: `rekindle demo | plan | frontier | solve | bench | solvers`. See `app`."""
+"""The command line `rekindle`; `app` has its entry point `main`."""
 
 from .app import main
 

@@ -1,4 +1,4 @@
-"""What a command gives back: a document for machines and a view for people."""
+"""The answer of a command: a document for machines and a view for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from ..problem import Progress
 
 @dataclass(frozen=True)
 class Answer:
-    """document : what --json prints. view : makes what is printed otherwise. code : the exit code."""
+    """The result of a command.
+
+    document : the JSON document that --json prints.
+    view : makes the tables and lines that are printed without --json.
+    code : the exit code.
+    """
 
     document: dict[str, Any]
     view: Callable[[], Iterable[Any]]
@@ -23,18 +28,18 @@ class Answer:
 
 
 def out_console() -> Console:
-    """stdout; wide where it is no terminal, so that tables do not break in files and pipes."""
+    """A console on stdout, wide in files and pipes so that tables do not break there."""
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
 
 
 def err_console() -> Console:
-    """stderr, where progress and warnings go."""
+    """A console on stderr, for progress and warnings."""
     return Console(stderr=True, highlight=False, markup=False)
 
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A function that shows one line at a time on stderr; silent where stderr is no terminal."""
+    """A function that shows one line of progress on stderr; it does nothing where stderr is no terminal."""
     console = err_console()
     if not console.is_terminal:
         yield lambda _: None

@@ -1,4 +1,4 @@
-"""`demo`: the main job, end to end, on this machine."""
+"""The command `demo`: the main job end to end, on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import typer
 from .answer import Answer, err_console, out_console
 from .options import Json
 
-Folder = Annotated[Path, typer.Option(help="Folder for the pictures.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Smaller models and fewer steps.")]
+Folder = Annotated[Path, typer.Option(help="Folder to write the SVG pictures to.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Take smaller models and fewer steps.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Enter the command of this file."""
+    """Add the command to the command line."""
     app.command()(demo)
 
 
 def demo(out: Folder = Path("."), quick: Quick = False, json: Json = False) -> Answer:
-    """Plan a ResNet-50 and a small GPT at half of their activation memory, train them plain and planned, compare."""
+    """Plan a ResNet-50 and a small GPT at half their activation memory; train both plain and planned; compare."""
     from ..demo import run
 
     result = run(out, err_console() if json else out_console(), quick)

@@ -1,4 +1,4 @@
-"""From the text of a model argument to a model and its sample, or to a graph."""
+"""Loads the model and sample, or the graph file, that a command line names."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def load_graph(path: str | Path) -> Graph:
 
 
 def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:
-    """(model, sample) of "zoo:NAME" or "path/to/file.py:function".
+    """The model and sample that "zoo:NAME" or "path/to/file.py:function" names.
 
     Raises
     ------
-    UsageError : the text names nothing that can be loaded.
+    UsageError : `spec` names no zoo model, no function of a Python file, or the function returns something else.
     """
     where, _, name = spec.rpartition(":")
     if not where or not name:
-        raise UsageError(f"{spec!r} is no model; write zoo:NAME or path/to/file.py:function")
+        raise UsageError(f"{spec!r} names no model; write zoo:NAME or path/to/file.py:function")
     if where == "zoo":
         from .. import zoo
 
@@ -44,13 +44,13 @@ def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:
 
 @contextmanager
 def _no_exit(spec: str) -> Iterator[None]:
-    """A user's file that ends the program is an error as any other."""
+    """Turn SystemExit raised by a user's file into a RekindleError."""
     try:
         yield
     except SystemExit as e:
         raise RekindleError(
-            f"{spec} ended the program (sys.exit({value(e.code)})) instead of returning (model, sample); put what is to run "
-            'as a program alone under `if __name__ == "__main__":`'
+            f"{spec} ended the program (sys.exit({value(e.code)})) instead of returning (model, sample); put code that is to "
+            'run only as a program under `if __name__ == "__main__":`'
         ) from e
 
 
@@ -61,7 +61,7 @@ def _function(path: Path, name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # classes defined there must be found by their module
+    sys.modules[spec.name] = module  # pickle and inspect look classes up by their module
     sys.path.insert(0, str(path.absolute().parent))
     spec.loader.exec_module(module)
     function = getattr(module, name, None)

@@ -1,4 +1,4 @@
-"""The options that several commands share, and how their text is read."""
+"""Options that several commands share, and the checks on their text."""
 
 from __future__ import annotations
 
@@ -11,31 +11,42 @@ from ..ask import Goal
 from ..errors import UsageError
 from ..model import files
 
-Model = Annotated[str, typer.Argument(help="zoo:NAME, or path/to/file.py:function which returns (model, sample).")]
-Batch = Annotated[int | None, typer.Option(max=2**31, help="Batch size; the model's own unless given.")]
+Model = Annotated[
+    str, typer.Argument(help="zoo:NAME, or path/to/file.py:function, where function() returns (model, sample).")
+]
+Batch = Annotated[int | None, typer.Option(max=2**31, help="Batch size. Default: the model's own.")]
 Budget = Annotated[
     str | None,
-    typer.Option(help="Peak memory of the whole step: bytes, 8GiB, 512MiB, or a fraction such as 0.5 "
-                      "of the plain step's activation peak."),
+    typer.Option(help="Peak memory of the whole step (8GiB, 512MiB or bytes), or a fraction of the plain step's "
+                      "activation peak (0.5)."),
 ]  # fmt: skip
-MaxOverhead = Annotated[float | None, typer.Option(help="Least memory within this extra cost: 0.1 means 10 % more.")]
-Minimize = Annotated[str | None, typer.Option(help='"memory": the least memory at any cost.')]
-SolverName = Annotated[str, typer.Option("--solver", help="One of `rekindle solvers`.")]
-Cost = Annotated[str, typer.Option(help="What time means: seconds, flops or unit.")]
-Target = Annotated[str | None, typer.Option(help="Device whose roofline gives the seconds, e.g. h200.")]
-TimeLimit = Annotated[float | None, typer.Option(max=1e9, help="Seconds the solver may take.")]
-Seed = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Makes randomised solvers repeatable.")]
-Out = Annotated[Path | None, typer.Option(help="File to write.")]
-Svg = Annotated[Path | None, typer.Option(help="Picture to write.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
+MaxOverhead = Annotated[
+    float | None, typer.Option(help="Least memory within this extra cost, as a fraction: 0.1 is 10 %.")
+]
+Minimize = Annotated[str | None, typer.Option(help='"memory": least memory at any cost.')]
+SolverName = Annotated[str, typer.Option("--solver", help="A name that `rekindle solvers` lists.")]
+Cost = Annotated[str, typer.Option(help="The cost to keep low: seconds, flops or unit (runs of ops).")]
+Target = Annotated[
+    str | None, typer.Option(help="Take seconds from the roofline of this device (h200) instead of measuring them.")
+]
+TimeLimit = Annotated[
+    float | None, typer.Option(max=1e9, help="Seconds that the search may take. Default: as long as it needs.")
+]
+Seed = Annotated[
+    int,
+    typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of randomised solvers: the same seed gives the same plan."),
+]
+Out = Annotated[Path | None, typer.Option(help="File to write the result to.")]
+Svg = Annotated[Path | None, typer.Option(help="File to write an SVG picture to.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 
 
 def read_goal(budget: str | None, max_overhead: float | None, minimize: str | None) -> Goal:
-    """The one goal that was given.
+    """The goal that these options state.
 
     Raises
     ------
-    UsageError : none or several were given, or one makes no sense.
+    UsageError : no option was given, or several, or one makes no sense.
     """
     try:
         return Goal.parse(budget, max_overhead, minimize)
@@ -46,11 +57,11 @@ def read_goal(budget: str | None, max_overhead: float | None, minimize: str | No
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Check, before long work, that every file can be written, and that no two are the same.
+    """Check before any long work that every file can be written, and that no two are the same file.
 
     Raises
     ------
-    UsageError : one is a folder, a device, a pipe or protected, its folder is missing, or two are the same file.
+    UsageError : a path is a folder, a device, a pipe or protected; its folder is missing; or two are the same file.
     """
     real = [files.check_writable(path) for path in paths if path is not None]
     if len(set(real)) < len(real):

@@ -1,4 +1,4 @@
-"""`plan`, `frontier` and `solve`: from a model or a graph to plans. `solve` needs no torch."""
+"""The commands `plan`, `frontier` and `solve`. `solve` takes a graph file and imports no torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AnyModel = Annotated[str, typer.Argument(help="zoo:NAME, path/to/file.py:functio
 
 
 def register(app: typer.Typer) -> None:
-    """Enter the commands of this file."""
+    """Add the commands to the command line."""
     app.command()(plan)
     app.command()(frontier)
     app.command()(solve)
@@ -65,7 +65,10 @@ def plan(
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
-    """Plan a model's training step for a memory budget; --out writes the plan, --svg its memory timeline."""
+    """Plan a model's training step for one goal: --budget, --max-overhead or --minimize memory.
+
+    --out writes the plan as JSON, --svg its memory over time.
+    """
     goal = read_goal(budget, max_overhead, minimize)
     _check(solver, cost, out, svg)
     with progress() as tell:
@@ -93,7 +96,7 @@ def frontier(
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
-    """The whole memory/time curve of a model or a graph; --svg draws it."""
+    """List the best plans of a model or graph file, from least time to least memory; --svg draws the curve."""
     _check(solver, cost, out, svg)
     with progress() as tell:
         traced = load_graph(model) if model.endswith(".json") else _trace(model, batch, target, tell)
@@ -119,7 +122,7 @@ def solve(
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
-    """Schedule a graph file; --out writes the schedule. Needs no torch."""
+    """Schedule a graph file for one goal, without PyTorch; --out writes the schedule as JSON."""
     goal = read_goal(budget, max_overhead, minimize)
     _check(solver, cost, out, svg)
     read = load_graph(graph)
@@ -138,7 +141,7 @@ def solve(
 
 
 def _check(solver: str, cost: str, *files: Path | None) -> None:
-    """What can be refused before any long work."""
+    """Refuse unknown names and unwritable files before any long work."""
     check_writable(*files)
     registry.get(solver)
     if cost not in COSTS:

@@ -1,4 +1,4 @@
-"""`solvers`: what there is to choose from. Needs no torch."""
+"""The command `solvers`: a list of every solver. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .options import Json
 
 
 def register(app: typer.Typer) -> None:
-    """Enter the command of this file."""
+    """Add the command to the command line."""
     app.command()(solvers)
 
 
 def solvers(json: Json = False) -> Answer:
-    """Every solver: problem, objective, complexity, optimality, citation."""
+    """List every solver: the graphs it takes, its objective, optimality claim, complexity and citation."""
     known = registry.all_solvers()
     return Answer({"solvers": [_entry(s) for s in known]}, lambda: [text.solvers_table(known)])
 

@@ -1,4 +1,4 @@
-"""One search over the sets of values still needed: labels, heap and hash table, and the ops watched in it."""
+"""One best-first search over the sets of values that the rest of a step needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = LabelSettings()
 
 
 class Search:
-    """Labels, heap and hash table of one search, and the ops watched in it."""
+    """One best-first search: its labels, heap and hash table, and the ops whose first runs bound it."""
 
     table: kernel.Table
 
@@ -50,7 +50,7 @@ class Search:
         self._enter()
 
     def _pick(self, every: Watches) -> watch.Watches:
-        """The ops whose first run says most at the start: with the whole slack, with half of it and with none."""
+        """The ops with the highest bounds at the start: with the whole slack, with half of it and with none."""
         if not self.by_cost and self.slack == np.inf:
             return every.of([])
         slacks = [self.slack] if self.by_cost else [self.slack, self.slack / 2, 0.0]
@@ -90,7 +90,7 @@ class Search:
         self.table = table
 
     def run(self, nodes: int, deadline: float | None) -> tuple[int, float, list[int] | None]:
-        """(why it ended, bound on the goal's figure, runs of the way to the goal or None)."""
+        """(status of `kernels.needed.search`, bound on the goal's figure, runs of the way to the goal or None)."""
         while True:
             chunk = min(SETTINGS.chunk_sets, nodes - int(self.state[kernel.EXPANDED]))
             status, label = kernel.search(

@@ -1,4 +1,4 @@
-"""A step read backwards: the set of values that the rest of the step still needs, and what undoing an op does to it.
+"""The needed sets of a step: read backwards, a schedule is a walk over sets of values that the rest of the step needs.
 
 Read any schedule from its end. R is the set of values that the future needs, at first what must be kept. Before the
 last useful run of op q, R has lost q's outputs and gained its inputs; while q ran, R and q's inputs and outputs were
@@ -23,18 +23,18 @@ MOST = 64 * WORDS  # ops, and values, that fit in the masks
 class Needed:
     """Masks and sizes of the needed ops (in baseline order) and of the values that they make and something reads.
 
-    drop : the least values that together hold at most this part of all bytes count as nothing: what is found in that
-        model is a bound on the truth.
+    drop : the least values that together hold at most this share of all bytes count as nothing, so that the model is a
+        lower bound.
     safe : writes over nothing that the caller may hold; else wherever the judge allows it.
 
     Attributes
     ----------
     ops, values : graph ids. size, cost, again : size of a value; cost of a run, and whether the op may run again.
     unit : sizes are in multiples of that many bytes.
-    reads, makes, heavy, below : uint64 [ops, WORDS]; values that an op reads, that it makes, those of them that take
-        memory, and what it or an op after it makes.
+    reads, makes, heavy, below : uint64 [ops, WORDS]; the values that an op reads, that it makes, that it makes and that
+        take memory, and that it or an op after it makes.
     start : uint64 [WORDS]; the values to keep.
-    other : what an op needs beside those values: workspace, and outputs that nobody reads.
+    other : what an op needs beside those values: workspace, and outputs that no op reads.
     over_ptr, over_ids : inputs over which the op may write its first output, of size `first`.
     """
 
@@ -70,8 +70,8 @@ class Needed:
         self.below = masks([[u for p in _ones(row) for u in outputs[p]] for row in self.after])
 
     def _simplify(self, drop: float, beside: np.ndarray, without: np.ndarray) -> int:
-        """Takes the least values for nothing; the unit of bytes in which it counts from here on, which divides every
-        size that is left. With `drop` what ops need beside is rounded down to it."""
+        """Sets the least values to 0 bytes and gives the unit of bytes in which the model counts, which divides every size
+        that is left. With `drop`, bytes beside the values are rounded down to it."""
         order = np.argsort(self.size, kind="stable")
         total = np.cumsum(self.size[order])
         if drop:
@@ -99,7 +99,7 @@ class Needed:
 
     @property
     def arrays(self) -> kernel.Model:
-        """What the search kernel takes."""
+        """The model as the search kernel takes it."""
         return kernel.Model(*(getattr(self, field) for field in kernel.Model._fields))
 
     def held(self, needed: np.ndarray) -> int:
@@ -107,7 +107,7 @@ class Needed:
         return sum(int(s) for j, s in enumerate(self.size) if int(needed[j >> 6]) >> (j & 63) & 1)
 
     def own(self, k: int) -> int:
-        """What op k must have to run."""
+        """Bytes without which op k cannot run, in units."""
         held = int(self.size[self.in_ids[self.in_ptr[k] : self.in_ptr[k + 1]]].sum()) + int(self.other[k])
         held += int(self.size[self.out_ids[self.out_ptr[k] : self.out_ptr[k + 1]]].sum())
         return held - (int(self.first[k]) if self.over_ptr[k + 1] > self.over_ptr[k] else 0)

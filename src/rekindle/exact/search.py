@@ -2,20 +2,20 @@
 
 The model is the needed-set view of pebbling with recomputation: read backwards, a schedule is a path over the sets of
 values that the future needs (exact/needed.py). Least peak is a bottleneck shortest path (Dijkstra), least cost
-within a peak is a shortest path found by A* (Hart, Nilsson, Raphael, 1968) whose estimate counts every op that must
-still run, and the least cost of making again what cannot wait in memory when one of a few ops first runs, with all that
-this needs in turn (see kernels/watch.py).
+within a peak is a shortest path found by A* (Hart, Nilsson, Raphael, 1968). Its estimate counts every op that must still
+run, and the least cost of recomputing the values that cannot wait in memory when one of a few ops first runs, with all
+that the recomputation needs in turn (see kernels/watch.py).
 
 Problem: the goal itself, on the whole step: any order of the ops, any number of runs, workspace, ops of several
 outputs, ops that may run only once, writing in place.
 
 Optimality: least cost among all schedules that the judge accepts and that stay within `limit`; least peak among those
-within `max_overhead`; least peak of all with neither, and then least cost at that peak. So where the search ends by
-itself and no op may write over what the boundary reads or makes, as traced graphs never allow: the schedules given here
-leave that alone. When it is cut short, what is still open gives a certified bound.
+within `max_overhead`; least peak of all with neither, and then least cost at that peak. The claim holds where the search
+ends by itself and no op may write over what the boundary reads or makes (traced graphs never allow it; the schedules
+given here never do it). A search that is cut short gives a certified bound, from the labels still open.
 
 Complexity: exponential; about 10^5 sets a second. Graphs of more than 128 needed ops, or values that something reads,
-are declined: there the baseline is all it gives.
+are declined (`fits`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,14 @@ SETTINGS = ExactSettings()
 
 @dataclass(frozen=True)
 class Solution:
-    """schedule : the best found, or None. peak_bound : no schedule within `max_cost` holds less, resident included.
-    cost_bound : no schedule within `limit` costs less; infinite where there is none. proven : the bound is reached.
-    nodes : labels expanded."""
+    """The answer of a search.
+
+    schedule : the best found, or None.
+    peak_bound : no schedule within `max_cost` holds fewer bytes, resident ones included.
+    cost_bound : no schedule within `limit` costs less; infinite where no schedule fits.
+    proven : the bound is reached.
+    nodes : labels expanded.
+    """
 
     schedule: Schedule | None
     peak_bound: int
@@ -89,7 +94,7 @@ def solve(
     once = float(weights[graph.needed].sum())
     slack = np.inf if max_cost is None else max_cost - once + 1e-9 * once
     result = Solution(None, 0, once, False)
-    # Small values make a search long and hardly matter: each of these models bounds the truth, the last one is it.
+    # Small values make a search long and hardly matter. Each model bounds the next one, and the last one is exact.
     models = _models(graph, weights, safe)
     for model in models:
         found = _search(model, limit, slack, nodes, deadline)
@@ -97,7 +102,7 @@ def solve(
         result = _better(graph, weights, result, found, limit)
         if limit is not None and found.schedule is not None and model is models[-2]:
             over = simulate(graph, found.schedule).peak_bytes - limit
-            if over > 0:  # here they do matter: with them it holds too much
+            if over > 0:  # here small values do matter: with them the schedule holds too much
                 lower = _search(model, limit - over, slack, nodes, deadline)
                 nodes -= lower.nodes
                 if lower.schedule is not None:
@@ -108,7 +113,7 @@ def solve(
 
 
 def _models(graph: Graph, weights: np.ndarray, safe: bool = False) -> list[Needed]:
-    """From the one that leaves out most to the whole."""
+    """Models of the graph, from the one that leaves out most values to the exact one."""
     coarse, fine, whole = (Needed(graph, weights, safe, drop) for drop in SETTINGS.negligible_shares)
     same = np.array_equal(coarse.size * coarse.unit, fine.size * fine.unit)
     return [fine, whole] if same else [coarse, fine, whole]
@@ -130,7 +135,7 @@ def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, u
         nodes -= found.nodes
         bound = max(bound, found.peak_bound)
         met.append(found.schedule)
-        if not found.proven and bound < top:  # finer models are harder yet
+        if not found.proven and bound < top:  # finer models are even harder
             asked = _asked(model, slack, nodes, bound, top)
             bound = asked.peak_bound
             met.append(asked.schedule)
@@ -143,7 +148,7 @@ def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, u
 
 
 def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> Solution:
-    """The least peak from `low` to `high`, by halving: is there a schedule within it?"""
+    """A bound on the least peak between `low` and `high`, by halving: does any schedule stay within a peak?"""
     resident, unit = model.graph.resident_bytes, model.unit
     least, most = (low - resident) // unit, -((resident - high) // unit)
     probe, schedule = most - 1, None
@@ -177,7 +182,7 @@ def _search(model: Needed, limit: int | None, slack: float, nodes: int, deadline
 
 
 def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, limit: int | None) -> Solution:
-    """What two searches for the same tell together, held against the judge."""
+    """Two solutions of the same question as one: the better schedule by the judge, and the higher bounds."""
     peak_bound, cost_bound = max(one.peak_bound, two.peak_bound), max(one.cost_bound, two.cost_bound)
     if two.schedule is None and two.proven:
         return Solution(None, peak_bound, cost_bound, True)

@@ -1,4 +1,4 @@
-"""Which values wait while an op runs for the first time, as the search's bound takes it (kernels/watch.py)."""
+"""The values that wait while an op runs for the first time, for the bound of the exact search (kernels/watch.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORD = (1 << 64) - 1
 
 
 class Watches:
-    """For each op of a model: what it needs itself, what may wait while it first runs, and whence that could come.
+    """Per op of a model: its own bytes, the values that may wait while it first runs, and the ops that could recompute them.
 
     `of` gives, for w of the ops chosen:
     own : bytes that the op needs to run. below : uint64 [chosen, WORDS]; values that call for its run.

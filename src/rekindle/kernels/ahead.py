@@ -1,4 +1,4 @@
-"""What depends on an op."""
+"""The ops that depend on an op."""
 
 from __future__ import annotations
 

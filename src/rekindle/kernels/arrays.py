@@ -27,9 +27,16 @@ class Arrays(NamedTuple):
     boundary: int  # op id, -1 where the graph has none
 
 
-def compressed_rows(rows: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(ptr, ids), int64: row i is ids[ptr[i] : ptr[i + 1]]."""
+class Rows(NamedTuple):
+    """Rows of ids of different lengths in two flat arrays: row i is ids[ptr[i] : ptr[i + 1]]."""
+
+    ptr: np.ndarray  # int64 [rows + 1]
+    ids: np.ndarray  # int64
+
+
+def compressed_rows(rows: Iterable[Sequence[int]]) -> Rows:
+    """The rows in two flat arrays."""
     rows = list(rows)
     ptr = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(r) for r in rows], out=ptr[1:])
-    return ptr, np.array([x for r in rows for x in r], np.int64)
+    return Rows(ptr, np.array([x for r in rows for x in r], np.int64))

@@ -1,9 +1,9 @@
 """Beam search over needed sets: one level of it, in which each state retires one more op.
 
-A state is what the future needs: values that must be there, walking from the end of the step to its start. Undoing a run
-of op q takes q's outputs out of the set and puts its inputs in. Where no reader of q's outputs is left the run was q's
-first and q is retired; else it was a run again, and its cost is extra. The set tells which ops are retired: all but the
-ancestors of what is needed.
+A state is the set of values that the rest of the step needs, walking from the end of the step to its start. Undoing a run
+of op q takes q's outputs out of the set and puts its inputs in. If no reader of q's outputs is left, the run was q's first
+and q is retired; else the run was a recomputation, and its cost is extra. The set determines which ops are retired: all but
+the ancestors of its values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHAIN_WORTH = 4  # a drop gives up at most about so many times the bytes of the 
 
 
 class Aim(NamedTuple):
-    """What one level of the search is to keep to.
+    """The limits and the price of one level of the search.
 
     cap : bytes that no run may exceed. soft : bytes above which states drop something although they fit.
     price : cost of a held byte. window : unretired ops, back from the last, among which the next to retire is chosen.
@@ -46,7 +46,7 @@ class Net(NamedTuple):
     over_* : per op the inputs over which it may write its first output.
     after : bool [ops]; whether the op depends on the boundary, or there is none.
     weight : float64 [ops]; code : uint64 [values], random.
-    large : values of which it is worth while to take back a run, the last made first.
+    large : values whose runs are worth taking back, the last made first.
     """
 
     size: np.ndarray
@@ -72,8 +72,8 @@ class Pool(NamedTuple):
     """States side by side.
 
     live : bool [width, values]. retired : bool [width, ops]. held : bytes. extra : cost. top : last op not retired.
-    key : hash of `live`. score : to be small. dropped : bytes given up by runs again, all told.
-    record : where the runs before the last ones stand; last : those, `pending` of them.
+    key : hash of `live`. score : the lower the better. dropped : bytes given up by recomputation, in all.
+    record : the row of the last recorded run. last : the runs since then, `pending` of them.
     """
 
     live: np.ndarray
@@ -121,7 +121,7 @@ def during(live, held, q, net):
 
 @inner
 def undo(live, held, key, q, net, flipped, n):
-    """(bytes, key, n) after taking back a run of q; the values whose state changes are put down in flipped[n:]."""
+    """(bytes held, key, n) after taking back a run of q; the values that go out or come in are listed in flipped[n:]."""
     for j in range(net.out_ptr[q], net.out_ptr[q + 1]):
         v = net.out_ids[j]
         if live[v]:
@@ -143,7 +143,7 @@ def undo(live, held, key, q, net, flipped, n):
 
 @inner
 def put_back(live, flipped, n):
-    """Ends what `undo` did; a value may have gone out and come in again."""
+    """Reverts `undo`; a value may have gone out and come in again."""
     for k in range(n - 1, -1, -1):
         live[flipped[k]] = not live[flipped[k]]
 
@@ -161,7 +161,7 @@ def is_read(retired, q, net):
 
 @inner
 def place(to, n, key, extra, score):
-    """(slot, n) for a state in a pool of n, which may grow by one; slot -1: it is not good enough."""
+    """(slot, n): where a state goes in a pool of n states, which may grow by one; slot -1: nowhere, its score is too high."""
     worst = 0
     for k in range(n):
         if to.key[k] == key:
@@ -175,7 +175,7 @@ def place(to, n, key, extra, score):
 
 @inner
 def copy(to, slot, pool, i, runs, count, held, key, extra, score, dropped, net, flipped):
-    """State i with `runs` taken back, into a slot of another pool."""
+    """Copies state i, with `runs` taken back, into a slot of another pool."""
     to.live[slot] = pool.live[i]
     to.retired[slot] = pool.retired[i]
     for k in range(count):
@@ -188,7 +188,7 @@ def copy(to, slot, pool, i, runs, count, held, key, extra, score, dropped, net, 
 
 @entry
 def put_down(pool, i, records, n):
-    """Number of records after the last runs of state i are entered: rows (record before, op)."""
+    """Records the last runs of state i as rows (row of the record before, op); the number of rows then."""
     for k in range(pool.pending[i]):
         records[n, 0] = pool.record[i]
         records[n, 1] = pool.last[i, k]
@@ -229,7 +229,7 @@ def retire(pool, i, to, n, net, aim, flipped):
 
 @inner
 def is_read_behind(retired, v, net):
-    """Whether the op that brings v in again is one of backward: dropping v now lasts until there only."""
+    """Whether the last op left that reads v is in backward, so that dropping v now lasts only until that op."""
     for k in range(net.read_ptr[v + 1] - 1, net.read_ptr[v] - 1, -1):
         if not retired[net.read_ids[k]]:
             return net.boundary >= 0 and net.after[net.read_ids[k]]

@@ -1,13 +1,13 @@
 """Changes of the modes of values (see `modes`), as annealing proposes them.
 
-Arguments that they share:
+Arguments that the functions share:
 
-candidates : int64, values whose mode may change, in order of production.
-klass : int64 per candidate; values of one class are made by the same kind of op with the same shape.
+candidates : int64; values whose mode may change, in order of production.
+classes : int64 per candidate; values of one class are made by the same kind of op with the same shape.
 modes : int8 [values]; changed in place.
-changed : int64 [at least candidates + 1, 2]; what was changed, and what its mode was.
+changed : int64 [at least candidates + 1, 2]; the log: each value that was changed, and its mode before.
 
-Each returns how many rows of `changed` it wrote; `undo` takes that many back.
+Each change returns how many rows of `changed` it wrote; `undo` takes that many back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from __future__ import annotations
 import numpy as np
 
 from .compiled import inner
-from .modes import KEEP
+from .modes import HOLD, KEEP, MODES, TRANSIENT
+
+NEAR_CANDIDATES = 6  # how far from a candidate another one is changed with it
 
 
 @inner
@@ -33,31 +35,31 @@ def undo(k, modes, changed):
 
 @inner
 def drop(v, modes, changed):
-    """Hold v for less time; where it is transient already, for longer."""
+    """Move v to a mode that holds it for less time; where it is transient already, for longer."""
     k = _note(v, 0, modes, changed)
-    modes[v] = np.random.randint(modes[v]) if modes[v] > 0 else 1 + np.random.randint(2)
+    modes[v] = np.random.randint(modes[v]) if modes[v] > TRANSIENT else 1 + np.random.randint(2)
     return k
 
 
 @inner
 def neighbours(several, candidates, modes, changed):
-    """Another mode for a value, or for two or three that are made near each other."""
+    """Change the mode of one value, or of two or three that are made near each other."""
     n = len(candidates)
     i = np.random.randint(n)
     k = 0
     for q in range(2 + np.random.randint(2) if several else 1):
         if q > 0:
-            i = min(n - 1, max(0, i + np.random.randint(-6, 7)))
+            i = min(n - 1, max(0, i + np.random.randint(-NEAR_CANDIDATES, NEAR_CANDIDATES + 1)))
         v = candidates[i]
         k = _note(v, k, modes, changed)
-        modes[v] = (modes[v] + 1 + np.random.randint(2)) % 3
+        modes[v] = (modes[v] + 1 + np.random.randint(2)) % MODES
     return k
 
 
 @inner
-def keep_again(exchange, candidates, klass, modes, changed):
-    """Keep a value that is made again; or let it and another of its class change places: one change, where two would
-    first cost bytes or time."""
+def keep_again(exchange, candidates, classes, modes, changed):
+    """Keep a value that is recomputed; or, with `exchange`, swap its mode with another value of its class: one change, where
+    two would first cost bytes or time."""
     n = len(candidates)
     first = np.random.randint(n)
     for q in range(n):
@@ -66,38 +68,38 @@ def keep_again(exchange, candidates, klass, modes, changed):
         if modes[v] == KEEP:
             continue
         k = _note(v, 0, modes, changed)
-        w = _peer(candidates, klass, modes, i, np.random.randint(n)) if exchange else -1
+        w = _peer(candidates, classes, modes, i, np.random.randint(n)) if exchange else -1
         if w >= 0:
             k = _note(w, k, modes, changed)
             modes[v], modes[w] = modes[w], modes[v]
         else:
-            modes[v] = KEEP if np.random.random() < 0.7 else 1 - modes[v]
+            modes[v] = KEEP if np.random.random() < 0.7 else HOLD - modes[v]  # else hold becomes transient, and back
         return k
     return 0
 
 
 @inner
-def _peer(candidates, klass, modes, i, start):
+def _peer(candidates, classes, modes, i, start):
     """The first candidate from the `start`-th on that is of the class of the i-th and has another mode; -1: none."""
     n = len(candidates)
     for q in range(n):
         j = (start + q) % n
-        if klass[j] == klass[i] and modes[candidates[j]] != modes[candidates[i]]:
+        if classes[j] == classes[i] and modes[candidates[j]] != modes[candidates[i]]:
             return candidates[j]
     return -1
 
 
 @inner
-def one_class(candidates, klass, modes, changed):
-    """One mode for a class, over a stretch of the network or all of it."""
+def one_class(candidates, classes, modes, changed):
+    """Give all values of a class one mode, over a stretch of the network or all of it."""
     n = len(candidates)
     i = np.random.randint(n)
-    to = np.random.randint(3)
+    to = np.random.randint(MODES)
     reach = n if np.random.random() < 0.3 else 1 + np.random.randint(max(1, n // 4))
     k = 0
     for q in range(max(0, i - reach), min(n, i + reach)):
         v = candidates[q]
-        if klass[q] == klass[i] and modes[v] != to:
+        if classes[q] == classes[i] and modes[v] != to:
             k = _note(v, k, modes, changed)
             modes[v] = to
     return k

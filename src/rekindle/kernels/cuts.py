@@ -1,4 +1,4 @@
-"""Where to cut a chain of forward ops into segments that are made again one by one."""
+"""Where to cut a chain of forward ops into segments that are recomputed one by one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .compiled import entry
 def revised(cross, inside):
     """int64: cut positions that minimise M(0), where M(i) = cross[i] + min over j > i of max(M(j), U(i, j)).
 
-    cross : float64 [n + 1]; bytes that must be kept to start again at position i (0 at both ends).
-    inside : float64 [n + 1]; prefix sums: bytes that exist at once while segment (i, j) is worked off, U(i, j) =
-        inside[j] - inside[i].
+    cross : float64 [n + 1]; bytes that must be saved to start again at position i (0 at both ends).
+    inside : float64 [n + 1]; prefix sums: U(i, j) = inside[j] - inside[i] are the bytes live at once while segment (i, j)
+        is recomputed and its backward runs.
 
-    The revised objective of Hong et al. (2502.12499): what lies behind a cut is free by the time the segment before it
-    is made again. O(n^2).
+    The revised objective of Hong et al. (2502.12499): the values behind a cut are freed by the time the segment before it
+    is recomputed. O(n^2).
     """
     n = len(cross) - 1
     best = np.empty(n + 1)

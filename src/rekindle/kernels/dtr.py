@@ -19,8 +19,10 @@ def find(root, x):
 @inner
 def neighbourhood(v, weight, there, part, root, total, seen, stamp, producer, in_ptr, in_ids, out_ptr, out_ids, read_ptr,
                   read_ids):  # fmt: skip
-    """What it costs to make v again, and the evicted values around it: those from which it is made and those made from
-    it. Sets that touch several times count once; `seen` is marked with the stamp."""
+    """The cost of recomputing v and the evicted values around it: those from which v is made and those made from it.
+
+    A set of evicted values that touches v several times counts once: `seen` is marked with the stamp.
+    """
     o = producer[v]
     cost = weight[o]
     for j in range(in_ptr[o], in_ptr[o + 1]):
@@ -44,7 +46,7 @@ def neighbourhood(v, weight, there, part, root, total, seen, stamp, producer, in
 
 @inner
 def join(a, b, root, total):
-    """Makes one set of the sets of entries a and b."""
+    """Joins the sets of entries a and b."""
     a, b = find(root, a), find(root, b)
     if a != b:
         root[a] = b
@@ -53,7 +55,7 @@ def join(a, b, root, total):
 
 @inner
 def join_around(v, there, part, root, total, producer, in_ptr, in_ids, out_ptr, out_ids, read_ptr, read_ids):
-    """Joins the set of v, just evicted, to those that it touches."""
+    """Joins the set of v, which was just evicted, to the sets that it touches."""
     o = producer[v]
     for j in range(in_ptr[o], in_ptr[o + 1]):
         u = in_ids[j]
@@ -68,7 +70,7 @@ def join_around(v, there, part, root, total, producer, in_ptr, in_ids, out_ptr, 
 
 @inner
 def is_waited_for(v, there, left, keep, behind, out_ptr, out_ids, read_ptr, read_ids):
-    """Whether something that is not there may have to be made from v again."""
+    """Whether an evicted value may have to be recomputed from v."""
     for j in range(read_ptr[v], read_ptr[v + 1]):
         q = read_ids[j]
         for i in range(out_ptr[q], out_ptr[q + 1]):
@@ -80,7 +82,7 @@ def is_waited_for(v, there, left, keep, behind, out_ptr, out_ids, read_ptr, read
 
 @inner
 def remove(v, candidates, place, n):
-    """Takes v from the first n candidates."""
+    """Takes v out of the first n candidates."""
     last = candidates[n - 1]
     candidates[place[v]] = last
     place[last] = place[v]
@@ -93,16 +95,16 @@ def simulate(order, limit, weight, read_ptr, read_ids, runs, graph):
     order : int64, the ops once each. limit : bytes; where nothing can be evicted it is overstepped.
     read_* : compressed rows, the readers of each value among `order`.
 
-    A value whose last reader in `order` is through is let go: evicted while it may still serve to make another again,
-    which only what comes before the boundary does; gone for good otherwise. A value whose op runs once, or which reads
-    what is gone for good, cannot be made again and is not evicted.
+    A value is freed once its last reader in `order` has run. If its op comes before the boundary it counts as evicted, as
+    it may still serve to recompute another value; else it is gone for good. A value cannot be recomputed, and is not
+    evicted, if its op may run only once or reads a value that is gone for good.
     """
     size, producer, keep = graph.bytes, graph.producer, graph.keep
     in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
     workspace, recompute, boundary = graph.workspace, graph.recompute, graph.boundary
     n_values, n_ops = len(size), len(workspace)
     there = np.zeros(n_values, np.bool_)
-    fixed = np.zeros(n_values, np.bool_)  # cannot be made again
+    fixed = np.zeros(n_values, np.bool_)  # cannot be recomputed
     locks = np.zeros(n_values, np.int64)  # ops under way that read it
     left = np.zeros(n_values, np.int64)  # readers in `order` that are to come
     used = np.zeros(n_values)  # the time of its last use
@@ -130,7 +132,7 @@ def simulate(order, limit, weight, read_ptr, read_ids, runs, graph):
     for k in range(len(order) + n_values):
         if k < len(order):
             top, stack[0] = 1, order[k]
-        else:  # at the end, what is to be kept comes back and stays
+        else:  # at the end, values to be kept come back and stay
             v = k - len(order)
             if not keep[v] or producer[v] < 0:
                 continue
@@ -138,7 +140,7 @@ def simulate(order, limit, weight, read_ptr, read_ids, runs, graph):
             if there[v]:
                 continue
             top, stack[0] = 1, producer[v]
-        # What an op under way reads is not evicted.
+        # Inputs of an op under way are not evicted.
         for j in range(in_ptr[stack[0]], in_ptr[stack[0] + 1]):
             locks[in_ids[j]] += 1
         while top > 0:
@@ -215,7 +217,7 @@ def simulate(order, limit, weight, read_ptr, read_ids, runs, graph):
             o = order[k]
             for j in range(in_ptr[o], in_ptr[o + 1]):
                 left[in_ids[j]] -= 1
-        # Let go of what no reader is left for.
+        # Free the values that have no reader left.
         for c in range(n_there - 1, -1, -1):
             v = candidates[c]
             if left[v] > 0 or keep[v] or locks[v] > 0:

@@ -128,15 +128,16 @@ def maximal_closed_sets(ptr, near):
 
 @entry
 def cheapest_kept(limit, tree, scratch, kept):
-    """(bytes kept, longest, following): of the cheapest kept set none of whose segments holds more than `limit` bytes,
-    its bytes and those in its longest segment; and the next limit above this one at which anything can change.
+    """(bytes kept, bytes of the longest segment, next limit) of the cheapest saved set with segments of at most `limit` bytes.
+
+    The next limit is the least one above this at which the answer can change.
 
     limit is at least the cost of each leaf.
     kept : bool [vertices]; the set, written here.
 
     A part that fits is one segment. One that does not is opened: a branch or complicate part keeps all its vertices; a
-    linear part keeps those of a shortest path in its accessibility graph, where position j is reached from i if what
-    lies between fits, and from j - 1 if the child between is itself opened. The positions from which j can be reached
+    linear part keeps the vertices of a shortest path in its accessibility graph, where position j is reached from i if the
+    bytes between fit, and from j - 1 if the child between is itself opened. The positions from which j can be reached
     are a window that only moves on, so a queue of the candidates in ascending order of path makes a part O(children).
     """
     kind, cost, weight, inner = tree.kind, tree.cost, tree.weight, tree.inner

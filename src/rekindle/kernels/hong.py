@@ -159,7 +159,7 @@ def least(sizes):
 
         V(i, j) = max(U(i, j), unread[i] + max(P(i, j), M(j))),    M(j) = read[j] + the least V(j, .),
 
-    U being the peak of the segment at work, P that of passing it. What of them comes from inside the segment, A(i, j),
+    U being the peak of the segment at work, P the peak of passing it. The part of them from inside the segment, A(i, j),
     grows with j and as i falls; M falls along the candidates j that no earlier one beats. So the best j is near where the
     two cross, and is looked for from there both ways until one of them alone is no better. Two things of U concern the
     segment's end and need not grow: its last stage is run alone, and its own gradient waits while it runs forward. Where

@@ -11,13 +11,16 @@ NONE = 2**62
 
 @entry
 def cheapest_chains(budget, levels, subset, held, work, again):
-    """(bytes int64 [sets, levels + 1], before int32 of the same shape): the least bytes that the chains of lower sets
-    which end in a set, and make again what takes that time, keep; and the set before it.
+    """(bytes int64 [sets, levels + 1], before int32 of the same shape), per set and per time of recomputation.
+
+    bytes : the least that a chain of lower sets saves which ends in the set and recomputes for that time. before : the
+    set before it in that chain.
 
     Sets come in order of size, the empty one first, the whole one last. For a set i within a set j
-    held[i, j] : bytes that are kept more.
-    work[i, j] : bytes beside what is kept before while that block is worked off; within the budget with those.
-    again[i, j] : the time of what is made again.
+    held[i, j] : further bytes saved.
+    work[i, j] : bytes that the backward of the block between takes, beside the bytes saved before it; together within
+        the budget.
+    again[i, j] : the time of the recomputation.
     """
     n = len(subset)
     kept = np.full((n, levels + 1), NONE, np.int64)

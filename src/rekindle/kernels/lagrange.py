@@ -1,4 +1,5 @@
-"""Each value by itself: kept from stage to stage at the price of memory, or made again at the price of a run."""
+"""The Lagrangian bound, value by value: each is saved from stage to stage at the price of memory, or recomputed at the price
+of a run."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def needs(path, needed, graph):
                 late[producer[v]] = min(late[producer[v]], late[i])
                 since[v, late[i] + 1] = max(since[v, late[i] + 1], early[i])
                 read[v, place[i]] = True
-        # What an op of the path makes is there from the next stage on.
+        # Outputs of an op of the path are there from the next stage on.
         there = place[i] + 1 if place[i] else early[i]
         end = place[i] + 1 if place[i] else late[i]
         for j in range(out_ptr[i], out_ptr[i + 1]):
@@ -77,10 +78,10 @@ def needs(path, needed, graph):
 
 @entry
 def run_prices(price, run_price, program, graph):
-    """float64 [ops, K + 2]: the price of a run again of each op in each stage, with that of having its inputs there.
+    """float64 [ops, K + 2]: the price of recomputing each op in each stage, the price of having its inputs there included.
 
-    An input is live when the stage begins, or made again in it. Where a value does not wait for its own sake, `share`
-    of what that costs is charged to each op that reads it.
+    An input is live when the stage begins, or recomputed in it. Where an input does not wait for its own sake, `share` of
+    its price is charged to each op that reads it.
     """
     weights, made, share = program.weights, program.made, program.share
     since, read = program.since, program.read
@@ -106,13 +107,13 @@ def run_prices(price, run_price, program, graph):
 
 @entry
 def cheapest(price, run_price, prices, memory, program, graph):
-    """(least sum of prices, cost of runs again), and adds to memory[k] what is live then, beside what op k reads.
+    """(least sum of prices, cost of recomputations); adds to memory[k] the bytes live at op k, beside those that op k reads.
 
     price[k]: of a byte live just before the first run of op k of the path. run_price: of a unit of cost. prices: see
     `run_prices`; the outputs of one op share the price of its run by their sizes.
 
-    Let F(e) be the least price of all up to stage e of a value that is present there and has met its needs before e. It
-    was live a stage before; or it is made again, and was present before that at since[e] or later; or it was never
+    Let F(e) be the least price, up to stage e, of a value that is present in stage e and has met its needs before. The
+    value was live a stage before; or it is recomputed, and was present before that at since[e] or later; or it was never
     needed before e, and is made for the first time.
     """
     weights, made, share = program.weights, program.made, program.share

@@ -1,15 +1,15 @@
-"""As `rotor`, where forward may keep more and more of what is dear to make again, from one level to the next.
+"""The table of `rotor`, for a forward that may also save sets of values that are dear to recompute, level by level.
 
-On level 0 nothing is kept but what `rotor` keeps. On level l, whatever forward passes in stages s to t leaves behind a set
-of values that stays until the backward of its stage; so the next time forward passes, it costs less. The sets grow with
-the level. C(l, s, t, m) is the least time where the sets of level l are there already; to go on to a deeper level takes
-what forward spends on making what is new, once:
+On level 0 nothing is saved beyond what `rotor` saves. On level l each stage that forward passes leaves behind a set of
+values that stays until the backward of that stage, so the next pass of forward costs less. The sets grow with the level.
+C(l, s, t, m) is the least time where the sets of level l are there already. To go on to a deeper level, forward makes the
+new values once:
 
     C(l, s, t, m) = min of rotor's C(s, t, m) on level l, and of enter(l, k, s .. t) + C(k, s, t, m) over k > l.
 
-enter is what a pass that leaves the sets of level k behind costs beyond one that finds them. It is taken for a pass that
-forgets all its stages; of those that the same pass saves it is too much. What the sets take counts from stage s on: in
-`hold`, `passing`, `saved` and the peaks. O(levels slots n^2 (n + K)).
+enter is the cost of a pass that leaves the sets of level k behind, beyond a pass that finds them. It is counted for a pass
+that forgets all its stages; for stages that the same pass saves it is too much. The bytes of the sets count from stage s
+on: in `hold`, `passing`, `saved` and the peaks. O(levels slots n^2 (n + K)).
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def stages_of(levels, level):
 def solve(levels, enter, unit, slots):
     """float64 [levels, n (n + 1) / 2, slots + 1]: C(l, s, t, m) in row `row(s, t)`.
 
-    enter : float64 [levels, levels, n + 1]; [l, k], before each stage the sum of what stages before it take to come from
-        level l to level k > l.
+    enter : float64 [levels, levels, n + 1]; [l, k, s] is the cost for stages 0 to s - 1 to come from level l to k > l.
     """
     count, n = levels.gradient.shape
     table = np.full((count, n * (n + 1) // 2, slots + 1), np.inf)
@@ -53,7 +52,8 @@ def solve(levels, enter, unit, slots):
 
 @entry
 def sequence(levels, enter, unit, table, memory):
-    """int64 [operations, 4]: what, stage, option, level of the least time in `memory` slots; it must be finite."""
+    """int64 [operations, 4]: operation (see `rotor`), stage, option, level, of least time in `memory` slots. The least time
+    must be finite."""
     count, n = levels.gradient.shape
     found = np.empty((4 * n, 4), np.int64)
     done = 0

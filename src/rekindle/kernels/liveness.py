@@ -10,13 +10,13 @@ from .compiled import entry
 
 @entry
 def lower(runs, inplace, shared, graph):
-    """int64 [steps, 3] rows (kind, id, into): runs with each value freed after its last use.
+    """int64 [steps, 3] rows (kind, id, into): the runs, and each value freed right after its last use.
 
     One backward scan: a value is live before a run if the run reads it, or if it was live after the
-    run and the run does not produce it. Every production starts a new life, so nothing is held that is
-    about to be made again. O(runs + edges).
+    run and the run does not produce it. Every run of a value's op starts a new
+    life, so no value is held until it is recomputed. O(runs + edges).
 
-    shared : bool [values]; as `Graph.shared`: what nothing is written over.
+    shared : bool [values]; as `Graph.shared`: values over which nothing is written.
     """
     size, producer, keep = graph.bytes, graph.producer, graph.keep
     in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids

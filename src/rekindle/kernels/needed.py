@@ -15,7 +15,7 @@ COUNT, OPEN, EXPANDED = 0, 1, 2  # in `state`: labels made, labels in the heap, 
 
 
 class Model(NamedTuple):
-    """What structure.needed.Needed knows, as flat arrays; its docstring tells the fields."""
+    """The fields of `exact.needed.Needed` as flat arrays; its docstring explains them."""
 
     size: np.ndarray
     cost: np.ndarray
@@ -84,7 +84,7 @@ def rehash(low, high, old_best, old_done, old_last, best, done, done_last):
 
 @inner
 def _before(key, a, b):
-    """Whether label a is expanded before label b: the lower key; of equal ones the younger, so that ways end soon."""
+    """Whether label a is expanded before label b: the lower key first; of equal keys the younger label."""
     return key[a] < key[b] or (key[a] == key[b] and a > b)
 
 
@@ -145,7 +145,7 @@ def _undo(q, low, high, held, model):
 
 @inner
 def _commutes(q, o, low, high, held, room, model):
-    """Whether o can be undone before q from the set (low, high) as well as after it, q being a run again."""
+    """Whether op o can be undone before op q as well as after it, from the set (low, high); q is recomputed."""
     makes, reads, heavy = model.makes, model.reads, model.heavy
     if (low & makes[o, 0]) == 0 and (high & makes[o, 1]) == 0:
         return False
@@ -164,10 +164,10 @@ def _commutes(q, o, low, high, held, room, model):
 
 @inner
 def _settles(q, low, high, held, room, model, lows, highs, helds, fits):
-    """Whether first runs that begin with that of q bring the set back to `held` or less, with no run above `room`.
+    """Whether a few first runs, the run of q among them, bring the set back to `held` bytes or less, with no run above `room`.
 
-    Looks at the least number of runs that do, all of them of ops that make what the runs before them ask for. With
-    fewer the set holds more, whichever they are, so doing them all right here is as good as anywhere.
+    It tries the smallest number of runs that does, each of an op that makes a value that the runs before it need. Fewer
+    runs leave the set larger, whichever they are, so nothing is lost by doing all of them here.
     """
     during, after = _undo(q, low, high, held, model)
     lows[0] = (low & ~model.makes[q, 0]) | model.reads[q, 0]
@@ -218,15 +218,15 @@ def _settles(q, low, high, held, room, model, lows, highs, helds, fits):
 
 @entry
 def search(chunk, by_cost, cap, cutoff, state, table, model, watches, work):
-    """(why it came back, label): expands up to `chunk` labels, the one with the lowest key first.
+    """(FULL, PAUSED, GOAL or EMPTY; label): expands up to `chunk` labels, the one with the lowest key first.
 
     by_cost: key bounds the extra cost, and no run may hold more than `cap`; else key bounds the peak. No more extra
     cost than `cutoff` in either case. The lowest open key is a bound on what is left whenever this comes back.
 
-    Three rules spare most of the work. First runs that together hold no more before them than after them are undone as
-    soon as they can be (see `_settles`). So are runs again that cost nothing, of an op whose inputs are needed anyway.
-    And other runs again are undone as late as possible: right after one comes only what could not have come before it
-    (of two runs again that could change places, the one with the lower number comes first).
+    Three rules save most of the work. First runs before which no more is held than after them are undone as soon as
+    possible (see `_settles`). So are recomputations that cost nothing, of an op whose inputs are needed anyway. All other
+    recomputations are undone as late as possible: right after one, the search undoes only runs that could not have come
+    before it. (Of two recomputations that could change places, the op with the lower number comes first.)
     """
     makes, heavy, reads, below, cost, again = (
         model.makes, model.heavy, model.reads, model.below, model.cost, model.again,
@@ -257,7 +257,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches, work):
         if done[slot] < extra or (done[slot] == extra and (done_last[slot] == -1 or done_last[slot] == before)):
             continue
         if done[slot] == extra:
-            before = -1  # met by another way before: what either way allows
+            before = -1  # the set was met by another way: every op that either way allows may follow
         done[slot] = extra
         done_last[slot] = before
         state[EXPANDED] += 1
@@ -268,7 +268,7 @@ def search(chunk, by_cost, cap, cutoff, state, table, model, watches, work):
                 continue
             left_low, left_high = low & ~makes[q, 0], high & ~makes[q, 1]
             wanted_again = (left_low & below[q, 0]) != 0 or (left_high & below[q, 1]) != 0
-            # What takes no memory stays from the first run on, so a later run must make something that does.
+            # Values of no bytes stay from the first run on, so a later run must make something that takes memory.
             if wanted_again and (not again[q] or ((low & heavy[q, 0]) == 0 and (high & heavy[q, 1]) == 0)):
                 continue
             more = extra + (cost[q] if wanted_again else 0.0)

@@ -1,21 +1,35 @@
-"""The order in which ops run once each: one that lets go of memory early, and how far an op may move in it."""
+"""Orders in which each op runs once: one that frees memory early, how far an op may move, and ops put back in."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from .compiled import entry, inner
 
 
+class Regions(NamedTuple):
+    """The two ranges of positions within which ops may change places; both numbers are 0 where the order is fixed."""
+
+    first_end: int  # the first range is [0, first_end)
+    second_begin: int  # the second range begins here; it ends with the order
+
+
 @entry
-def hoist(order, first, before_ptr, before_ids, size, producer, in_ptr, in_ids, out_ptr, out_ids, keep):
+def hoist(order, first, before, graph):
     """int64: `order` with, from position `first` on, every op that frees as much as it makes run as soon as it can.
 
-    before_ptr, before_ids : per op the ops that must run before it, in compressed rows.
+    before : `Rows`; per op the ops that must run before it.
+    graph : `Arrays`.
 
-    So a weight's gradient, which lets go of an activation, comes before the input's, which makes another one. Among
-    several the one that frees most comes first; where none does, the next in the given order. O(n * ops ready at once).
+    So a weight's gradient, which frees an activation, comes before the input's gradient, which makes another one. Among
+    several such ops the one that frees most comes first; where there is none, the next in the given order.
+    O(n * ops ready at once).
     """
+    size, producer, keep = graph.bytes, graph.producer, graph.keep
+    in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
+    before_ptr, before_ids = before.ptr, before.ids
     n = len(order)
     n_ops = len(before_ptr) - 1
     waits = np.zeros(n_ops, np.int64)  # ops that must still run before it
@@ -90,8 +104,12 @@ def hoist(order, first, before_ptr, before_ids, size, producer, in_ptr, in_ids, 
 
 
 @inner
-def leeway(order, at, low, high, before_ptr, before_ids):
-    """(first, last) position to which the op at position `at` may move, within [low, high)."""
+def leeway(order, at, low, high, before):
+    """(first, last) position to which the op at position `at` may move, within [low, high).
+
+    before : as in `hoist`.
+    """
+    before_ptr, before_ids = before.ptr, before.ids
     o = order[at]
     first = at
     while first > low:
@@ -129,15 +147,15 @@ def move(order, source, target):
 
 
 @entry
-def whole(runs, ops, starts, boundary, waits, after_ptr, after_ids, out):
-    """Put the ops that a reduced problem leaves out into a sequence of its runs; how many runs were written to `out`.
+def whole(runs, ops, second_begin, boundary, waits, after, out):
+    """Put the ops that a reduced problem leaves out back into a sequence of its runs; how many runs are in `out` then.
 
-    runs : int64, ids of the reduced problem. ops : the graph's id of each. starts : the first of its ops that lies
-        behind the end of forward.
+    runs : int64, ids of the reduced problem.
+    ops : the graph's id of each op of the reduced problem.
+    second_begin : the first op of the reduced problem behind the end of forward. boundary : the boundary's id there, or -1.
     waits : int64 [graph ops]; how many ops a left-out op waits for, one more if it must wait for the end of forward; -1
         for ops that are not left out. Changed.
-    after_ptr, after_ids : per graph op the left-out ops that wait for it; in the last row those that wait for the end of
-        forward.
+    after : `Rows`; per graph op the left-out ops that wait for it; in the last row those that wait for the end of forward.
 
     Each left-out op runs as soon as it can.
     """
@@ -149,21 +167,21 @@ def whole(runs, ops, starts, boundary, waits, after_ptr, after_ids, out):
         if waits[o] == 0:
             out[m] = o
             m += 1
-    m = _follow(out, 0, m, ran, waits, after_ptr, after_ids)
+    m = _follow(out, 0, m, ran, waits, after)
     for i in range(len(runs)):
-        if not released and (runs[i] >= starts or (i > 0 and runs[i - 1] == boundary)):
+        if not released and (runs[i] >= second_begin or (i > 0 and runs[i - 1] == boundary)):
             released = True
-            m = _follow(out, m, _free(n_ops, out, m, waits, after_ptr, after_ids), ran, waits, after_ptr, after_ids)
+            m = _follow(out, m, _free(n_ops, out, m, waits, after), ran, waits, after)
         out[m] = ops[runs[i]]
-        m = _follow(out, m, m + 1, ran, waits, after_ptr, after_ids)
+        m = _follow(out, m, m + 1, ran, waits, after)
     return m
 
 
 @inner
-def _free(o, out, m, waits, after_ptr, after_ids):
-    """Append to out[:m] what waited for o alone; the new m."""
-    for j in range(after_ptr[o], after_ptr[o + 1]):
-        q = after_ids[j]
+def _free(o, out, m, waits, after):
+    """Append to out[:m] the ops that waited for o alone; the new m."""
+    for j in range(after.ptr[o], after.ptr[o + 1]):
+        q = after.ids[j]
         waits[q] -= 1
         if waits[q] == 0:
             out[m] = q
@@ -172,12 +190,12 @@ def _free(o, out, m, waits, after_ptr, after_ids):
 
 
 @inner
-def _follow(out, done, m, ran, waits, after_ptr, after_ids):
-    """Append what out[done:m] sets free by running for the first time, and what that sets free; the new m."""
+def _follow(out, done, m, ran, waits, after):
+    """Append the ops that out[done:m] let run by running for the first time, and so on; the new m."""
     while done < m:
         o = out[done]
         done += 1
         if not ran[o]:
             ran[o] = True
-            m = _free(o, out, m, waits, after_ptr, after_ids)
+            m = _free(o, out, m, waits, after)
     return m

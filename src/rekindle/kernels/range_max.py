@@ -13,10 +13,11 @@ NUMBER, UP_TO, FROM_ON, BLOCKS = 0, 1, 2, 3  # rows of what `range_max` gives; i
 
 @entry
 def range_max(x):
-    """What `largest` asks, of x, int64 [n]. O(n).
+    """The table in which `largest` looks up ranges of x, int64 [n]. O(n).
 
-    int64 [4, n rounded up to whole blocks]: the numbers; the largest of its block up to each; from each on; and, for k
-    blocks in a row, k = 1, 2, 4, ..., the largest of those from each block on, one such list behind the other.
+    int64 [4, n rounded up to whole blocks]. Row NUMBER: the numbers. Rows UP_TO and FROM_ON: the largest of the number's
+    block up to it, and from it on. Row BLOCKS: for k = 1, 2, 4, ... one list after the other of the largest number in the
+    k blocks from each block on.
     """
     n = len(x)
     count = max(1, (n + BLOCK - 1) // BLOCK)

@@ -11,11 +11,11 @@ from .compiled import entry, inner
 def fewest_steps(n, memory, state, internal):
     """(steps int64 [n + 1, memory + 1], choice int32 of the same shape) to reverse t steps with memory m.
 
-    state, internal : memory that the state before a step takes, and all that backward of the step needs; 0: is not
+    state, internal : memory of the state before a step, and of all that the backward of the step needs; 0: it is never
     stored. The state at the beginning takes `state` or else 1, and is there.
 
-    The last step is reached from the beginning and run once more for its backward (choice 0); or the state after y
-    steps is stored on the way (choice y); or what backward of step y needs is (choice -y), from where forward goes on:
+    The last step is reached from the beginning and run once more for its backward (choice 0); or the state after y steps
+    is stored on the way (choice y); or the internals of step y are stored (choice -y), and forward goes on from there:
 
         C(t, m) = min(t + C(t - 1, m), y + C(t - y, m - state) + C(y, m), y + C(t - y, m - internal) + C(y - 1, m)).
 

@@ -1,4 +1,4 @@
-"""Useless runs, found in one sweep each way."""
+"""Leave useless runs out of a sequence: one sweep forward, one backward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from .compiled import entry
 
 
 @entry
-def prune(runs, producer, in_ptr, in_ids, out_ptr, out_ids, recompute, keep):
+def prune(runs, graph):
     """int64: `runs` without repeats of ops that must not run twice, and without runs none of whose outputs is live
-    afterwards. O(runs + edges)."""
+    afterwards. O(runs + edges).
+
+    graph : `Arrays`. Only `recompute`, `keep`, `producer`, inputs and outputs are read; a caller may replace the first
+        three to ask for the needs of a part of the graph.
+    """
+    in_ptr, in_ids, out_ptr, out_ids = graph.in_ptr, graph.in_ids, graph.out_ptr, graph.out_ids
+    producer, recompute = graph.producer, graph.recompute
     m = len(runs)
     useful = np.ones(m, np.bool_)
     seen = np.zeros(len(recompute), np.bool_)
@@ -18,7 +24,7 @@ def prune(runs, producer, in_ptr, in_ids, out_ptr, out_ids, recompute, keep):
         o = runs[s]
         useful[s] = recompute[o] or not seen[o]
         seen[o] = True
-    live = keep.copy()
+    live = graph.keep.copy()
     for s in range(m - 1, -1, -1):
         if not useful[s]:
             continue

@@ -1,12 +1,13 @@
-"""A sequence of runs whose peak is known after every change in O(log n): what annealing over sequences stands on.
+"""A sequence of runs whose peak is known after every change in O(log n); annealing over sequences is built on it.
 
-Runs stand in slots, most of them empty, so that a run can be put between others. Each value has the list of its events in
-order of slots: productions and uses. A production begins a life, which ends with the last use before the next
-production (or, for what must be kept, never), so every sequence in which each op finds its inputs made before it is valid,
-and adding a run or dropping a repeat moves the end of a few lives. Memory per slot lies in a tree with range-add and
+Runs stand in slots, most of them empty, so that a run can be put between others. Each value has a list of its events in
+order of slots: productions and uses. A production begins a life, which ends with the last use before the next production
+(or never, for values that must be kept). So every sequence in which each op finds its inputs made before it is valid, and
+adding a run or taking out a repeat moves the end of a few lives. Memory per slot lies in a tree with range-add and
 range-max: Imanishi et al., NeurIPS 2023.
 
-Runs and slots lie in int32; what goes from there into a call is made int64 first, so that a function is compiled once.
+Runs and slots are stored as int32; a number from there becomes int64 before it goes into a call, so that each function is
+compiled once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from .slots import (
     BOUNDARY,
     END,
     FIRST,
-    GAP,
     IN,
     LATER,
     MADE,
@@ -39,6 +39,7 @@ from .slots import (
     RUN_TOP,
     SIZE,
     SLOT,
+    SLOTS_PER_RUN,
     SPARE,
     WORKSPACE,
     Ops,
@@ -50,7 +51,7 @@ from .slots import (
 def insert(s, o, t, ops):
     """Run op o in the empty slot t; the run's id, or NONE where there is no record left for it.
 
-    Its inputs must be made before t; where o runs already, its first run must lie before t.
+    The inputs of o must be made before t; where o runs already, its first run must lie before t.
     """
     r = s.changing[o, SPARE]
     degree = ops.op[o, OVER] - ops.op[o, OUT]
@@ -119,7 +120,7 @@ def remove(s, r, ops):
 
 @inner
 def useless(s, r, ops):
-    """Whether run r is a repeat of which nothing is used."""
+    """Whether run r is a repeat none of whose outputs is used."""
     if s.run[r, AT] == NONE or s.run[r, AGAIN] == NONE:
         return False
     e = s.run[r, NODE]
@@ -133,7 +134,7 @@ def useless(s, r, ops):
 
 @inner
 def leeway(s, r, ops):
-    """(first, last) slot to which run r may move without passing an event that it depends on or that depends on it."""
+    """(first, last) slot to which run r may move without passing an event that it needs or that needs it."""
     o, t = s.run[r, OP], s.run[r, AT]
     first, last = 0, s.counts[END] - 1
     border = s.counts[BOUNDARY]
@@ -183,7 +184,7 @@ def move(s, r, t, ops):
     add(s, old, old, -ops.op[o, WORKSPACE])
     add(s, t, t, ops.op[o, WORKSPACE])
     first_input = s.run[r, NODE] + ops.op[o, IN] - ops.op[o, OUT]
-    # An input's life may end elsewhere; an output's begins elsewhere.
+    # The life of an input may end elsewhere; the life of an output begins elsewhere.
     e = first_input
     for j in range(ops.op[o, IN], ops.op[o, OVER]):
         v = ops.ids[j]
@@ -247,10 +248,10 @@ def runs_of(s, out):
 
 
 def build(runs: np.ndarray, ops: Ops) -> Sequence:
-    """The state of a valid sequence of runs, evenly spread over its slots."""
+    """A valid sequence of runs (op ids), evenly spread over its slots."""
     degree = ops.op[:-1, OVER] - ops.op[:-1, OUT]
     room = 2 * len(runs) + 4 * len(degree) + 64  # for repeats that come and go
-    n_slots = 1 << int(GAP * (len(runs) + 2)).bit_length()
+    n_slots = 1 << int(SLOTS_PER_RUN * (len(runs) + 2)).bit_length()
     n_events = int(degree[runs].sum() + 3 * degree.sum()) + 256
     s = Sequence(
         slot=np.full(n_slots, NONE, np.int32),
@@ -271,7 +272,7 @@ def build(runs: np.ndarray, ops: Ops) -> Sequence:
 
 @entry
 def fill(s, runs, ops):
-    """Put runs into an empty state."""
+    """Put runs (op ids, a valid sequence) into an empty state."""
     n = len(s.slot)
     s.counts[END] = n - 1
     step = (n - 2) / max(1, len(runs))

@@ -1,5 +1,7 @@
 """When values live in a sequence of runs, and the memory of every slot (see `sequence`).
 
+Arguments that functions share:
+
 s : `slots.Sequence`; changed in place. ops : `slots.Ops`. v : a value. t : a slot. event, p : rows of `Sequence.event`.
 """
 
@@ -34,7 +36,7 @@ def add(s, left, right, x):
             _gather(s, b)
             a >>= 1
             b >>= 1
-        _gather(s, a)  # may be what was added to as a whole: what lies above is to be told, whatever is found here
+        _gather(s, a)  # may be a node that was added to as a whole: the nodes above it change, whatever is found here
         a >>= 1
     while a and _gather(s, a):
         a >>= 1
@@ -42,7 +44,7 @@ def add(s, left, right, x):
 
 @inner
 def _gather(s, i):
-    """Say anew what is most below node i; whether that has changed."""
+    """Find the most memory below node i again; whether it has changed."""
     most = max(s.tree[2 * i, MOST], s.tree[2 * i + 1, MOST]) + s.tree[i, ADD]
     changed = most != s.tree[i, MOST]
     s.tree[i, MOST] = most
@@ -72,7 +74,7 @@ def production_before(s, v, t):
 
 @inner
 def life_end(s, p, v, ops):
-    """The last slot of the life that production p of v begins."""
+    """The last slot of the life of v that production p begins."""
     last = p
     e = s.event[p, AFTER]
     while e != NONE and not s.event[e, MADE]:
@@ -83,7 +85,7 @@ def life_end(s, p, v, ops):
 
 @inner
 def _link(s, v, event, t):
-    """Put an event into the list of its value."""
+    """Put an event of v at slot t into the list of v."""
     s.event[event, SLOT] = t
     before, e = NONE, s.head[v]
     while e != NONE and s.event[e, SLOT] < t:
@@ -99,6 +101,7 @@ def _link(s, v, event, t):
 
 @inner
 def _unlink(s, v, event):
+    """Take an event of v out of the list of v."""
     before, e = s.event[event, PRIOR], s.event[event, AFTER]
     if before == NONE:
         s.head[v] = e
@@ -110,7 +113,7 @@ def _unlink(s, v, event):
 
 @inner
 def refresh(s, t, ops):
-    """Say anew what the run in slot t spares by writing over a dying input; as `Schedule.from_runs` allows it."""
+    """Find again how many bytes the run in slot t spares by writing over a dying input, as `Schedule.from_runs` has it."""
     if t < 0 or t >= len(s.slot):
         return
     r = s.slot[t]
@@ -135,7 +138,7 @@ def refresh(s, t, ops):
 
 @inner
 def use(s, v, event, t, ops):
-    """Enter a use of v."""
+    """Enter a use of v at slot t."""
     p = production_before(s, v, t)
     end = life_end(s, p, v, ops)
     _link(s, v, event, t)
@@ -146,7 +149,7 @@ def use(s, v, event, t, ops):
 
 @inner
 def unuse(s, v, event, t, ops):
-    """Take out a use of v."""
+    """Take out a use of v at slot t."""
     p = production_before(s, v, t)
     end = life_end(s, p, v, ops)
     _unlink(s, v, event)
@@ -158,11 +161,11 @@ def unuse(s, v, event, t, ops):
 
 @inner
 def produce(s, v, event, t, ops):
-    """Enter a production of v: a life that began before ends with the last use before it."""
+    """Enter a production of v at slot t: a life that began before ends with the last use before it."""
     p = production_before(s, v, t)
     end = life_end(s, p, v, ops) if p != NONE else NONE
     _link(s, v, event, t)
-    if end > t:  # what lived there begins anew
+    if end > t:  # the life that covered t begins at t now
         now = life_end(s, p, v, ops)
         add(s, now + 1, t - 1, -ops.value[v, SIZE])
         refresh(s, now, ops)
@@ -173,7 +176,7 @@ def produce(s, v, event, t, ops):
 
 @inner
 def unproduce(s, v, event, t, ops):
-    """Take out a production of v: the life before it goes on."""
+    """Take out a production of v at slot t: the life before it goes on."""
     p = production_before(s, v, t)
     end = life_end(s, event, v, ops)
     before = life_end(s, p, v, ops) if p != NONE else NONE

@@ -1,5 +1,4 @@
-"""The state of a sequence of runs that stand in slots, and the problem beside it, packed for compiled loops (see
-`sequence`)."""
+"""A sequence of runs that stand in slots, and the problem beside it, packed for compiled loops (see `sequence`)."""
 
 from __future__ import annotations
 
@@ -7,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import Arrays
+from .arrays import Arrays, Rows
 
 NONE = -1
-GAP = 8  # slots per run
+SLOTS_PER_RUN = 8
 # Columns of the tables below.
 SIZE, PRODUCER, KEEP, SHARED = 0, 1, 2, 3  # of a value
 OUT, IN, OVER, BEFORE, LATER, WORKSPACE, RECOMPUTE = 0, 1, 2, 3, 4, 5, 6  # of an op
@@ -22,12 +21,12 @@ BOUNDARY, N_AGAIN, NODE_TOP, RUN_TOP, END = 0, 1, 2, 3, 4  # in `Sequence.counts
 
 
 class Ops(NamedTuple):
-    """The problem, packed: a call passes every array on its own.
+    """The problem in few arrays, since a compiled call passes every array of a tuple on its own.
 
     value : int64 [values, 4]; bytes, the op that makes it, whether it is kept, whether nothing may be written over it.
-    op : int64 [ops + 1, 7]; where its outputs, its inputs, the inputs that it may write over, and the ops that must run
-        for the first time before it and after it begin in `ids` (the last end where the next op's outputs begin);
-        workspace; may it run again.
+    op : int64 [ops + 1, 7]; where in `ids` begin its outputs, its inputs, the inputs that it may write over, and the ops
+        that must run for the first time before it and after it (these end where the next op's outputs begin); its
+        workspace; whether it may run again.
     weights : float64 [ops].
     """
 
@@ -39,18 +38,19 @@ class Ops(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """The state.
+    """Runs in slots, the events of each value, and the memory of each slot. Arrays of ids are int32.
 
-    slot : run in each slot, NONE where empty.
+    slot : the run in each slot, NONE where it is empty.
     run : per run its op, its slot (NONE: not in use), its first event (outputs, then inputs), and its place in
-        `repeats` (NONE: the first run of its op). Not in use, the last is the next unused run of the op.
+        `repeats` (NONE: the first run of its op; of a run not in use: the next unused run of the op).
     changing : per op its first run, and its first unused one.
     repeats : the runs that are repeats, in no order.
     head : per value its first event.
-    event : the next and the one before of its value, its slot, its run, whether it is a production.
-    tree : per node the most memory below it, and what is added to all below it. saved : per slot the bytes that writing
-        in place spares.
-    counts : see BOUNDARY ... END. cost : [1], the sum of weights.
+    event : the next and the previous event of the same value, its slot, its run, whether it is a production.
+    tree : int64; per node the most memory below it, and the bytes added to all below it.
+    saved : int64; per slot the bytes that writing in place spares.
+    counts : int64; see BOUNDARY ... END.
+    cost : float64 [1]; the sum of the weights of all runs.
     """
 
     slot: np.ndarray
@@ -65,8 +65,14 @@ class Sequence(NamedTuple):
     cost: np.ndarray
 
 
-def pack(a: Arrays, weights: np.ndarray, shared: np.ndarray, before_ptr: np.ndarray, before_ids: np.ndarray) -> Ops:
-    """A problem whose values are all made by ops."""
+def pack(a: Arrays, weights: np.ndarray, shared: np.ndarray, before: Rows) -> Ops:
+    """Pack a problem whose values are all made by ops.
+
+    weights : float64 [ops]; cost of a run.
+    shared : bool [values]; values that nothing may be written over.
+    before : per op the ops that must run before it for the first time.
+    """
+    before_ptr, before_ids = before
     n = len(a.workspace)
     value = np.stack([a.bytes, a.producer, a.keep.astype(np.int64), shared.astype(np.int64)], axis=1)
     op = np.zeros((n + 1, 7), np.int64)

@@ -1,4 +1,4 @@
-"""What waits while an op runs for the first time."""
+"""Knapsacks over the values that wait while an op runs for the first time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first run of an op says of the rest of a schedule: a knapsack over what waits, closed under what it needs."""
+"""A bound from the first run of an op: a knapsack over the values that wait meanwhile and the ops that recompute them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALL = 257  # a knapsack of fewer units is solved exactly
 
 
 class Watches(NamedTuple):
-    """The ops whose first runs are looked at, as structure.watches.Watches finds them; its docstring tells the fields."""
+    """The ops whose first runs are looked at, as `exact.watches.Watches` finds them; its docstring explains the fields."""
 
     own: np.ndarray
     below: np.ndarray
@@ -32,11 +32,12 @@ def _calls(low, high, mask):
 
 @inner
 def _items(w, low, high, watches, room):
-    """The number of items; into room.item_size and .item_cost what they hold, and what it costs to do without.
+    """The number of knapsack items; their bytes go to room.item_size, and the cost of doing without them to room.item_cost.
 
-    Per op of which the set still calls for values: they are live, or it runs again, and then what it reads is live or
-    made again too. Of that way upwards, which takes one of the inputs of every op and ends where another has passed,
-    the records count: an item holds what the next smaller value on the way spares, and costs the runs up to that.
+    Take an op whose values the set still needs. Either these are live, or the op runs again, and then its inputs are
+    live or recomputed too. Follow one input of each op upwards, until an op that was passed before. On this way each
+    value that is smaller than all before it makes an item: the item's bytes are what is saved by holding that value in
+    place of the one before, and its cost is that of the runs up to there.
     """
     ptr, maker, calls, held, up, through, again = (
         watches.ptr, watches.maker, watches.calls, watches.held, watches.up, watches.through, watches.again,
@@ -73,7 +74,7 @@ def _items(w, low, high, watches, room):
 
 @inner
 def _cheapest(most, count, item_size, item_cost, order, cheapest):
-    """cheapest[b]: least cost of doing without items that hold b bytes in all, b < most; [most]: `most` or more."""
+    """Fills cheapest[b]: least cost of doing without items of b bytes in all, b < most; cheapest[most]: of `most` or more."""
     cheapest[: most + 1] = np.inf
     cheapest[0] = 0.0
     for k in range(count):
@@ -103,12 +104,12 @@ class Room(NamedTuple):
 
 @entry
 def watch(low, high, watches, cap, slack, by_cost, room):
-    """What the first runs of a few ops say of the rest of the schedule, for the needed set (low, high).
+    """A bound on the rest of the schedule, for the needed set (low, high), from the first runs of a few ops.
 
-    When op w runs for the first time, each value made before it and read after it that the set still calls for is live
-    or made again later (see `_items`). by_cost: the least cost of making again that brings w's memory down to `cap`;
-    else the least memory that a cost of `slack` can bring it down to. That is a knapsack: relaxed to fractions for all
-    these ops, then exact for the one that says most, where the numbers are small.
+    When op w runs for the first time, each value made before it and read after it that the set still needs is live, or
+    is recomputed later (see `_items`). With by_cost the bound is the least cost of recomputing that brings the memory at
+    w down to `cap`; without it, the least memory that recomputing for at most `slack` can reach. Either is a knapsack:
+    relaxed to fractions for each of these ops, then exact for the op with the highest bound, where the numbers are small.
     """
     bound = 0.0
     best, best_total = 0, 0.0

@@ -6,9 +6,10 @@ range-add and range-max.
 
 Problem: the whole step; any op may run any number of times at any place.
 
-Differences from the publication: it starts from seeds (the best sequences known), not from nothing; adding a run adds
-with it, in one change, what of its inputs is gone by then; half of what is added is aimed at what waits at the peak; runs
-that are made in vain are taken out at once; writing in place is counted. No grouping of nodes is needed then.
+Differences from the publication: it starts from seeds (the best sequences known), not from nothing; a run that is added
+brings along, in the same change, runs for the inputs that are gone by then; half of the added runs aim at values that wait
+at the peak; runs whose outputs nothing uses are taken out at once; writing in place is counted. No grouping of nodes is
+needed then.
 
 Optimality: none claimed.
 
@@ -17,29 +18,60 @@ Complexity: O(k d log n) for k changes, d the edges of an op.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..kernels import moves, sequence, slots
+from ..kernels.aim import Aim
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
-from ..structure.archive import Archive, Entry, Goal, limit_goal, pareto, peak_of
+from ..structure.archive import Archive, Entry, pareto, peak_of, within_cost, within_peak
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from .choice import in_threads, over_whole_graph, search_weights
+from .on_reduced import over_whole_graph, search_weights
+from .rounds import Round
+from .threads import in_threads
 
-SLICES = 8
-ROUNDS = ((0.5, 0.004), (0.5, 0.0012))  # share of the work, first temperature in units of the plain step's cost
-FEW = 1000  # ops; with fewer one run is more of the whole cost, and the temperature higher in proportion
-CHANGES = 1e5  # of all chains together
-ANCHORS = 12  # peaks at which chains aim
-CLOSER, LONGER = 6, 3  # the same, for a closer look at a part of the curve, and times the changes
-PRESS = 5e4  # changes of all chains that press the peak at a fixed cost together
-PRESS_HEAT = 1e-4
-FINE, FINE_BINS = 0.02, 64  # how far below a start such a chain tells peaks apart, and how many
-TRACE = 1e-3  # what the cost may rise by, in units of the plain step's: less than any op that costs counts for
+
+@dataclass(frozen=True)
+class AnnealSettings:
+    """How much `anneal` searches. All settings are guesses; none was measured alone.
+
+    changes : of all chains of a sweep together.
+    rounds : of a sweep and of a closer look.
+    small_ops : with fewer ops one run is more of the whole cost, and the temperature higher in proportion.
+    anchors : peaks at which the chains of a sweep aim.
+    closer_anchors : the same for a closer look at a part of the curve,
+    closer_times : and how many times as many changes that makes.
+    press_changes : of all chains together that lower the peak at a fixed cost.
+    press_heat : first temperature of these chains.
+    press_peak_share : of a start's peak; how far below it such a chain tells peaks apart,
+    press_bins : and in how many ranges.
+    press_extra_share : of the plain step's cost; how much dearer such a chain may get on its way: less than one op that
+        costs anything.
+    bins : ranges of peaks that the archive tells apart.
+    slices : parts of a chain, between which it sees that time is up.
+    """
+
+    changes: float = 1e5
+    rounds: tuple[Round, ...] = (Round(0.5, 0.004), Round(0.5, 0.0012))
+    small_ops: int = 1000
+    anchors: int = 12
+    closer_anchors: int = 6
+    closer_times: int = 3
+    press_changes: float = 5e4
+    press_heat: float = 1e-4
+    press_peak_share: float = 0.02
+    press_bins: int = 64
+    press_extra_share: float = 1e-3
+    bins: int = 256
+    slices: int = 8
+
+
+SETTINGS = AnnealSettings()
 
 
 @register(
@@ -53,7 +85,10 @@ TRACE = 1e-3  # what the cost may rise by, in units of the plain step's: less th
     curve=True,
 )
 def anneal(problem: Problem) -> Iterator[Schedule]:
-    """Runs are added to a sequence, taken out and moved; the peak is known after each change in O(log n)."""
+    """Simulated annealing over sequences of runs: runs are added, taken out and moved.
+
+    The peak is known after each change in O(log n).
+    """
     graph = problem.graph
     reduced = Reduced(graph, Dropping(graph))
     polish = Polish(problem, reduced)
@@ -64,15 +99,27 @@ def anneal(problem: Problem) -> Iterator[Schedule]:
 
 
 class Polish:
-    """Chains over sequences of a reduced problem, and the archive of what they meet."""
+    """Chains over sequences of a reduced problem, and the archive of the sequences they meet.
+
+    base_cost : the cost of running each op of the reduced problem once. plain_peak : bytes where nothing is recomputed.
+    """
 
     def __init__(self, problem: Problem, reduced: Reduced):
         self.problem, self.reduced = problem, reduced
         r = reduced
-        self.ops = slots.pack(r.arrays, search_weights(problem, r), r.shared, r.before_ptr, r.before_ids)
+        self.ops = slots.pack(r.arrays, search_weights(problem, r), r.shared, r.before)
         self.base_cost = float(self.ops.weights.sum()) or 1.0
         self.plain_peak = max(1.0, float(peak_of(r.arrays, r.shared, np.arange(len(r.ops)))))
-        self.archive = Archive(r.largest_input, 1.02 * self.plain_peak, 4 * len(r.ops) + 64)
+        self.archive = Archive(r.largest_input, 1.02 * self.plain_peak, self._most_runs, SETTINGS.bins)
+
+    @property
+    def _most_runs(self) -> int:
+        """The longest sequence that an archive keeps."""
+        return 4 * len(self.reduced.ops) + 64
+
+    @property
+    def _empty(self) -> bool:
+        return not len(self.reduced.ops) or not len(self.reduced.values)
 
     def enter(self, sequences: Sequence[np.ndarray]) -> None:
         """Put sequences (of the reduced problem) into the archive."""
@@ -82,71 +129,73 @@ class Polish:
 
     def copy(self, problem: Problem) -> Polish:
         """Another one that starts with the same archive, within the time of `problem`."""
-        other = Polish.__new__(Polish)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.problem = problem
         other.archive = self.archive.like()
         other.archive.merge(self.archive)
         return other
 
     def run(self) -> None:
-        """Chains aimed at peaks between the least found and the plain one, from the archive's best for each."""
-        for number, (share, heat) in enumerate(ROUNDS):
+        """Run chains aimed at peaks between the least found and the plain one, from the archive's best for each."""
+        for number, part in enumerate(SETTINGS.rounds):
             least = max(1.0, self.archive.least)
-            anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), ANCHORS)
-            self._round(anchors.tolist(), share, heat, number)
+            anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), SETTINGS.anchors)
+            self._round(anchors.tolist(), part.work_share, part.heat, number)
 
-    def look(self, low: float, high: float, longer: int = LONGER) -> None:
-        """Go on where the peak lies between low and high; longer : times the changes of a sweep."""
-        for number, (share, heat) in enumerate(ROUNDS):
-            self._round(np.geomspace(low, high, CLOSER).tolist(), longer * share, heat, number + 11)
+    def look(self, low: float, high: float, longer: int = SETTINGS.closer_times) -> None:
+        """Search on where the peak lies between `low` and `high` bytes; longer : times the changes of a sweep."""
+        for number, part in enumerate(SETTINGS.rounds):
+            anchors = np.geomspace(low, high, SETTINGS.closer_anchors).tolist()
+            self._round(anchors, longer * part.work_share, part.heat, number + 11)
 
     def press(self, starts: list[Entry]) -> list[Entry]:
-        """What is found over the whole graph with the least peak at the cost of each of `starts` (of the whole graph)."""
-        if not len(self.reduced.ops) or not len(self.reduced.values):
+        """Lower the peak of each of `starts` at its cost; all entries are of the whole graph."""
+        if self._empty:
             return []
-        stop = self.problem
-        changes = int(PRESS * stop.effort / max(1, len(starts)))
+        problem = self.problem
+        changes = int(SETTINGS.press_changes * problem.effort / max(1, len(starts)))
 
         def one(i: int, start: Entry) -> Archive:
             runs = self.reduced.reduced_runs(start.runs)
-            found = Archive((1 - FINE) * start.peak, start.peak, 4 * len(self.reduced.ops) + 64, FINE_BINS)
+            lowest = (1 - SETTINGS.press_peak_share) * start.peak
+            found = Archive(lowest, start.peak, self._most_runs, SETTINGS.press_bins)
             state = sequence.build(runs, self.ops)
-            most = self.ops.weights[runs].sum() - self.base_cost + TRACE * self.base_cost
-            goal = (math.inf, float(most), self.plain_peak, self.base_cost, 1.0, 1e-3)
-            self._chain(state, goal, found, changes, PRESS_HEAT, 23 + i)
+            most = self.ops.weights[runs].sum() - self.base_cost + SETTINGS.press_extra_share * self.base_cost
+            aim = within_cost(float(most), self.plain_peak, self.base_cost)
+            self._chain(state, aim, found, changes, SETTINGS.press_heat, 23 + i)
             return found
 
-        found = [e for archive in in_threads(stop, one, list(enumerate(starts))) for e in archive]
-        return over_whole_graph(self.problem, self.reduced, found)
+        found = [e for archive in in_threads(problem, one, list(enumerate(starts))) for e in archive]
+        return over_whole_graph(problem, self.reduced, found)
 
-    def _round(self, anchors: list[float], share: float, heat: float, number: int) -> None:
-        if not len(self.reduced.ops) or not len(self.reduced.values):
+    def _round(self, anchors: list[float], work_share: float, heat: float, number: int) -> None:
+        if self._empty:
             return
-        archive, stop = self.archive, self.problem
-        goals = [limit_goal(a, self.plain_peak, self.base_cost) for a in anchors]
-        changes = int(CHANGES * self.problem.effort * share / len(anchors))
-        heat *= max(1.0, FEW / len(self.reduced.ops))
+        archive, problem = self.archive, self.problem
+        aims = [within_peak(a, self.plain_peak, self.base_cost) for a in anchors]
+        changes = int(SETTINGS.changes * problem.effort * work_share / len(anchors))
+        heat *= max(1.0, SETTINGS.small_ops / len(self.reduced.ops))
 
-        def one(i: int, goal: Goal, start: Entry) -> Archive:
+        def one(i: int, aim: Aim, start: Entry) -> Archive:
             mine = archive.like()
-            self._chain(sequence.build(start.runs, self.ops), goal, mine, changes, heat, number * 1009 + i * 17 + 7)
+            self._chain(sequence.build(start.runs, self.ops), aim, mine, changes, heat, number * 1009 + i * 17 + 7)
             return mine
 
-        starts = [archive.best(g) for g in goals]
-        for found in in_threads(stop, one, list(zip(range(len(goals)), goals, starts, strict=True))):
+        starts = [archive.best(a) for a in aims]
+        for found in in_threads(problem, one, list(zip(range(len(aims)), aims, starts, strict=True))):
             archive.merge(found)
 
-    def _chain(self, state: slots.Sequence, goal: Goal, found: Archive, changes: int, heat: float, number: int) -> None:
-        """One chain of changes from a state, while time is left; number : tells its random numbers from others'."""
-        for k in range(SLICES):
+    def _chain(self, state: slots.Sequence, aim: Aim, found: Archive, changes: int, heat: float, number: int) -> None:
+        """Run one chain of changes from a state, while time is left; number : gives it its own random numbers."""
+        slices = SETTINGS.slices
+        for k in range(slices):
             if self.problem.time_left <= 0:
                 break
             moves.anneal(
-                state, self.ops, goal, found.arrays, self.base_cost, max(64, changes // SLICES),
-                heat * (1 - k / SLICES) ** 2, self.problem.seed * 100_003 + number + k,
+                state, self.ops, aim, found.bins, self.base_cost, max(64, changes // slices),
+                heat * (1 - k / slices) ** 2, self.problem.seed * 100_003 + number + k,
             )  # fmt: skip
 
     def entries(self) -> list[Entry]:
-        """What was found, over the whole graph."""
+        """The archive over the whole graph."""
         return over_whole_graph(self.problem, self.reduced, pareto(list(self.archive)))

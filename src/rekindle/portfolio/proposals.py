@@ -1,12 +1,9 @@
-"""What fast solvers and blocks propose to `auto`: entries to start from.
-
-Here: which solvers are asked, by the size of the graph, and how: two at a time.
-"""
+"""Entries that fast solvers and blocks propose to `auto`: which solvers are asked, by the size of the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -25,9 +22,10 @@ from ..solvers.rotor import entries, rotor
 from ..structure.archive import Entry, entry
 from ..structure.chain import chain_of
 from ..structure.forward import forward_dag
-from .choice import in_threads
-from .hierarchical import SIZES, Levels, curves, hierarchical
+from .hierarchical import SETTINGS as HIERARCHICAL
+from .hierarchical import Levels, curves, hierarchical
 from .storages import storages
+from .threads import in_threads
 
 Source = Callable[[], Iterator[Entry]]
 
@@ -47,59 +45,82 @@ ASKED: dict[str, Solve] = {
     "storages": storages,
 }
 
-SEEDS = ("min-cut", "feng", "hong-exact")
-SEEDS_OF_SMALLER = ("chen-sqrt", "kusumoto")  # of graphs that are not large
-SEEDS_BY_TABLE, TABLE = ("rotor",), 400  # on chains of at most so many stages: it takes O(n^2) tables
-SEEDS_OF_LONG, LONG = ("chen-sqrt", "chen-recursive", "revolve"), 100  # on chains of more stages: many levels
-LARGE = 3500  # ops
+
+@dataclass(frozen=True)
+class ProposalSettings:
+    """Which solvers propose schedules for which graphs. The sizes are guesses.
+
+    always : solvers that are always asked.
+    large_ops : on graphs with more ops even fast solvers take their time: only the most useful ones are asked.
+    not_large : asked beside them on other graphs.
+    by_table : solvers whose tables grow with the square of the number of stages,
+    by_table_stages_most : asked on chains of at most so many stages.
+    long : solvers that recompute in many levels,
+    long_stages : asked on chains of more stages than that.
+    """
+
+    always: tuple[str, ...] = ("min-cut", "feng", "hong-exact")
+    large_ops: int = 3500
+    not_large: tuple[str, ...] = ("chen-sqrt", "kusumoto")
+    by_table: tuple[str, ...] = ("rotor",)
+    by_table_stages_most: int = 400
+    long: tuple[str, ...] = ("chen-sqrt", "chen-recursive", "revolve")
+    long_stages: int = 100
+
+
+SETTINGS = ProposalSettings()
 
 
 def large(problem: Problem) -> bool:
-    """Whether even fast solvers take their time: then only those that matter most are asked."""
-    return len(problem.graph.ops) > LARGE
+    """Whether even fast solvers take their time, so that only the most useful ones are asked."""
+    return len(problem.graph.ops) > SETTINGS.large_ops
 
 
 def blocks_of(problem: Problem) -> Iterator[Levels]:
-    """The graph as chains of blocks of different size."""
+    """The graph as chains of blocks of different sizes."""
     forward = forward_dag(problem.graph)
     if forward is not None and problem.time_left > 0:
-        for curve in curves(problem.graph, problem.weights, forward, SIZES[1:] if large(problem) else SIZES):
+        block_ops = HIERARCHICAL.block_ops[1:] if large(problem) else HIERARCHICAL.block_ops
+        for curve in curves(problem.graph, problem.weights, forward, block_ops):
             yield curve
             if problem.time_left <= 0:
                 return
 
 
 def seeds(problem: Problem, blocks: list[Levels]) -> list[Entry]:
-    """What the fast solvers propose."""
+    """The entries that blocks and fast solvers propose for any goal."""
     any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
     chain = chain_of(problem.graph)
     stages = 0 if chain is None else chain.turn
-    names = [*SEEDS]
-    names += [] if large(problem) else SEEDS_OF_SMALLER
-    names += SEEDS_BY_TABLE if stages <= TABLE else ()
-    names += SEEDS_OF_LONG if stages > LONG else ()
+    names = [*SETTINGS.always]
+    names += [] if large(problem) else SETTINGS.not_large
+    names += SETTINGS.by_table if stages <= SETTINGS.by_table_stages_most else ()
+    names += SETTINGS.long if stages > SETTINGS.long_stages else ()
     from_blocks = [partial(entries, any_goal, curve) for curve in blocks]
     return all_of(problem, [*from_blocks, *(partial(proposed, any_goal, name) for name in dict.fromkeys(names))])
 
 
 def proposed(problem: Problem, name: str, weights: np.ndarray | None = None) -> Iterator[Entry]:
-    """What a solver finds; weights : float64 [ops], what it is told that ops cost, where that is not what they do."""
-    told = problem if weights is None else replace(problem, weights=weights)
-    for schedule in ASKED[name](told):
+    """The entries that a solver finds.
+
+    weights : float64 [ops]; costs shown to the solver in place of the true ones.
+    """
+    shown = problem if weights is None else replace(problem, weights=weights)
+    for schedule in ASKED[name](shown):
         yield entry(problem.graph, problem.weights, schedule.runs)
 
 
-def joined(problem: Problem, curve: Levels, rooms: np.ndarray) -> Iterator[Entry]:
-    """What blocks give within each of several peaks, without resident bytes."""
-    for room in rooms:
+def joined(problem: Problem, curve: Levels, peaks: np.ndarray) -> Iterator[Entry]:
+    """The entries that joined blocks give within each of several peaks, in bytes without the resident ones."""
+    for peak in peaks:
         if problem.time_left <= 0:
             return
-        limit = problem.graph.resident_bytes + int(room)
+        limit = problem.graph.resident_bytes + int(peak)
         yield from entries(replace(problem, limit=limit, max_overhead=None), curve)
 
 
 def all_of(problem: Problem, sources: Sequence[Source]) -> list[Entry]:
-    """What all sources give, in their order; two are asked at a time, while time is left."""
+    """The entries of all sources, in the order of the sources; two are asked at a time, while time is left."""
 
     def one(source: Source) -> list[Entry]:
         return list(source()) if problem.time_left > 0 else []

@@ -1,65 +1,99 @@
-"""What `auto` takes from the exact search: whole answers on the smallest graphs, better points of the curve on small ones."""
+"""Answers of the exact search for `auto`: whole answers on the smallest graphs, better points of the curve on small ones."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 
-from ..exact import search as exact
+from ..exact.search import Solution, fits
+from ..exact.search import solve as solve_exactly
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem
 from ..structure.archive import Entry, entry, pareto
-from .choice import in_threads
+from .threads import in_threads
 
-SMALL, NODES = 40, 20_000  # ops of graphs that are answered exactly, and sets of values looked at for it
-POINTS = 64  # of the curve of such a graph
-CLOSER = 40_000  # sets of values looked at for a peak: a few seconds on a chain, where a set leads to many others
-STEPS = 40  # peaks asked about, from the plain one down to none
-FAILURES = 4  # in a stretch of the curve, until the rest of it is left
-BETTER = 1e-4  # of the extra cost an answer must save at least
+NO_DEARER = 1 + 1e-12  # a limit on cost that rounding does not break
+
+
+@dataclass(frozen=True)
+class SmallSettings:
+    """How far the exact search is asked. A node is a set of values that it looks at. `closer_nodes` was measured: a few
+    seconds on a chain, where a set leads to many others; the other settings are guesses.
+
+    answered_ops_most : graphs of up to so many needed ops are answered exactly,
+    answered_nodes_most : where that takes at most so many nodes,
+    points_most : and, for a whole curve, so many points.
+    closer_nodes : for one peak of a larger graph.
+    peaks : asked about, from the plain one down to none.
+    failures_most : in a stretch of the curve, until the rest of it is left.
+    better_share : of the extra cost; the least that an answer must save.
+    """
+
+    answered_ops_most: int = 40
+    answered_nodes_most: int = 20_000
+    points_most: int = 64
+    closer_nodes: int = 40_000
+    peaks: int = 40
+    failures_most: int = 4
+    better_share: float = 1e-4
+
+
+SETTINGS = SmallSettings()
 
 
 def proven(problem: Problem) -> list[Schedule]:
-    """What the exact search proves best within few steps; empty where it does not."""
-    g, w = problem.graph, problem.weights
-    if not exact.fits(g) or int(g.needed.sum()) > SMALL:
+    """The schedules that the exact search proves best within few nodes; empty where it does not."""
+    g = problem.graph
+    if not fits(g) or int(g.needed.sum()) > SETTINGS.answered_ops_most:
         return []
-
-    def solve(limit: int | None, max_cost: float | None) -> Schedule | None:
-        found = exact.solve(g, w, limit, max_cost, NODES, problem.deadline, safe=True)
-        if not found.proven or found.schedule is None:
-            return None
-        return Schedule.from_runs(g, found.schedule.runs, "auto")
-
-    def least(max_cost: float | None) -> Schedule | None:
-        """Of the least peak within a cost, the cheapest."""
-        small = solve(None, max_cost)
-        return small and solve(simulate(g, small).peak_bytes, None)
-
-    if not problem.whole:
+    if problem.whole:
+        return _curve(problem)
+    if problem.limit is None:
         most = None if problem.max_overhead is None else problem.base_cost * (1 + problem.max_overhead)
-        if problem.limit is None:
-            one = least(most)
-        else:
-            one = solve(problem.limit, None)
-            one = one and (solve(None, float(w[one.runs].sum()) * (1 + 1e-12)) or one)  # no dearer, and the smallest
-        return [one] if one else []
+        one = _least(problem, most)
+    else:
+        one = _solve(problem, problem.limit, None)
+        if one is not None:  # of the schedules that are no dearer, the smallest
+            one = _solve(problem, None, float(problem.weights[one.runs].sum()) * NO_DEARER) or one
+    return [one] if one else []
+
+
+def _solve(problem: Problem, limit: int | None, max_cost: float | None) -> Schedule | None:
+    """The best schedule within a limit in bytes or a cost, or None where that is not proven in few nodes."""
+    g = problem.graph
+    nodes = SETTINGS.answered_nodes_most
+    found = solve_exactly(g, problem.weights, limit, max_cost, nodes, problem.deadline, safe=True)
+    if not found.proven or found.schedule is None:
+        return None
+    return Schedule.from_runs(g, found.schedule.runs, "auto")
+
+
+def _least(problem: Problem, max_cost: float | None) -> Schedule | None:
+    """Of the schedules of least peak within a cost, the cheapest."""
+    small = _solve(problem, None, max_cost)
+    return small and _solve(problem, simulate(problem.graph, small).peak_bytes, None)
+
+
+def _curve(problem: Problem) -> list[Schedule]:
+    """The whole frontier, from the plain step's cost to the least peak; empty where a part of it is not proven."""
+    g, w = problem.graph, problem.weights
     found: list[Schedule] = []
-    smallest = least(None)
+    smallest = _least(problem, None)
     if smallest is None:
         return []
     goal, peak = simulate(g, smallest).peak_bytes, -1
     cost = problem.base_cost
-    while peak != goal and len(found) < POINTS:
-        one = least(cost * (1 + 1e-12))
+    while peak != goal and len(found) < SETTINGS.points_most:
+        one = _least(problem, cost * NO_DEARER)
         if one is None:
             return []
         peak = simulate(g, one).peak_bytes
         found.append(one)
-        if peak > goal:  # what the next smaller peak costs
-            cheaper = solve(peak - 1, None)
+        if peak > goal:  # the cost of the next smaller peak
+            cheaper = _solve(problem, peak - 1, None)
             if cheaper is None:
                 return []
             cost = float(w[cheaper.runs].sum())
@@ -67,32 +101,33 @@ def proven(problem: Problem) -> list[Schedule]:
 
 
 def proven_between(problem: Problem, low: float, high: float, found: list[Entry]) -> list[Entry]:
-    """`found`, with what is proven best at some peaks from `low` to `high` (bytes, without resident ones).
+    """`found`, with entries that are proven best at some peaks from `low` to `high` (bytes without the resident ones).
 
-    The peaks do not depend on the goal: what answers one is also seen where a larger budget, or more overhead, asks.
+    The peaks do not depend on the goal: an answer to one goal is also seen where a larger budget, or more overhead, asks.
     """
     g, w = problem.graph, problem.weights
-    if not exact.fits(g):
+    if not fits(g):
         return found
     plain = simulate(g, Schedule.baseline(g)).peak_bytes - g.resident_bytes
-    rounded = sorted(range(1, STEPS + 1), key=lambda k: (-gcd(k, STEPS), -k))  # halves first: what people ask for
-    peaks = [p for p in (plain * k // STEPS for k in rounded) if low <= p <= high]
+    steps = SETTINGS.peaks
+    rounded = sorted(range(1, steps + 1), key=lambda k: (-gcd(k, steps), -k))  # halves first: what people ask for
+    peaks = [p for p in (plain * k // steps for k in rounded) if low <= p <= high]
 
-    def solve(peak: int, best: float) -> exact.Solution:
-        most = None if best == np.inf else problem.base_cost + best * (1 - BETTER)
-        nodes = int(CLOSER * problem.effort)
-        return exact.solve(g, w, g.resident_bytes + peak, most, nodes, problem.deadline, safe=True)
+    def solve(peak: int, best: float) -> Solution:
+        most = None if best == np.inf else problem.base_cost + best * (1 - SETTINGS.better_share)
+        nodes = int(SETTINGS.closer_nodes * problem.effort)
+        return solve_exactly(g, w, g.resident_bytes + peak, most, nodes, problem.deadline, safe=True)
 
     failed = 0
     least: list[tuple[int, float]] = []  # no schedule of that peak costs less
-    while peaks and failed < FAILURES and problem.time_left > 0:
+    while peaks and failed < SETTINGS.failures_most and problem.time_left > 0:
         asked, peaks = peaks[:2], peaks[2:]
         pair = [(p, min((e.extra for e in found if e.peak <= p), default=np.inf)) for p in asked]
         pair = [(p, best) for p, best in pair if best > 0 and not any(p <= q and best <= x for q, x in least)]
         for (p, best), one in zip(pair, in_threads(problem, solve, pair), strict=True):
             if not one.proven:
                 failed += 1
-                peaks = [q for q in peaks if q > p]  # what holds less is harder yet
+                peaks = [q for q in peaks if q > p]  # a smaller peak is harder yet
             if one.proven and one.schedule is None:
                 least.append((p, best))
             if one.schedule is not None:

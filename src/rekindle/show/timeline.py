@@ -64,7 +64,7 @@ def memory_timeline(
     budget: int | None = None,
     title: str | None = None,
 ) -> str:
-    """An SVG of the memory held during each run of the schedule `planned`, below the same for `plain`.
+    """An SVG of the memory held during each run: the schedule `plain` above the schedule `planned`, on one scale.
 
     plain : None takes the baseline, which recomputes nothing.
     budget : bytes, resident bytes included, drawn as a line.

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_matrix
+from scipy.optimize import Bounds, milp
 
 from ..exact.needed import overwritable
+from ..exact.rows import Rows
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
@@ -149,7 +149,7 @@ class Program:
             if limit < 0:
                 return None
         scale = float(max(1, a.bytes[self.values].max(initial=1)))
-        rows = _Rows()
+        rows = _Columns()
         run = {(t, i): rows.column() for t in range(n) for i in range(t + 1)}
         hold = {(t, v): rows.column() for v in self.values for t in range(self.made_by[v] + 1, n)}
         peak = rows.column(np.inf)
@@ -181,7 +181,7 @@ class Program:
         integrality = np.zeros(len(objective))
         if whole:
             integrality[list(run.values()) + list(hold.values())] = 1
-        found = milp(objective, constraints=rows.constraint(), bounds=Bounds(0, np.array(rows.upper)),
+        found = milp(objective, constraints=rows.constraint(len(rows.upper)), bounds=Bounds(0, np.array(rows.upper)),
                      integrality=integrality, options={"time_limit": seconds, "mip_rel_gap": 0.0})  # fmt: skip
         if found.x is None:
             return None
@@ -192,7 +192,7 @@ class Program:
         return held
 
     def _memory(
-        self, t: int, rows: _Rows, run: dict[tuple[int, int], int], hold: dict[tuple[int, int], int], peak: int,
+        self, t: int, rows: _Columns, run: dict[tuple[int, int], int], hold: dict[tuple[int, int], int], peak: int,
         scale: float,
     ) -> None:  # fmt: skip
         """What is held during each run of stage t is at most the peak. A value that is in memory after op i is freed
@@ -247,28 +247,13 @@ def _term(columns: dict[tuple[int, int], int], t: int, v: int, factor: float) ->
     return [(columns[t, v], factor)] if (t, v) in columns else []
 
 
-class _Rows:
-    """Columns from 0 to `upper`, and rows of A y <= b."""
+class _Columns(Rows):
+    """Columns from 0 to `upper`, and rows over them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.upper: list[float] = []
-        self.right: list[float] = []
-        self.row: list[int] = []
-        self.at: list[int] = []
-        self.factor: list[float] = []
 
     def column(self, upper: float = 1.0) -> int:
         self.upper.append(upper)
         return len(self.upper) - 1
-
-    def add(self, terms: list[tuple[int, float]], right: float) -> None:
-        for column, factor in terms:
-            self.row.append(len(self.right))
-            self.at.append(column)
-            self.factor.append(factor)
-        self.right.append(right)
-
-    def constraint(self) -> LinearConstraint:
-        shape = len(self.right), len(self.upper)
-        matrix = coo_matrix((self.factor, (self.row, self.at)), shape=shape).tocsr()
-        return LinearConstraint(matrix, -np.inf, np.array(self.right))

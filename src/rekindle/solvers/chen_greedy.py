@@ -24,7 +24,8 @@ import numpy as np
 
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import Chain, chain_of, segmented
+from ..structure.chain import Chain, chain_of
+from ..structure.operations import segmented
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import chain_of, segmented
+from ..structure.chain import chain_of
+from ..structure.operations import segmented
 
 
 @register(

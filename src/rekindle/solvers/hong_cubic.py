@@ -23,7 +23,8 @@ import numpy as np
 from ..kernels import hong as kernel
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-from ..structure.chain import Chain, chain_of, segmented
+from ..structure.chain import Chain, chain_of
+from ..structure.operations import segmented
 
 
 @register(

@@ -1,4 +1,4 @@
-"""The best sequences found so far, one per peak."""
+"""The best sequences of runs found so far, one per range of peaks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kernels.aim import Aim, score
 from ..kernels.arrays import Arrays
 from ..kernels.modes import peak
-from ..kernels.search import score
+from ..kernels.moves import SequenceBins
 from ..model.graph import Graph
-
-BINS = 256  # peaks told apart
-Goal = tuple[float, float, float, float, float, float]
 
 
 class Entry(NamedTuple):
@@ -34,70 +32,81 @@ def entry(graph: Graph, weights: np.ndarray, runs: Sequence[int] | np.ndarray) -
 
 def peak_of(arrays: Arrays, shared: np.ndarray, runs: np.ndarray) -> int:
     """Peak bytes, without the resident ones, of runs lowered by `Schedule.from_runs`. shared : as `Graph.shared`."""
-    top, _ = peak(runs, len(runs), np.inf, np.empty(len(arrays.bytes), np.bool_), *arrays, shared)
+    top, _ = peak(runs, len(runs), np.inf, np.empty(len(arrays.bytes), np.bool_), arrays, shared)
     return int(top)
 
 
-def limit_goal(limit: float, peak_scale: float, cost_scale: float) -> Goal:
-    """Least cost within a peak."""
-    return (limit, math.inf, peak_scale, cost_scale, 1e-4, 1.0)
+def within_peak(limit: float, peak_scale: float, cost_scale: float) -> Aim:
+    """The aim of least cost within a peak of `limit` bytes; of equal costs, the smaller peak."""
+    return Aim(limit, math.inf, peak_scale, cost_scale, 1e-4, 1.0)
+
+
+def within_cost(most_extra: float, peak_scale: float, cost_scale: float) -> Aim:
+    """The aim of least peak within an extra cost (infinite: at any cost); of equal peaks, the cheaper one."""
+    return Aim(math.inf, most_extra, peak_scale, cost_scale, 1.0, 1e-3)
+
+
+def peak_edges(least: float, most: float, bins: int) -> np.ndarray:
+    """float64 [bins]: rising upper ends of ranges of peaks, spread evenly over their logarithm; the last is infinite."""
+    return np.append(np.geomspace(least, most, bins - 1), math.inf)
 
 
 class Archive:
-    """Sequences by peak: in each of `BINS` ranges of peaks the cheapest one that has been entered.
+    """The cheapest sequence entered for each range of peaks.
 
-    arrays : (edges, extra, peak, runs, lengths) as the kernels take it; see `kernels.moves`.
+    bins : `SequenceBins`, which the kernels fill; see `kernels.moves`.
     """
 
-    def __init__(self, least: float, most: float, cap: int, bins: int = BINS):
-        """least, most : the peaks to tell apart, roughly; cap : most runs of a sequence."""
+    def __init__(self, least: float, most: float, most_runs: int, bins: int):
+        """least, most : the peaks to tell apart, roughly, in bytes; bins : how many ranges of peaks."""
         most = max(2.0, most)
-        edges = np.append(np.geomspace(min(max(1.0, least), 0.99 * most), most, bins - 1), math.inf)
-        self.arrays = (
-            edges, np.full(bins, math.inf), np.full(bins, math.inf), np.empty((bins, cap), np.int32),
-            np.zeros(bins, np.int64),
-        )  # fmt: skip
+        edges = peak_edges(min(max(1.0, least), 0.99 * most), most, bins)
+        self.bins = _empty(edges, most_runs)
 
     def like(self) -> Archive:
-        """An empty one for the same peaks."""
+        """An empty archive for the same peaks."""
         out = Archive.__new__(Archive)
-        edges, _, _, runs, lengths = self.arrays
-        out.arrays = (
-            edges, np.full(len(runs), math.inf), np.full(len(runs), math.inf), np.empty_like(runs), np.zeros_like(lengths),
-        )  # fmt: skip
+        out.bins = _empty(self.bins.edges, self.bins.runs.shape[1])
         return out
 
     def add(self, e: Entry) -> None:
         """Enter a sequence, if it is the cheapest in its range and short enough."""
-        edges, extra, peaks, runs, lengths = self.arrays
-        b = int(np.searchsorted(edges, e.peak))
-        better = e.extra < extra[b] or (e.extra == extra[b] and e.peak < peaks[b])
-        if b < len(edges) and better and len(e.runs) <= runs.shape[1]:
-            extra[b], peaks[b], lengths[b] = e.extra, e.peak, len(e.runs)
-            runs[b, : len(e.runs)] = e.runs
+        bins = self.bins
+        b = int(np.searchsorted(bins.edges, e.peak))
+        better = e.extra < bins.extra[b] or (e.extra == bins.extra[b] and e.peak < bins.peak[b])
+        if b < len(bins.edges) and better and len(e.runs) <= bins.runs.shape[1]:
+            bins.extra[b], bins.peak[b], bins.lengths[b] = e.extra, e.peak, len(e.runs)
+            bins.runs[b, : len(e.runs)] = e.runs
 
     def merge(self, other: Archive) -> None:
-        """Enter all of another one's."""
+        """Enter all sequences of another archive."""
         for e in other:
             self.add(e)
 
     def __iter__(self) -> Iterator[Entry]:
-        _, extra, peaks, runs, lengths = self.arrays
-        for b in np.flatnonzero(np.isfinite(extra)):
-            yield Entry(float(peaks[b]), float(extra[b]), runs[b, : lengths[b]].astype(np.int64))
+        bins = self.bins
+        for b in np.flatnonzero(np.isfinite(bins.extra)):
+            yield Entry(float(bins.peak[b]), float(bins.extra[b]), bins.runs[b, : bins.lengths[b]].astype(np.int64))
 
-    def best(self, goal: Goal) -> Entry:
-        """The entry that serves a goal best."""
-        return min(self, key=lambda e: float(score(e.peak, e.extra, goal)))
+    def best(self, aim: Aim) -> Entry:
+        """The entry with the best score for an aim."""
+        return min(self, key=lambda e: float(score(e.peak, e.extra, aim)))
 
     @property
     def least(self) -> float:
         """The least peak."""
-        return float(self.arrays[2][np.isfinite(self.arrays[1])].min())
+        return float(self.bins.peak[np.isfinite(self.bins.extra)].min())
+
+
+def _empty(edges: np.ndarray, most_runs: int) -> SequenceBins:
+    n = len(edges)
+    return SequenceBins(
+        edges, np.full(n, math.inf), np.full(n, math.inf), np.empty((n, most_runs), np.int32), np.zeros(n, np.int64)
+    )
 
 
 def pareto(entries: list[Entry]) -> list[Entry]:
-    """Those that no other matches in both peak and cost, in order of falling peak."""
+    """The entries that no other matches in both peak and cost, in order of falling peak."""
     kept: list[Entry] = []
     for e in sorted(entries, key=lambda e: (e.peak, e.extra, len(e.runs))):
         if not kept or e.extra < kept[-1].extra - 1e-12 * abs(kept[-1].extra):

@@ -1,53 +1,30 @@
-"""The forward of a step cut into blocks where little passes, each of them a step of its own.
+"""Blocks of a step: the stages of a chain, each looked at as a small step of its own.
 
-Blocks are the stages of a chain, but they need not end in splitting vertices: whatever passes is the input of the next
-block. So a value that all layers read (rotary tables, masks), or a skip over half of the network, is no obstacle; it
-counts for as long as it is there. Blocks that are the same but for the names of their modules share one canonical form.
+Blocks need not end in splitting vertices: every value that passes is an input of the next block. So a value that all
+layers read (rotary tables, masks), or a skip over half of the network, is no obstacle; it counts for as long as it is
+there. Blocks that differ only in the names of their modules have the same key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from ..kernels import blocks as kernel
-from ..kernels import modes
+from ..kernels import local_ids, modes
 from ..kernels.arrays import Arrays
-from ..kernels.order import hoist
 from ..kernels.runs import prune
 from ..model.graph import BOUNDARY, Graph, Op, Value
 from .chain import Chain
-from .saved import Dropping
-
-DROPS = 8  # numbers of values dropped in a block that are tried: of all, and of those that cost; twice over
-
-
-def costly(chain: Chain, weights: np.ndarray, levels: int) -> list[np.ndarray]:
-    """Sets of values, each bool [values], that are dear to make again for the bytes they take: at most `levels`, from
-    those that cost anything at all to fewer and fewer."""
-    lives, a = chain.lives, chain.graph.arrays
-    able = (lives.made >= 0) & (lives.made < chain.turn) & (lives.size > 0)
-    ids = np.flatnonzero(able)
-    density = weights[a.producer[ids]] / lives.size[ids]
-    ids, density = ids[density > 0], density[density > 0]
-    order = np.lexsort((-ids, -density))
-    ids = ids[order]
-    total = np.cumsum(lives.size[ids])
-    found = []
-    for part in np.linspace(1, 0, levels + 1)[:-1]:
-        mask = np.zeros(len(able), np.bool_)
-        mask[ids[: int(np.searchsorted(total, part * total[-1], side="right")) if len(ids) else 0]] = True
-        found.append(mask)
-    return list({mask.tobytes(): mask for mask in found if mask.any()}.values())
 
 
 class Kinds:
-    """What a block is told apart by: ops without the paths of their modules.
+    """The kind of every op, without the path of its module, so that equal blocks can be recognised.
 
-    of : int64 [ops]; equal where two ops differ in no more than that and in what they read and make.
+    of : int64 [ops]; equal where two ops differ only in the path of their module and in which values they read and make.
+    weights : float64 [ops]; cost of a run.
+    place : int64 [values], all -1; scratch of `local_ids.localise`.
     """
 
     def __init__(self, graph: Graph, weights: np.ndarray):
@@ -60,13 +37,26 @@ class Kinds:
         ], np.int64)  # fmt: skip
 
 
-class Block:
-    """A stage of a chain, with ids of its own for its ops and for the values that they touch.
+# The columns of `Block.sizes`.
+SIZES = ("saved", "save_peak", "save_time", "alone_peak", "alone_time", "backward_peak", "backward_time")
 
-    ops : int64; the graph's id of each; forward first, then -1 where the rest of the step runs, then backward.
-    turn : where that is.
-    key : the same for two blocks that differ in names only.
-    around, before : bytes that pass while it runs backward, and forward, without being touched; not in any size here.
+
+class Block:
+    """A stage of a chain, with its own ids for its ops and for the values that they touch.
+
+    Flags below are bool [values of the block].
+
+    ops : int64; the graph's id of each op: forward, then -1 where the rest of the step runs, then backward.
+    turn : the position of the -1.
+    key : equal for two blocks that differ in names only.
+    around, before : bytes that pass while the block runs backward, and forward, without being touched; in no size here.
+    values : int64; the graph's id of each value. size : int64; its bytes.
+    own : made by the block's forward. later : made by later blocks.
+    passed_on : own, and in the input of the next block. saved : passed on, and read by backward, so held in any case.
+    unread : in the input of the block, and read by no backward. passing : unread, and in the input of the next block.
+    ending : in the input of the block, and read last by its backward. waiting : made later, for the backward of this block
+        or earlier ones. left : needed after the block's backward. behind : there when the block's backward begins.
+    kept : stays until the backward of its stage whatever the plan is.
     """
 
     def __init__(self, chain: Chain, stage: int, kinds: Kinds):
@@ -76,9 +66,7 @@ class Block:
         self.turn = len(forward)
         self.ops = np.array([*forward, -1, *backward], np.int64)
         ops = np.delete(self.ops, self.turn)
-        self.values, wiring = kernel.localise(
-            ops, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, a.inplace_ptr, a.inplace_ids, kinds.place
-        )  # fmt: skip
+        self.values, wiring = local_ids.localise(ops, a, kinds.place)
         lives, n = chain.lives, len(chain)
         made, last, group, used, size, self.kept = lives.of(self.values)
         read, entering = used < n, (made < stage) & (made >= 0) & (last >= stage)
@@ -91,7 +79,7 @@ class Block:
         self.ending = entering & (used == stage)
         self.waiting = self.later & (used <= stage)
         self.left = (self.own | own_gradient | self.later) & (used < stage)
-        self.saved = self.passed_on & read  # whatever the option
+        self.saved = self.passed_on & read
         self.behind = self.waiting | own_gradient
         outside = np.ones(len(lives.size), np.bool_)
         outside[self.values] = False
@@ -105,7 +93,7 @@ class Block:
 
     @cached_property
     def graph(self) -> Graph:
-        """A step of the block alone: forward, `boundary` in the place of the rest of the step, backward."""
+        """A step of the block alone: forward, a boundary op in place of the rest of the step, backward."""
         at = {v: i for i, v in enumerate(self.values.tolist())}
         results, arriving = np.flatnonzero(self.passed_on).tolist(), np.flatnonzero(self.later).tolist()
         last = len(at)  # a token: the boundary has run
@@ -123,24 +111,23 @@ class Block:
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """float64 [ops]: what a run of each costs."""
+        """float64 [ops]: the cost of a run of each op."""
         return np.where(self.ops >= 0, self.kinds.weights[self.ops], 0.0)
 
     @property
     def plain(self) -> np.ndarray:
-        """Backward as it stands."""
+        """Backward in the order of the graph, without recomputation."""
         return np.arange(self.turn + 1, len(self.ops))
 
     def quick(self, program: np.ndarray) -> tuple[float, float, float]:
-        """(bytes held for the backward `program`, its peak, what it costs with the forward that saves for it)."""
+        """(bytes held for the backward `program`, its peak, its cost), to choose among programs."""
         saved, extra, _ = self._needs(program)
         return (
             float(self.size[saved].sum()), float(self._backward_peak(program, extra)), float(self.weights[program].sum())
         )  # fmt: skip
 
     def sizes(self, program: np.ndarray) -> tuple[float, ...]:
-        """What the backward `program` takes, as `kernels.rotor.Stages` has it: saved, save_peak, save_time, alone_peak,
-        alone_time, backward_peak, backward_time."""
+        """The sizes and times of the backward `program` in the order of `SIZES`, as `kernels.rotor.Stages` has them."""
         saved, extra, needs = self._needs(program)
         save, alone = self._forward(self.passed_on | self.own & needs), self._forward(self.own & needs)
         again = np.where(self._arrays.recompute, self.weights, 0.0)
@@ -157,11 +144,11 @@ class Block:
         )  # fmt: skip
 
     def _needs(self, program: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """bool [values]: what is held from forward to `program`, what of it is input that no plain backward reads, and
-        all that must be there before it."""
+        """Three bool [values]: held from forward to `program`; the inputs among them that no plain backward reads; and all
+        values that must be there before it."""
         a = self._arrays
         needs = np.append(self.left & self.own, False)
-        kernel.missing(program, needs, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids)
+        local_ids.missing(program, needs, a)
         needs = needs[:-1]
         extra = self.unread & needs
         return self.own & needs | self.saved | extra, extra, needs
@@ -179,84 +166,29 @@ class Block:
         return a._replace(bytes=np.append(self.size, 0), producer=np.zeros(len(a.bytes), np.int64))
 
     def _forward(self, wanted: np.ndarray) -> np.ndarray:
-        """The runs of forward that make the values `wanted`, where what is kept is there."""
+        """The runs of forward that make the values `wanted`, where the kept values are there."""
         a = self._arrays
-        every = np.ones(len(a.recompute), np.bool_)
         runs = np.array([i for i in range(self.turn) if int(self.ops[i]) not in self.chain.once], np.int64)
-        producer = np.append(np.where(self.kept, -1, 0), 0)
-        wanted = np.append(wanted & ~self.kept, False)
-        return prune(runs, producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, every, wanted)
+        asked = a._replace(
+            producer=np.append(np.where(self.kept, -1, 0), 0),
+            recompute=np.ones(len(a.recompute), np.bool_),
+            keep=np.append(wanted & ~self.kept, False),
+        )
+        return prune(runs, asked)
 
     def _peak(self, runs: np.ndarray, counted: np.ndarray, left: np.ndarray) -> int:
-        """Most bytes of the values `counted` during the runs, where those of `left` must be there after them."""
+        """Most bytes of the values `counted` during the runs, where the values `left` must be there after them."""
         size = np.append(np.where(counted, self.size, 0), 0)
         arrays = self._arrays._replace(bytes=size, keep=np.append(left, False))
-        top, _ = modes.peak(runs, len(runs), np.inf, np.empty(len(size), np.bool_), *arrays, self._shared)
+        top, _ = modes.peak(runs, len(runs), np.inf, np.empty(len(size), np.bool_), arrays, self._shared)
         return max(int(top), int(size[:-1][left].sum()))
 
     @cached_property
     def _shared(self) -> np.ndarray:
-        """bool [values]: what the boundary of the whole step reads or makes."""
+        """bool [values]: values that the boundary of the whole step reads or makes."""
         out = np.zeros(len(self.size) + 1, np.bool_)
         graph = self.chain.graph
         if graph.boundary is not None:
             boundary = graph.ops[graph.boundary]
             out[:-1] = np.isin(self.values, [*boundary.inputs, *boundary.outputs])
         return out
-
-
-def programs(block: Block) -> list[np.ndarray]:
-    """What may run as the backward of a block, recomputations included; the plain one first.
-
-    Values are dropped in order of what a byte of them costs to make again. What is dropped is made again once and held to
-    its last use; or at each use; or what is cheapest at each use and the rest once. Backward runs as it stands, or every
-    op that lets go of more than it makes as soon as it can.
-    """
-    found = {block.plain.tobytes(): block.plain}
-    if len(block.plain) and block.stage < block.chain.turn:
-        dropping = Dropping(block.graph)
-        candidates = dropping.candidates
-        density = block.weights[block.graph.arrays.producer[candidates]] / block.size[candidates]
-        ranked = candidates[np.argsort(density, kind="stable")]
-        density = np.sort(density)
-        for order in (dropping.order, _hoisted(dropping)):
-            dropping.order = order
-            for modes_ in _modes(dropping, ranked, density):
-                if (found_runs := dropping.runs(modes_)) is None:
-                    continue  # far more runs than ops: none is worth its time
-                runs = np.array(found_runs, np.int64)
-                program = runs[int(np.flatnonzero(runs == block.turn)[0]) + 1 :]
-                found.setdefault(program.tobytes(), program)
-    return list(found.values())
-
-
-def _modes(dropping: Dropping, ranked: np.ndarray, density: np.ndarray) -> Iterator[np.ndarray]:
-    yield dropping.all(modes.KEEP)
-    n = len(ranked)
-    if not n:
-        return
-    steps = np.append(np.flatnonzero(np.diff(density) > 1e-9 * density[1:]) + 1, n)
-    free = int(np.searchsorted(density, 0.0, "right"))  # these cost nothing to make again
-    even = np.concatenate([np.linspace(1, n, DROPS), np.linspace(free, n, DROPS + 1)[1:]]).astype(np.int64)
-    counts = np.unique(np.concatenate([steps[:: -(-len(steps) // DROPS)], even[even > 0]]))
-    for count in counts.tolist():
-        styles = {
-            modes.HOLD: 0,
-            modes.TRANSIENT: count,
-            -1: min(count, int(np.searchsorted(density, density[0], "right"))),
-        }
-        for cheap in sorted({*styles.values()}):
-            row = dropping.all(modes.KEEP)
-            row[ranked[:count]] = modes.HOLD
-            row[ranked[:cheap]] = modes.TRANSIENT
-            yield row
-
-
-def _hoisted(dropping: Dropping) -> np.ndarray:
-    graph = dropping.graph
-    a, end = graph.arrays, dropping.end_of_forward or 0
-    rows = [sorted({int(p) for p in a.producer[list(op.inputs)] if p >= 0}) for op in graph.ops]
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=ptr[1:])
-    ids = np.array([p for r in rows for p in r], np.int64)
-    return hoist(dropping.order, end, ptr, ids, a.bytes, a.producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, a.keep)

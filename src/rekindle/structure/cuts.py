@@ -1,6 +1,8 @@
-"""Where a forward can be cut: where little passes, or at its splitting vertices."""
+"""Places at which a forward can be cut: where few bytes pass, or at its splitting vertices."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,38 +10,56 @@ from ..model.graph import Graph
 from .division import splitting_vertices
 from .forward import Forward, results
 
-SPREAD = 3  # times the smallest block is the largest
-MOST = 100  # times the smallest block is the whole forward at most
-NEGLIGIBLE = 0.01  # the least outputs that together hold at most this part of all that forward makes have no weight
-STAGE = 6  # ops of weight in a stage, at least, where splitting vertices do not make them
-STAGES = 1000  # of these, at most about
+
+@dataclass(frozen=True)
+class CutSettings:
+    """Sizes of blocks and stages. An op of weight is one whose outputs are not negligible. All are guesses.
+
+    largest_block : the largest block, in sizes of the smallest.
+    blocks_most : how many blocks there are at most, about; where the smallest size would make more, blocks are larger.
+    negligible_share : of the bytes that forward makes; the smallest outputs that together hold at most that have no weight.
+    stage_ops : ops of weight in a stage, at least, where splitting vertices do not make the stages.
+    stages_most : how many of these stages there are at most, about.
+    """
+
+    largest_block: int = 3
+    blocks_most: int = 100
+    negligible_share: float = 0.01
+    stage_ops: int = 6
+    stages_most: int = 1000
+
+
+SETTINGS = CutSettings()
 
 
 def series(graph: Graph, forward: Forward) -> list[int]:
-    """Vertices at which the forward is taken as a chain of stages: the splitting vertices. Where more than half of the
-    forward lies between two of them (values that all layers read, the states of an unrolled network), also the places in
-    it where least passes."""
+    """Vertices at which the forward is cut into a chain of stages: the splitting vertices. Where more than half of the
+    forward lies between two of them (values that all layers read, the states of an unrolled network), also the places
+    between these two where fewest bytes pass."""
     splits = splitting_vertices(forward.dag)
     _, weight = _passing(graph, forward)
     lengths = np.diff(weight[splits])
     k = int(lengths.argmax())
-    if lengths[k] <= max(weight[-1] / 2, 2 * SPREAD * STAGE):
+    if lengths[k] <= max(weight[-1] / 2, 2 * SETTINGS.largest_block * SETTINGS.stage_ops):
         return splits
-    inside = [v for v in cuts(graph, forward, STAGE, STAGES) if splits[k] < v < splits[k + 1]]
+    inside = [
+        v for v in cuts(graph, forward, SETTINGS.stage_ops, SETTINGS.stages_most) if splits[k] < v < splits[k + 1]
+    ]
     return sorted([*splits, *inside])
 
 
-def cuts(graph: Graph, forward: Forward, smallest: int, most: int = MOST) -> list[int]:
-    """Vertices after which the forward is cut, the source and the target among them: such that least bytes pass the cuts,
-    on an average over the ops of weight. A block has at most SPREAD times `smallest` of these; fewer than `smallest` in it
-    spare nothing.
+def cuts(graph: Graph, forward: Forward, smallest: int, most: int = SETTINGS.blocks_most) -> list[int]:
+    """Vertices after which the forward is cut, the source and the target among them, such that fewest bytes pass the cuts,
+    on an average over the ops of weight.
 
-    most : times the smallest block is the whole forward at most; where it is more, blocks are larger.
+    smallest : ops of weight in a block; a smaller block spares nothing. A block has at most
+        `SETTINGS.largest_block` times as many.
+    most : how many of the smallest blocks make up the whole forward at most; where it is more, blocks are larger.
     """
     target = len(forward.ops) - 1
     passing, weight = _passing(graph, forward)
     smallest = max(smallest, int(weight[-1]) // most)
-    # Of the places between two ops of weight only the best: levels[k] for those with k such ops before them.
+    # Only the best place between two ops of weight; levels[k] is how many such ops lie before places[k].
     order = np.lexsort((-np.arange(target + 1), passing))
     levels, first = np.unique(weight[order], return_index=True)
     places, costs = order[first], passing[order[first]]
@@ -51,7 +71,7 @@ def cuts(graph: Graph, forward: Forward, smallest: int, most: int = MOST) -> lis
     best[0] = 0.0
     last = len(levels) - 1
     for k in range(1, last + 1):
-        low = min(k - 1, int(np.searchsorted(levels, levels[k] - SPREAD * smallest)))
+        low = min(k - 1, int(np.searchsorted(levels, levels[k] - SETTINGS.largest_block * smallest)))
         length = levels[k] - levels[low:k]
         total = best[low:k] + costs[k] * np.maximum(length, smallest) * (1 + 0.01 * length / smallest)
         at = low + int(total.argmin())
@@ -64,18 +84,18 @@ def cuts(graph: Graph, forward: Forward, smallest: int, most: int = MOST) -> lis
 
 
 def closed(graph: Graph, forward: Forward, smallest: int, largest: int) -> list[int] | None:
-    """Vertices after which the forward is cut into closed sets: splitting vertices alone, such that what lies between two
-    of them is at least `smallest` ops of weight where that can be. None if no set has more than SPREAD times as many, so
-    that `cuts` need not divide any; if one has more than `largest`; or if there is but one."""
+    """Vertices after which the forward is cut into closed sets: splitting vertices alone, with at least `smallest` ops of
+    weight between two of them where that can be. None if no set has more than `SETTINGS.largest_block` times as many, so
+    that `cuts` need not divide any; if a set has more than `largest`; or if there is only one."""
     splits = splitting_vertices(forward.dag)
     _, weight = _passing(graph, forward)
     lengths = np.diff(weight[splits])
-    if len(splits) < 3 or not SPREAD * smallest < lengths.max() <= largest:
+    if len(splits) < 3 or not SETTINGS.largest_block * smallest < lengths.max() <= largest:
         return None
     found = [splits[0]]
     since = 0
     for k, length in enumerate(lengths.tolist()):
-        apart = length > SPREAD * smallest
+        apart = length > SETTINGS.largest_block * smallest
         if since and (apart or since >= smallest):
             found.append(splits[k])
             since = 0
@@ -84,8 +104,8 @@ def closed(graph: Graph, forward: Forward, smallest: int, largest: int) -> list[
 
 
 def _passing(graph: Graph, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
-    """Per vertex the bytes that pass behind it (a little more where backward does not read them), and the number of
-    ops of weight up to it."""
+    """Per vertex the bytes that pass behind it (counted a little higher where backward does not read them), and the number
+    of ops of weight up to it."""
     n = len(forward.ops)
     vertex = {o: v for v, o in enumerate(forward.ops) if o >= 0}
     handed_on = set(results(graph))
@@ -102,5 +122,5 @@ def _passing(graph: Graph, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
     ranked = np.argsort(made, kind="stable")
     total = np.cumsum(made[ranked])
     weighs = np.zeros(n, np.bool_)
-    weighs[ranked[total > NEGLIGIBLE * total[-1]]] = True
+    weighs[ranked[total > SETTINGS.negligible_share * total[-1]]] = True
     return np.cumsum(passing)[:n], np.cumsum(weighs)

@@ -1,13 +1,14 @@
 """The division tree: an s-t DAG taken apart into ever smaller closed sets.
 
-A closed set [s, t] is what lies between s and t where no vertex inside has an edge to the outside. It is divided
+A closed set [s, t] holds the vertices and edges between s and t, where no vertex inside has an edge to the outside. It is
+divided
 
 linear      at its splitting vertices, those on every path from s to t, if it has any;
-branch      else into its parallel parts: what hangs together without s and t; an edge from s to t is one;
+branch      else into its parallel parts: the connected parts without s and t; an edge from s to t is one;
 complicate  else into its maximal closed sets other than itself: the maximal split, which is unique.
 
-Each part is divided in turn, down to single edges. With an edge from t to s put in and directions forgotten, a closed
-set is what two vertices cut off, and the tree is the one of triconnected components: series, parallel, rigid. That is
+Each part is divided in turn, down to single edges. With an edge from t to s added and directions forgotten, a closed set
+is a part that two vertices cut off, and the tree is the tree of triconnected components: series, parallel, rigid. That is
 how the maximal split is found here.
 
 Feng, Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021, arXiv:1808.00079.
@@ -34,10 +35,10 @@ Division = tuple[int, list[int], list["Part"]]  # kind, vertices, children
 class Part:
     """A closed set of the tree.
 
-    edges : the ids of all edges in it, by tail.
-    vertices : those at which it is divided, without its source and target; of a linear part in their order.
-    children : ids of the parts it is divided into; of a linear part in their order.
-    cost : bytes inside it: of its edges, and of its vertices but for source and target.
+    edges : the ids of all its edges, by tail.
+    vertices : the vertices at which it is divided, without its source and target; of a linear part in their order.
+    children : ids of the parts into which it is divided; of a linear part in their order.
+    cost : bytes inside it: of its edges, and of its vertices other than source and target.
     """
 
     source: int
@@ -68,7 +69,7 @@ def division_tree(dag: Dag) -> list[Part]:
 
 
 def splitting_vertices(dag: Dag) -> list[int]:
-    """The vertices on every path from source to target, in order, with these two. O(edges log edges)."""
+    """The vertices on every path from source to target, in order, these two included. O(edges log edges)."""
     ends = dag.edges
     whole = _whole(dag, ends)
     division = _linear(whole, ends)
@@ -80,7 +81,7 @@ def _whole(dag: Dag, ends: Ends) -> Part:
 
 
 def _linear(part: Part, ends: Ends) -> Division | None:
-    """A vertex is on every path if no edge leads past it: one sweep over the edges."""
+    """Divide at the vertices on every path, those past which no edge leads: one sweep over the edges."""
     at, starts = [part.source], [0]
     reach = part.source
     for k, e in enumerate(part.edges):
@@ -98,7 +99,7 @@ def _linear(part: Part, ends: Ends) -> Division | None:
 
 
 def _branch(part: Part, ends: Ends) -> Division | None:
-    """Parallel parts are the sets of vertices that edges join without passing the source or the target."""
+    """Divide into parallel parts: the sets of vertices that edges join without passing the source or the target."""
     root: dict[int, int] = {}
 
     def find(v: int) -> int:
@@ -122,8 +123,8 @@ def _branch(part: Part, ends: Ends) -> Division | None:
 
 
 def _complicate(part: Part, ends: Ends) -> Division:
-    """Each edge goes to the maximal closed set that has one of its ends inside, or else to the one between its ends;
-    often that is the edge alone."""
+    """Divide into maximal closed sets. Each edge goes to the set that has one of its ends inside, or else to the set
+    between its ends, which is often the edge alone."""
     vertices = sorted({v for e in part.edges for v in ends[e]})
     local = {v: i for i, v in enumerate(vertices)}
     tail = np.array([local[ends[e][0]] for e in part.edges], np.int64)

@@ -1,18 +1,18 @@
 """The forward part of a step as the DAG of tensors on which papers on checkpointing work.
 
-A captured step is no such DAG by itself. What is done here, so that a chain in the model is a chain in the DAG:
+A captured step is no such DAG by itself. These rules make a chain in the model a chain in the DAG:
 
-- One vertex per forward op. Keeping it keeps what forward reads of its outputs. What only backward reads (statistics of
-  a normalisation, indices of a pooling) goes along where it is small; else it is made again with the segment that ends
-  in the vertex, and charged there.
-- Inside a segment counts what backward reads. The rest is gone again at once, as where ops work in place.
+- One vertex per forward op. Saving a vertex saves the outputs that forward reads. Outputs that only backward reads
+  (statistics of a normalisation, indices of a pooling) are saved with it where they are small; large ones are recomputed
+  with the segment that ends in the vertex, and charged there.
+- Inside a segment only values that backward reads count. The others are freed at once, as where ops work in place.
 - Ops from which no path leads to a result (buffer updates and their tokens) are no vertices.
-- What the caller holds (parameters, inputs) is always at hand and makes no edges.
-- A side input is computed from what the caller holds and joins the main stream: a cast weight, an attention mask, the
-  input's share of a recurrent step. One that enters at a single vertex is charged to the segment that ends there; a
-  light one that enters at several is always kept. Neither makes edges.
-- A concatenation of what an earlier one has, and more, reads the earlier one; and that is kept by keeping its parts.
-  So dense blocks are the chains that they would be if each layer appended to the features.
+- Values that the caller holds (parameters, inputs) are always at hand and make no edges.
+- A side input is computed from values that the caller holds and joins the main stream: a cast weight, an attention mask,
+  the input's share of a recurrent step. A side input that enters at a single vertex is charged to the segment that ends
+  there; a light one that enters at several vertices is always saved. Neither makes edges.
+- A concatenation that reads all inputs of an earlier one, and more, reads the earlier one instead; saving the earlier one
+  saves its parts. So dense blocks are the chains that they would be if each layer appended to the features.
 """
 
 from __future__ import annotations
@@ -24,15 +24,27 @@ import numpy as np
 
 from ..model.graph import Graph
 
-LIGHT = 50  # a side input is light if it takes at most a 50th of what forward makes
-SMALL = 16  # outputs only for backward are small if they take at most a 16th of the others
+
+@dataclass(frozen=True)
+class ForwardSettings:
+    """Sizes that decide what becomes a vertex. Both are guesses.
+
+    light_share : of the bytes that forward makes; a side input of at most that is light.
+    small_share : of the bytes that forward reads of an op's outputs; outputs for backward alone of at most that are small.
+    """
+
+    light_share: float = 1 / 50
+    small_share: float = 1 / 16
+
+
+SETTINGS = ForwardSettings()
 
 
 @dataclass(frozen=True)
 class Dag:
     """Vertices 0 to n - 1 in a topological order, each on a path from 0, the source, to n - 1, the target.
 
-    cost : int64 [vertices]; bytes that a vertex takes where it is kept.
+    cost : int64 [vertices]; bytes that a vertex takes where it is saved.
     inside : int64 [vertices]; bytes that it takes where it lies inside a segment.
     tail, head : int64 [edges]; no two edges have the same ends.
     edge_cost : int64 [edges]; bytes that a segment with this edge takes beside its vertices.
@@ -52,11 +64,11 @@ class Dag:
 
 @dataclass(frozen=True)
 class Forward:
-    """The DAG of a graph's forward part, and what its vertices stand for.
+    """The DAG of a graph's forward part, and the op of each vertex.
 
-    ops : per vertex the op. -1: the source stands for what the caller holds, the target for all results at once.
-    values : per vertex the values that keeping it saves.
-    always : values that are saved whatever is kept: the results, and light side inputs.
+    ops : per vertex the op. -1: the source stands for the values of the caller, the target for all results at once.
+    values : per vertex the values to save where the vertex is saved.
+    always : values that are saved in any case: the results, and light side inputs.
     """
 
     dag: Dag
@@ -65,7 +77,7 @@ class Forward:
     always: tuple[int, ...]
 
     def saved(self, kept: Iterable[int]) -> list[int]:
-        """The values to save for backward where the vertices `kept` are kept."""
+        """The values to save for backward where the vertices `kept` are saved."""
         return sorted({*self.always, *(v for i in kept for v in self.values[i])})
 
 
@@ -77,8 +89,8 @@ def end_of_forward(graph: Graph) -> int | None:
 
 
 def results(graph: Graph) -> list[int]:
-    """What forward hands on: what the boundary reads; without one, what backward reads of what forward made. Values of
-    no bytes are tokens (some op has run), unless there is nothing else."""
+    """The values that forward hands on: those that the boundary reads, or, without a boundary, those that forward makes and
+    backward reads. Values of no bytes are left out (they only say that an op has run), unless there are no others."""
     end = end_of_forward(graph)
     if end is None:
         return []
@@ -106,8 +118,10 @@ def forward_dag(graph: Graph) -> Forward | None:
 
 
 class _Builder:
-    """before, after : op -> the ops that it reads from, and that read from it.
-    values, cost : op -> what keeping it saves, and the bytes of that.
+    """Turns forward ops into the DAG.
+
+    before, after : op -> the ops that it reads from, and the ops that read from it.
+    values, cost : op -> the values to save where it is saved, and their bytes.
     charged : op -> bytes on an edge into it.
     """
 
@@ -150,14 +164,14 @@ class _Builder:
         return Forward(dag, tuple(at), tuple(self.values.get(o, ()) for o in at), tuple(sorted(self.always)))
 
     def _side_inputs(self) -> set[int]:
-        """The ops of side inputs that make no edges; charges them, or marks what they make as always kept."""
+        """The ops of side inputs that make no edges. Charges them, or marks their outputs as always saved."""
         main = self._main_stream()
         everything = sum(self.bytes.values())
         aside: set[int] = set()
         for group in self._connected([o for o in self.ops if o not in main]):
             entered = {q for o in group for q in self.after[o] if q in main}
             taken = sum(self.bytes[o] for o in group)
-            light = taken * LIGHT <= everything
+            light = taken <= SETTINGS.light_share * everything
             if len(entered) == 1 and (light or len(group) == 1):
                 self.charged[entered.pop()] += taken
             elif entered and light:
@@ -169,7 +183,7 @@ class _Builder:
         return aside
 
     def _main_stream(self) -> set[int]:
-        """Everything downstream of where the heaviest path to a result begins."""
+        """The ops downstream of the op where the heaviest path to a result begins."""
         heaviest: dict[int, tuple[int, int]] = {}  # bytes of the heaviest path to an op, and the op where it begins
         for o in self.ops:
             taken, first = max((heaviest[p] for p in self.before[o]), default=(0, o))
@@ -195,19 +209,20 @@ class _Builder:
             yield group
 
     def _outputs(self) -> None:
+        """The values to save with each op; large outputs for backward alone are charged."""
         handed_on, inside = set(results(self.graph)), set(self.ops)
         for o in self.ops:
             outputs = self.graph.ops[o].outputs
             own = [v for v in outputs if v in handed_on or not inside.isdisjoint(self.graph.consumers[v])]
             rest = [v for v in outputs if v not in own and self._for_backward(v)]
-            if self._bytes(rest) * SMALL <= self._bytes(own):
+            if self._bytes(rest) <= SETTINGS.small_share * self._bytes(own):
                 own += rest
             else:
                 self.charged[o] += self._bytes(rest)
             self.values[o], self.cost[o] = tuple(own), self._bytes(own)
 
     def _off_path(self) -> None:
-        """What forward makes for backward alone is made again with the segment where the last of its inputs is made."""
+        """Charge values made for backward alone to the segment where the last of their inputs is made."""
         host = {o: o for o in self.ops}
         for i in np.flatnonzero(self.graph.needed[: self.end]).tolist():
             if i not in host:
@@ -218,7 +233,7 @@ class _Builder:
                     self.charged[host[i]] += self._bytes(v for v in self.graph.ops[i].outputs if self._for_backward(v))
 
     def _concatenations(self) -> None:
-        """An op as large as all it reads is taken for a concatenation where a later op reads all of that and more."""
+        """Rewire concatenations: ops as large as all they read, where a later op reads all of that and more."""
         reads = {o: set(before) for o, before in self.before.items()}
         joins = {o for o in self.ops if len(reads[o]) > 1 and self.cost[o] == sum(self.cost[p] for p in reads[o])}
         extended = set()

@@ -1,4 +1,4 @@
-"""Which stages of a chain make and read each value, and what that adds up to between two of them. Sizes are bytes."""
+"""The stages of a chain that make and read each value, and sums of bytes over them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Lives:
-    """Of a chain of n stages; arrays are [values].
+    """The values of a chain of n stages; arrays are [values].
 
-    made, last : the stage whose forward makes it (-1: none) and the last whose forward reads it.
+    made, last : the stage whose forward makes the value (-1: none) and the last whose forward reads it.
     group : the stage whose backward makes it (-1: none).
     used : the earliest stage whose backward reads it (n: none), -1 where it must be there at the end.
-    size : bytes, 0 for what is held or the caller's.
+    size : bytes, 0 for values that are held during the step or by the caller.
     kept : bool; whether it stays until the backward of its stage whatever the plan is; then its size is 0 too.
 
-    It is in the inputs of the stages behind `made` up to `last`.
+    A value is in the inputs of the stages behind `made` up to `last`.
     """
 
     n: int
@@ -61,22 +61,22 @@ class Lives:
 
     @cached_property
     def idle(self) -> np.ndarray:
-        """int64 [n]: what later stages read forward and none does backward, and is there when the stage runs."""
+        """int64 [n]: bytes that later stages read forward and none reads backward, and that are there when the stage runs."""
         return self._between(self.enters & ~self.read_back, self.made + 1, self.last - 1)
 
     @cached_property
     def gradient(self) -> np.ndarray:
-        """int64 [n]: what waits for the backward of stages up to this one, once those of later ones have run."""
+        """int64 [n]: bytes that wait for the backward of stages up to this one, once the backward of later ones has run."""
         return self._between(self._comes & self.read_back, self.used, self._origin - 1)
 
     @cached_property
     def waiting(self) -> np.ndarray:
-        """int64 [n]: what waits for the backward of stages before this one, once those of later ones have run."""
+        """int64 [n]: bytes that wait for the backward of stages before this one, once the backward of later ones has run."""
         return self._between(self._comes & self.read_back, self.used + 1, self._origin - 1)
 
     @property
     def single(self) -> bool:
-        """Whether whatever passes from a stage to a later one is read by the next stage alone."""
+        """Whether every value that passes from a stage to a later one is read by the next stage alone."""
         return not np.any(self.size[self.enters & (self.last > self.made + 1)])
 
     def entering(self) -> np.ndarray:
@@ -96,7 +96,7 @@ class Lives:
         return self._origin > 0
 
     def _between(self, which: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """int64 [n]: per stage the bytes of the values `which` whose stages from `first` to `last` it is one of."""
+        """int64 [n]: per stage the bytes of the values `which` for which it lies between stages `first` and `last`."""
         first, last = np.maximum(first, 0), np.minimum(last, self.n - 1)
         ids = np.flatnonzero(which & (first <= last))
         steps = np.zeros(self.n + 1, np.int64)
@@ -106,7 +106,7 @@ class Lives:
 
     def _spread(self, begun: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """int64 [n, n]; [i, j]: bytes of the values `begun` that are in the input of j and not of i, and of the values
-        `ended` that are in that of i and not of j. As differences along both axes first, so that it is O(values + n^2)."""
+        `ended` that are in the input of i and not of j. Differences along both axes are summed: O(values + n^2)."""
         steps = np.zeros((self.n + 1, self.n + 1), np.int64)
         for v in np.flatnonzero(begun).tolist():
             size, begin, end = self.size[v], self.made[v] + 1, self.last[v] + 1

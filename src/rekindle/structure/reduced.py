@@ -1,7 +1,7 @@
-"""A graph cut down to what a search must look at: the values that weigh, and the ops that make or read them.
+"""A graph cut down to the values that weigh and the ops that make or read them, so that a search scores plans fast.
 
-Values that together hold next to nothing are always kept, so nothing ever waits for them to be made again; the caller's
-inputs are always at hand. Neither needs to be looked at when a plan is scored, and scoring is what a search does.
+Values that together hold next to nothing are always kept, so nothing ever waits for them to be recomputed; the caller's
+inputs are always at hand. Neither has to be looked at when a plan is scored.
 """
 
 from __future__ import annotations
@@ -12,33 +12,36 @@ from functools import cached_property
 import numpy as np
 
 from ..kernels import order as kernel
-from ..kernels.arrays import Arrays
+from ..kernels.arrays import Arrays, Rows, compressed_rows
+from ..kernels.order import Regions
 from ..model.graph import Graph
 from .saved import Dropping
 
-NEGLIGIBLE = 0.001
+NEGLIGIBLE_SHARE = (
+    0.001  # of the bytes that all ops make: the smallest values that together hold at most that are left out
+)
 
 
 class Reduced:
     """The reduced problem, with ids of its own: ops are numbered in the order in which they run.
 
-    arrays : `Graph.arrays` of what is left.
+    arrays : `Graph.arrays` of the reduced problem.
     ops, values : int64; the graph's id of each op and value.
     candidates : int64; values whose mode may change, in order of production.
-    drop_ptr, drop_ids : as `Dropping.drops`.
+    drops : as `Dropping.drops`.
     shared : bool [values]; as `Graph.shared`.
-    before_ptr, before_ids : per op the ops that must run before it for the first time, also by way of ops left out.
-    regions : (end of the first, start of the second) position range within which ops may change places; both are 0
-        where the order is fixed.
+    before : per op the ops that must run before it for the first time, also by way of ops left out.
+    regions : the positions within which ops may change places.
     """
 
-    def __init__(self, graph: Graph, dropping: Dropping, negligible: float = NEGLIGIBLE):
-        """negligible : the least values that together hold at most this part of all that is made are left out."""
+    def __init__(self, graph: Graph, dropping: Dropping, negligible_share: float = NEGLIGIBLE_SHARE):
+        """negligible_share : of the bytes that all ops make; the smallest values that together hold at most that are left
+        out."""
         a = graph.arrays
         needed = np.zeros(len(graph.ops), np.bool_)
         needed[dropping.order] = True
         made = (a.producer >= 0) & needed[a.producer]
-        weighs = made & ~_negligible(a.bytes, made, negligible)
+        weighs = made & ~_negligible(a.bytes, made, negligible_share)
         new_value = np.full(len(graph.values), -1, np.int64)
         self.values = np.flatnonzero(weighs)
         new_value[self.values] = np.arange(len(self.values))
@@ -52,31 +55,30 @@ class Reduced:
             [int(new_value[v]) for v in op.inplace if new_value[v] >= 0 and new_value[op.outputs[0]] >= 0]
             for op in (graph.ops[o] for o in self.ops)
         ]
-        in_ptr, in_ids = _rows([inputs[o] for o in self.ops])
-        out_ptr, out_ids = _rows([outputs[o] for o in self.ops])
-        over_ptr, over_ids = _rows(over)
+        rows_in = compressed_rows(inputs[o] for o in self.ops)
+        rows_out = compressed_rows(outputs[o] for o in self.ops)
         self.arrays = Arrays(
-            a.bytes[self.values], new_op[a.producer[self.values]], in_ptr, in_ids, out_ptr, out_ids, over_ptr, over_ids,
+            a.bytes[self.values], new_op[a.producer[self.values]], *rows_in, *rows_out, *compressed_rows(over),
             a.workspace[self.ops], a.recompute[self.ops], a.keep[self.values],
             int(new_op[a.boundary]) if a.boundary >= 0 else -1,
         )  # fmt: skip
         self.shared = graph.shared[self.values]
         self.candidates = self._in_order(new_value[dropping.candidates])
-        # A drop happens before the first op that is left, at or after its place.
+        # A value is freed before the first op of the reduced problem at or after its place.
         left = np.flatnonzero(np.isin(dropping.order, self.ops))
         at = np.full(len(self.values), -1, np.int64)
         at[self.candidates] = np.searchsorted(left, dropping.drop_at[self.values[self.candidates]])
-        self.drop_ids = self.candidates[np.argsort(at[self.candidates], kind="stable")]
-        self.drop_ptr = np.searchsorted(at[self.drop_ids], np.arange(len(self.ops) + 1)).astype(np.int64)
+        ids = self.candidates[np.argsort(at[self.candidates], kind="stable")]
+        self.drops = Rows(np.searchsorted(at[ids], np.arange(len(self.ops) + 1)).astype(np.int64), ids)
         self._graph, self._order = graph, dropping.order.tolist()
-        self.before_ptr, self.before_ids = _rows(self._before(new_op.tolist()))
+        self.before = compressed_rows(self._before(new_op.tolist()))
         self.regions = self._regions()
         whole = dropping.end_of_forward
-        self._end = whole if whole is not None and self.regions[1] else 0
+        self._end = whole if whole is not None and self.regions.second_begin else 0
 
     def _before(self, new_op: list[int]) -> list[list[int]]:
-        """Per op that is left, the nearest ones among those that must run before it."""
-        reach: dict[int, list[int]] = {}  # of a left-out op: the nearest that are left
+        """Per op of the reduced problem, the nearest ones that must run before it."""
+        reach: dict[int, list[int]] = {}  # of a left-out op: the nearest ops of the reduced problem before it
         made_by = self._graph.arrays.producer.tolist()
         rows = []
         for o in self._order:
@@ -91,31 +93,36 @@ class Reduced:
                 rows.append(sorted(found))
         return rows
 
-    def _regions(self) -> tuple[int, int]:
-        start = np.flatnonzero(np.diff(self.drop_ptr))
+    def _regions(self) -> Regions:
+        start = np.flatnonzero(np.diff(self.drops.ptr))
         if len(start) != 1:
-            return 0, 0
+            return Regions(0, 0)
         drop = int(start[0])
-        return (drop - 1 if self.arrays.boundary == drop - 1 else drop), drop
+        return Regions(drop - 1 if self.arrays.boundary == drop - 1 else drop, drop)
+
+    @property
+    def first_drop(self) -> int:
+        """Position before which values are freed for the first time: where forward ends, if anything marks that."""
+        return int(np.searchsorted(self.drops.ptr, 1)) - 1
 
     def whole_runs(self, runs: np.ndarray) -> np.ndarray:
-        """int64: runs of the reduced problem as runs of the graph: each left-out op runs once, as soon as its inputs are
+        """int64: runs of the graph for runs of the reduced problem. Each left-out op runs once, as soon as its inputs are
         made, on its own side of the end of forward."""
-        waits, after_ptr, after_ids = self._left_out
+        waits, after = self._left_out
         out = np.empty(len(runs) + len(waits), np.int64)
-        m = kernel.whole(runs, self.ops, self.regions[1], self.arrays.boundary, waits.copy(), after_ptr, after_ids, out)
+        m = kernel.whole(runs, self.ops, self.regions.second_begin, self.arrays.boundary, waits.copy(), after, out)
         return out[:m]
 
     def reduced_runs(self, runs: Iterable[int]) -> np.ndarray:
-        """int64: runs of the graph as runs of the reduced problem."""
+        """int64: the runs of the reduced problem among `runs` of the graph (op ids), with its ids."""
         new = np.full(len(self._graph.ops), -1, np.int64)
         new[self.ops] = np.arange(len(self.ops))
         found = new[np.fromiter(runs, np.int64)]
         return found[found >= 0]
 
     @cached_property
-    def _left_out(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As `kernels.order.whole` takes it."""
+    def _left_out(self) -> tuple[np.ndarray, Rows]:
+        """(waits, after) of the ops that are left out, as `kernels.order.whole` takes them."""
         g = self._graph
         n = len(g.ops)
         waits = np.full(n, -1, np.int64)
@@ -131,7 +138,7 @@ class Reduced:
             waits[o] = len(needs)
             for p in needs:
                 after[p].append(o)
-        return waits, *_rows(after)
+        return waits, compressed_rows(after)
 
     def _in_order(self, values: np.ndarray) -> np.ndarray:
         values = values[values >= 0]
@@ -139,28 +146,22 @@ class Reduced:
 
     @property
     def largest_input(self) -> int:
-        """Bytes that the op with the most input reads."""
+        """The most bytes that one op reads."""
         a = self.arrays
         read = (a.bytes[a.in_ids[a.in_ptr[o] : a.in_ptr[o + 1]]].sum() for o in range(len(self.ops)))
         return int(max(read, default=0))
 
     @property
     def work(self) -> int:
-        """Elementary steps of scoring a plan that recomputes nothing."""
+        """Elementary steps to score a plan that recomputes nothing."""
         return len(self.ops) + len(self.values) + 2 * (len(self.arrays.in_ids) + len(self.arrays.out_ids))
 
 
-def _negligible(size: np.ndarray, made: np.ndarray, part: float) -> np.ndarray:
-    """bool [values]: the least values, as long as they together hold at most this part of all."""
+def _negligible(size: np.ndarray, made: np.ndarray, share: float) -> np.ndarray:
+    """bool [values]: the smallest of the values `made` that together hold at most that share of all their bytes."""
     out = np.zeros(len(size), np.bool_)
     ids = np.flatnonzero(made)
     ids = ids[np.argsort(size[ids], kind="stable")]
     total = np.cumsum(size[ids])
-    out[ids[total <= part * (total[-1] if len(total) else 0)]] = True
+    out[ids[total <= share * (total[-1] if len(total) else 0)]] = True
     return out
-
-
-def _rows(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    ptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=ptr[1:])
-    return ptr, np.array([x for r in rows for x in r], np.int64)

@@ -1,4 +1,4 @@
-"""Sequences of runs, before anything is said of when values end."""
+"""Sequences of runs, before it is decided when values are freed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ def prune(graph: Graph, runs: Iterable[int]) -> list[int]:
 
     Where every run finds its inputs made before it, it still does in the result. O(runs + edges).
     """
+    return kernel.prune(np.fromiter(runs, np.int64), graph.arrays).tolist()
+
+
+def making(graph: Graph, ops: np.ndarray, wanted: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """The part of `ops` (int64, in order) that makes the values `wanted` where the values `kept` are there already; both
+    bool [values]."""
     a = graph.arrays
-    sequence = np.fromiter(runs, np.int64)
-    return kernel.prune(
-        sequence, a.producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, a.recompute, a.keep
-    ).tolist()  # fmt: skip
+    asked = a._replace(
+        producer=np.where(kept, -1, a.producer), recompute=np.ones(len(a.recompute), np.bool_), keep=wanted & ~kept
+    )
+    return kernel.prune(ops, asked)

@@ -1,4 +1,4 @@
-"""Which values can be dropped between forward and backward, and the runs that follow from dropping them."""
+"""The values that can be freed between forward and backward, and the runs that follow from freeing them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from functools import cached_property
 
 import numpy as np
 
-from ..kernels import modes as kernel
+from ..kernels.arrays import Rows
+from ..kernels.modes import HOLD, KEEP, expand, new_scratch
 from ..model.graph import Graph
 
 
 class Dropping:
-    """The decisions a graph offers: each droppable value is kept, held or transient.
+    """The decisions that a graph offers: each value that may be freed early is kept, held or transient (`kernels.modes`).
 
     Attributes
     ----------
     order : int64; the needed ops in baseline order.
-    candidates : int64; values that may be dropped: made by an op that may run twice, before the drop position.
-    drop_at : int64 [values]; position in `order` at which a value that is not kept is dropped, -1: never.
+    candidates : int64; values that may be freed early: made by an op that may run twice, before the drop position.
+    drop_at : int64 [values]; position in `order` at which a value that is not kept is freed, -1: never.
         Where the graph has a boundary (or marks backward ops) that is where forward ends; elsewhere it is the start
         of the longest wait between two uses of the value.
+    end_of_forward : position in `order` right after the boundary, or of the first backward op, or None.
     """
 
     def __init__(self, graph: Graph):
@@ -33,11 +35,11 @@ class Dropping:
         a = graph.arrays
         for v, readers in enumerate(graph.consumers):
             p = a.producer[v]
-            if p < 0 or position[p] < 0 or not a.recompute[p] or not a.bytes[v]:  # what takes no bytes is kept for free
+            if p < 0 or position[p] < 0 or not a.recompute[p] or not a.bytes[v]:  # a value of no bytes is kept for free
                 continue
             uses = [int(position[o]) for o in (p, *readers) if position[o] >= 0]
             if self.end_of_forward is not None:
-                # Also values that backward does not read: keeping one can spare the making of others.
+                # Also values that backward does not read: keeping one can spare recomputing others.
                 if uses[0] < self.end_of_forward and not a.keep[v]:
                     self.drop_at[v] = self.end_of_forward
             elif len(uses) > 1 and not a.keep[v]:
@@ -57,12 +59,12 @@ class Dropping:
         return None
 
     @cached_property
-    def drops(self) -> tuple[np.ndarray, np.ndarray]:
-        """Compressed rows: the values dropped before each position of `order`."""
+    def drops(self) -> Rows:
+        """The values that are freed, unless kept, before each position of `order`."""
         by = np.argsort(self.drop_at[self.candidates], kind="stable")
         ids = self.candidates[by]
         ptr = np.searchsorted(self.drop_at[ids], np.arange(len(self.order) + 1)).astype(np.int64)
-        return ptr, ids
+        return Rows(ptr, ids)
 
     def all(self, mode: int) -> np.ndarray:
         """int8 [values]: every value in one mode."""
@@ -70,26 +72,21 @@ class Dropping:
 
     def runs(self, modes: np.ndarray, cap: int | None = None) -> list[int] | None:
         """The ops in the order in which they run, or None where that takes more than `cap` runs."""
-        a = self.graph.arrays
-        out = np.empty(cap if cap is not None else 40 * len(self.order) + 1000, np.int64)
-        n_values, n_ops = len(self.graph.values), len(self.graph.ops)
-        m = kernel.expand(
-            self.order, modes, *self.drops, a.producer, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids,
-            np.empty(n_values, np.bool_), np.empty(n_values, np.bool_), np.empty(n_ops + 1, np.int64),
-            np.empty(n_values + 1, np.int64), out,
-        )  # fmt: skip
-        return None if m < 0 else out[:m].tolist()
+        most_runs = cap if cap is not None else 40 * len(self.order) + 1000
+        scratch = new_scratch(len(self.graph.values), len(self.graph.ops), most_runs)
+        m = expand(self.order, modes, self.drops, self.graph.arrays, scratch)
+        return None if m < 0 else scratch.runs[:m].tolist()
 
 
 def runs_from_saved(graph: Graph, saved: Iterable[int], dropping: Dropping | None = None) -> list[int]:
-    """The runs of a plan that keeps `saved` (value ids) for backward; every other value that may be dropped is made
-    again when backward first needs it and then stays until its last use: each op runs at most twice.
+    """The runs of a plan that saves the values `saved` (ids) for backward. Every other value that may be freed is
+    recomputed when backward first needs it and then stays until its last use: each op runs at most twice.
 
-    dropping : of the graph, where it is at hand.
+    dropping : the `Dropping` of the graph, where the caller has it already.
     """
     d = dropping or Dropping(graph)
-    modes = d.all(kernel.HOLD)
-    modes[list(saved)] = kernel.KEEP
+    modes = d.all(HOLD)
+    modes[list(saved)] = KEEP
     runs = d.runs(modes, cap=2 * len(d.order) + 1)
     assert runs is not None
     return runs

@@ -117,9 +117,9 @@ def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: lis
         state.restore()
     if again != (_computed(joint), questions):
         raise TraceError(
-            f"what forward computes depends on {', '.join(names)}, which it changes itself; a plan is made for one graph. If "
-            "only the first call sets it, call the model once before planning. If every call sets it, keep it in a buffer, or "
-            "change it outside of forward"
+            f"the result of forward depends on {', '.join(names)}, which forward changes itself; a plan is made for one graph. "
+            "If only the first call sets it, call the model once before planning. If every call sets it, keep it in a buffer, "
+            "or change it outside of forward"
         )
 
 

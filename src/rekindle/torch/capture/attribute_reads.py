@@ -1,4 +1,4 @@
-"""Which attributes of modules forward reads while it is captured: a plan takes those for granted, and no others."""
+"""Records which attributes of modules forward reads while it is captured; the guards of a plan check these only."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import nn
 
 from ...frames import is_users
 
-# Attributes that torch itself uses. Parameters, buffers, submodules and hooks are looked at in any case.
+# Attributes that torch itself uses. Guards check parameters, buffers, submodules and hooks in any case.
 INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 _HERE = (nn.Module.__getattr__.__code__.co_filename,)  # torch reads `__dict__` for itself there
 
 
 class Reads:
-    """names : id of a module -> names of the attributes that were read; "*" stands for all of them."""
+    """The attributes that forward has read. names : id of a module -> names of its attributes; "*" stands for all."""
 
     def __init__(self) -> None:
         self.names: dict[int, set[str]] = {}
 
     def by_path(self, model: nn.Module) -> dict[str, set[str]]:
-        """The same by qualified name of the module."""
+        """The names by qualified name of the module."""
         return {path: self.names[id(m)] for path, m in model.named_modules() if id(m) in self.names}
 
     def recorded(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward`, whose reads are recorded in every call."""
+        """`forward` with its reads recorded in every call."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._recording(lambda frame: frame.f_code.co_filename not in _HERE):
@@ -37,15 +37,17 @@ class Reads:
         return call
 
     def in_backward(self) -> AbstractContextManager[None]:
-        """Meanwhile what the user's code reads outside of forward is recorded: in hooks, and in autograd functions."""
+        """Inside, reads by the user's code outside of forward are recorded: in hooks, and in autograd functions."""
         return self._recording(is_users, is_users)
 
     @contextmanager
     def _recording(
         self, takes_all: Callable[[FrameType], bool], takes: Callable[[FrameType], bool] | None = None
     ) -> Iterator[None]:
-        """takes, takes_all : whether a frame's reads of an attribute count, and its reads of `__dict__`; by default all of the
-        former."""
+        """Inside, reads of attributes are recorded.
+
+        takes : whether a frame's reads of attributes count; None: all do. takes_all : whether its reads of `__dict__` count.
+        """
         own: Any = nn.Module.__dict__.get("__getattribute__")
         look_up: Any = own or object.__getattribute__
         names = self.names

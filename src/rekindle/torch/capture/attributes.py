@@ -1,4 +1,4 @@
-"""What modules carry beside their parameters: attributes, buffers, and what their lists, dicts and sets hold."""
+"""Attributes and buffers of modules, with the contents of their lists, dicts and sets: noted, compared, put back."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 def kind_of(t: torch.Tensor) -> Kind:
-    """The properties of a tensor in an attribute that shape the graph of a call."""
+    """The properties of a tensor in an attribute on which the graph of a call depends."""
     return t.shape, t.dtype, t.device
 
 
 def tensors_in_attributes(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers and tensors that are plain attributes, by name, also under a module's second name."""
+    """Buffers and plain tensor attributes, by name; a module with two names has its tensors under both."""
     return {
         f"{name}.{k}".lstrip("."): t
         for name, m in model.named_modules() for k, t in [*m._buffers.items(), *m.__dict__.items()]
@@ -41,7 +41,7 @@ def tensors_in_attributes(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def tensors_as_buffers(model: nn.Module) -> Iterator[None]:
-    """Tensors that are plain attributes of a module are inputs of the graph too, read anew at each call."""
+    """Inside, tensors that are plain attributes of modules are buffers, so that a captured graph takes them as inputs."""
     moved = [(m, k, t) for _, m, k, t in plain_tensors(model)]
     for m, k, t in moved:
         del m.__dict__[k]
@@ -55,16 +55,16 @@ def tensors_as_buffers(model: nn.Module) -> Iterator[None]:
 
 
 class Attributes:
-    """The attributes of all modules as they are now, and what their lists, dicts and sets hold."""
+    """The present attributes of all modules of a model, and the contents of lists, dicts and sets among them."""
 
     def __init__(self, model: nn.Module):
         self._kept = [(name, m, dict(m.__dict__)) for name, m in model.named_modules()]
         self._held = [(x, content(x)) for *_, now in self._kept for x in now.values() if isinstance(x, _CONTAINERS)]
 
     def restore(self, only_tensors: bool = False) -> Changes:
-        """Put all back, and say what that was.
+        """Put all attributes back, and return the changes.
 
-        only_tensors : what holds no tensors stays as it is now; new tensors in lists and dicts are zeros of their shape.
+        only_tensors : values without tensors stay as they are now; new tensors in lists and dicts become zeros of their shape.
         """
         found = Changes()
         before: dict[int, Any] = {id(x): held for x, held in self._held}
@@ -96,7 +96,7 @@ class Attributes:
 
 
 def _with_zeros(now: Any, held: Any) -> Any:
-    """What a container holds now, with zeros in the place of tensors that it did not hold before."""
+    """The present content of a container, with zeros instead of tensors that it did not hold before."""
     before = {id(t) for t in (held.values() if isinstance(held, dict) else held)}
 
     def settled(x: Any) -> Any:
@@ -110,8 +110,11 @@ def _with_zeros(now: Any, held: Any) -> Any:
 
 @dataclass
 class Changes:
-    """assigned : attribute or buffer -> the tensor it was set to. collected : lists and dicts that tensors were put into.
-    other : attributes that were changed otherwise."""
+    """Attributes that changed, by qualified name.
+
+    assigned : attribute or buffer -> the tensor that it was set to. collected : lists and dicts that got or lost tensors.
+    other : all other changed attributes.
+    """
 
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
     collected: list[str] = field(default_factory=list)
@@ -119,7 +122,7 @@ class Changes:
 
 
 _CONTAINERS = (dict, list, set)
-_OF_TORCH = {"_flat_weights", "_flat_weight_refs"}  # what recurrent layers keep of their parameters
+_OF_TORCH = {"_flat_weights", "_flat_weight_refs"}  # lists of their parameters in recurrent layers
 
 
 def _holds_tensors(x: Any) -> bool:
@@ -132,7 +135,7 @@ _NONE: Any = object()
 
 
 def _equal(x: Any, y: Any) -> bool:
-    """Whether two attributes are the same, or containers of the same."""
+    """Whether two attributes are the same object, equal plain values, or containers of the same objects."""
     if isinstance(x, dict) and isinstance(y, dict):
         pairs = [*entries(x)], [*entries(y)]
         return len(x) == len(y) and all((k is j or k == j) and a is b for (k, a), (j, b) in zip(*pairs, strict=True))

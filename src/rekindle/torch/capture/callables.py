@@ -1,4 +1,4 @@
-"""CALLABLES"""
+"""The code of a callable: functions that it runs, names that it mentions, objects that it refers to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-_TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals that a hook tells somebody by
+_TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals by which code prints or logs
 
 
-_TELLS = {"log", "info", "warning", "warn", "debug", "error", "write", "writelines", "add_scalar"}  # methods
+_TELLS = {
+    "log",
+    "info",
+    "warning",
+    "warn",
+    "debug",
+    "error",
+    "write",
+    "writelines",
+    "add_scalar",
+}  # methods that print, log or write
 
 
-_NUMERIC = {"torch", "math", "np", "numpy", "F"}  # whose `log` is a logarithm
+_NUMERIC = {"torch", "math", "np", "numpy", "F"}  # names whose `log` is a logarithm
 
 
 def functions_of(fn: Any) -> Iterator[types.FunctionType]:
-    """The Python functions that run when it is called, as far as can be told."""
+    """The Python functions that a call of `fn` runs, as far as its type shows."""
     if isinstance(fn, functools.partial):
         yield from functions_of(fn.func)
     elif isinstance(fn, types.MethodType):
@@ -33,7 +43,7 @@ def functions_of(fn: Any) -> Iterator[types.FunctionType]:
 
 
 def codes_of(fn: Any) -> Iterator[types.CodeType]:
-    """The code that runs when it is called, functions inside included."""
+    """The code that a call of `fn` runs, with the code of functions defined inside."""
     stack = [f.__code__ for f in functions_of(fn)]
     while stack:
         code = stack.pop()
@@ -42,7 +52,7 @@ def codes_of(fn: Any) -> Iterator[types.CodeType]:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """Names of attributes and globals in it."""
+    """Names of attributes and globals in the code, and its string constants."""
     return {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
 
 
@@ -51,7 +61,7 @@ def global_names(fn: types.FunctionType) -> set[str]:
 
 
 def references(fn: Any) -> list[Any]:
-    """Objects that a callable holds: cells, defaults, the object that it is a method of, globals that it names, …"""
+    """Objects that a callable refers to: cells, defaults, the object that it is a method of, globals that it names, …"""
     if isinstance(fn, functools.partial):
         return [*references(fn.func), *fn.args, *fn.keywords.values()]
     if isinstance(fn, types.MethodType):
@@ -66,7 +76,7 @@ def references(fn: Any) -> list[Any]:
 
 
 def prints_or_logs(fn: Any) -> bool:
-    """Whether its code prints, logs or writes."""
+    """Whether the code of `fn` prints, logs or writes."""
     for code in codes_of(fn):
         arguments = code.co_varnames[: code.co_argcount]
         before: Any = None
@@ -83,7 +93,7 @@ def prints_or_logs(fn: Any) -> bool:
 
 
 class GlobalName:
-    """A name among a function's globals."""
+    """A name among the globals of a function."""
 
     def __init__(self, where: dict[str, Any], name: str):
         self.where, self.name = where, name

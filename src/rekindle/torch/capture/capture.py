@@ -63,8 +63,8 @@ def capture(
     if effects.drawn:
         raise TraceError(
             f"forward of {type(model).__name__} draws from a random generator of its own ({', '.join(effects.drawn)}), whose "
-            "numbers a plan would fix for good. Draw with torch and decide with torch.where, or draw outside of forward and "
-            "pass the numbers in"
+            "numbers would be constants of the plan. Draw with torch and decide with torch.where, or draw outside of forward "
+            "and pass the numbers in"
         )
     captured.written_places = frozenset(effects.written)
     captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())

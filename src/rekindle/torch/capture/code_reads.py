@@ -1,4 +1,4 @@
-"""CODE"""
+"""Names that the bytecode of a function reads: globals with their attributes, and imports."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 
 
 @functools.lru_cache(maxsize=4096)
-def ways(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """Names that code reads outside of its variables, each with the attributes it goes on to: ("config", "gain")."""
+def global_paths(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """The globals that code reads, each with the attributes that it reads from there, such as ("config", "gain")."""
     found: dict[tuple[str, ...], None] = {}
-    way: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
     for i in dis.get_instructions(code):
         if _PASSED(i.opname):
             continue
-        if way and i.opname in _READS:
-            way = (*way, i.argval)
+        if path and i.opname in _READS:
+            path = (*path, i.argval)
             continue
-        if way and i.opname not in ("STORE_ATTR", "DELETE_ATTR"):
-            found[way] = None
-        way = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+        if path and i.opname not in ("STORE_ATTR", "DELETE_ATTR"):
+            found[path] = None
+        path = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
     for c in code.co_consts:
         if isinstance(c, types.CodeType):
-            found |= dict.fromkeys(ways(c))
+            found |= dict.fromkeys(global_paths(c))
     return tuple(found)
 
 
 @functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    """(level, file, name in it) of the imports inside of a function; no name: the file as a whole."""
+    """(level, module, name in it) of each import inside a function; no name: the module as a whole."""
     found: dict[tuple[int, str, tuple[str, ...]], None] = {}
     constants: list[Any] = []
     file: tuple[int, str] | None = None
@@ -46,7 +46,7 @@ def imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...
         elif i.opname == "IMPORT_NAME":
             level, names = constants[-2:]
             file = (level, i.argval)
-            if not names:  # import a.b: code goes on from a to b
+            if not names:  # import a.b: the code then reads b from a
                 parts = i.argval.split(".")
                 found |= {(level, ".".join(parts[: n + 1]), ()): None for n in range(len(parts))}
         elif i.opname == "IMPORT_FROM" and file is not None:
@@ -58,7 +58,7 @@ def imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...
 
 
 def all_names(code: types.CodeType) -> Iterator[str]:
-    """Names in a function and in those that it defines."""
+    """Names in the code of a function and of the functions that it defines."""
     yield from code.co_names
     for c in code.co_consts:
         if isinstance(c, types.CodeType):

@@ -1,7 +1,7 @@
-"""Lists, dicts and sets read and refilled by Python's own methods.
+"""Reads and refills lists, deques, dicts and sets by Python's own methods, past overrides of their subclasses.
 
-A subclass may answer otherwise: a registry that builds an object whenever it is asked for a class, say. Looking at it must not
-build one, and putting it back must not leave objects where classes were.
+A subclass may compute its answers: a registry, say, that builds an object whenever it is asked for a class. Reading it must not
+build one, and refilling it must not leave objects where classes were.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 
 
 def entries(x: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """(key, value) pairs of a dict, in its order, as it holds them."""
+    """The stored (key, value) pairs of a dict, in its order."""
     if not isinstance(x, OrderedDict):
         return iter(dict.items(x))
-    return ((k, dict.__getitem__(x, k)) for k in OrderedDict.__iter__(x))  # its order is not that of the dict it is
+    return (
+        (k, dict.__getitem__(x, k)) for k in OrderedDict.__iter__(x)
+    )  # an OrderedDict keeps its order apart from its dict's
 
 
 def content(x: Any) -> Any:
@@ -28,7 +30,7 @@ def content(x: Any) -> Any:
 
 
 def refill(x: Any, held: Any) -> None:
-    """Make a list, deque, dict or set hold what `content` gave."""
+    """Make a list, deque, dict or set hold what `content` returned."""
     kind: Any = next(k for k in (OrderedDict, dict, set, deque, list) if isinstance(x, k))
     kind.clear(x)
     if isinstance(x, dict):

@@ -1,7 +1,7 @@
-"""Ops that do the same to the same tensors are one op: a search cell that reads one input through two edges, masks and
-position codes that every layer makes anew. Eager keeps what each of them makes.
+"""Merges ops that compute the same from the same tensors (common subexpression elimination), in forward only.
 
-Standard: common subexpression elimination. Forward only: what backward computes depends on its gradients.
+Examples are a search cell that reads one input through two edges, and masks and position codes that every layer makes again.
+Eager saves the result of each. Ops of backward depend on gradients and are left alone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .node_tensors import is_member, tensors_of
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
-    """Let the first of several same ops serve for all.
+    """Replace equal ops by the first of them.
 
-    distinct : whether an op must stay by itself.
+    distinct : whether an op must not be merged.
     """
     apart = _storages_of_results(c)
     after: set[fx.Node] = set(c.tangents)
     first: dict[Any, fx.Node] = {}
-    gone: set[int] = set()  # storages of what was merged
+    gone: set[int] = set()  # storages of merged results
     kept = []
     mode = joint_fake_mode(c.graph_module) or contextlib.nullcontext()
     for n in c.nodes:
@@ -52,7 +52,7 @@ def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
 
 
 def _storages_of_results(c: Captured) -> set[int]:
-    """Where results and gradients lie: two that the caller gets stay two tensors."""
+    """Storages of results and gradients: two tensors that the caller gets must stay two."""
     results = [*c.outputs, *c.mutations.values(), *c.gradients.values()]
     return {s for o in results if isinstance(o, fx.Node) for s in _storages(o)}
 
@@ -62,13 +62,13 @@ def _storages(n: fx.Node) -> set[int]:
 
 
 def _look_again(n: fx.Node) -> None:
-    """A view of what was merged is one of what serves for it."""
+    """Recompute the fake tensor of a node whose base was merged into another."""
     args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
     n.meta["val"] = n.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _may_merge(n: fx.Node) -> bool:
-    """Whether the node surely gives the same tensors each time, and does nothing else."""
+    """Whether the node surely computes the same tensors each time, and does nothing else."""
     if is_member(n):
         return True
     op = n.target
@@ -79,7 +79,7 @@ def _may_merge(n: fx.Node) -> bool:
 
 
 def _key(n: fx.Node) -> Any:
-    """Equal for the same op with the same arguments; None where an argument cannot be compared."""
+    """A key that equal ops with equal arguments share; None if an argument cannot be compared."""
     leaves, spec = _pytree.tree_flatten((n.args, n.kwargs))
     key = (n.target, tuple((type(x), repr(x) if isinstance(x, float) else x) for x in leaves), str(spec))
     try:

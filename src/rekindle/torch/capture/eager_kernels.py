@@ -1,7 +1,4 @@
-"""While tracing, eager's own kernels on eager's own layouts: others round otherwise.
-
-It touches PyTorch's private surface, as `capture` does.
-"""
+"""Makes tracing use the kernels and memory layouts that eager uses, since other kernels and layouts round differently."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import hidden_writes
 
-# Composite ops for which torch has Python stand-ins that it takes while tracing. They round otherwise than the C++ ones
-# that eager calls: other kernels, another order of additions.
+# Composite ops that torch replaces by Python versions while tracing. These round differently from the C++ versions that
+# eager calls: other kernels, another order of additions.
 _STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_upsample_", "hardshrink", "softshrink",
              "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
 
@@ -27,7 +24,7 @@ _COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImpli
 
 @contextlib.contextmanager
 def eager_composites(cudnn: bool) -> Iterator[None]:
-    """Meanwhile composite ops are taken apart as eager takes them apart, and with `cudnn` its batch norm is itself."""
+    """Inside, composite ops decompose as in eager. cudnn : cuDNN's batch norm stays one op."""
     dropout: Any = torch.ops.aten.dropout.default
     ops: list[Any] = [dropout, *([hidden_writes.BATCH_NORM] if cudnn else [])]
     for name in torch._C._dispatch_get_all_op_names():
@@ -38,8 +35,8 @@ def eager_composites(cudnn: bool) -> Iterator[None]:
     fused = dropout.py_kernels.get(_COMPOSITE[0])
 
     def as_eager(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        # Eager has no fused dropout on the CPU. The fused one keeps bytes for its mask and gives the same bits where it
-        # scales by the same number. With p = 0 or 1 it is used nowhere: eager gives the input itself, or zeros.
+        # Eager has no fused dropout on the CPU. The fused op saves its mask as bytes, and gives the same bits if it scales by
+        # the same number. Eager never uses it for p = 0 or 1: it returns the input itself, or zeros.
         if fused is None or not train or p in (0, 1) or x.device.type == "cpu" and not _same_scale(x.dtype, p):
             return dropout._op_dk(_COMPOSITE[1], x, p, train)
         return fused(x, p, train)
@@ -61,27 +58,33 @@ def eager_composites(cudnn: bool) -> Iterator[None]:
 
 
 def _same_scale(dtype: torch.dtype, p: float) -> bool:
-    """Whether 1 / (1 - p) is the same number where eager's dropout divides by 1 - p in the precision of its mask, and where the
-    fused one multiplies by what was divided in double precision. In single precision it is not for one rate in ten or so."""
+    """Whether eager's dropout and the fused one scale by the same number.
+
+    Eager divides by 1 - p in the precision of its mask; the fused op multiplies by the quotient in double precision. In single
+    precision they differ for about one rate in ten.
+    """
     kept = 1 - p
     return dtype == torch.float64 or dtype == torch.float32 and np.float32(1) / np.float32(kept) == np.float32(1 / kept)
 
 
-# Ops that round every element by itself and exactly: their bits do not depend on where the elements lie in memory.
+# Ops that compute every element by itself and round it exactly: their bits do not depend on the memory layout.
 _EXACT = {"add", "sub", "rsub", "mul", "div", "neg", "abs", "relu", "clone", "copy", "zero", "fill", "where", "lerp",
           "masked_fill", "eq", "ne", "gt", "ge", "lt", "le", "maximum", "minimum", "clamp", "_to_copy",
           "threshold"}  # fmt: skip
 
 
 class EagerLayout(TorchDispatchMode):
-    """Kernels see their inputs laid out as in eager. There an op that works in place on a part of a tensor leaves it
-    where it is; captured, its result is a new tensor without gaps, and sums or exponentials of that round otherwise."""
+    """A dispatch mode in which kernels see their inputs laid out as in eager.
+
+    In eager an op that works in place on a part of a tensor leaves it where it is. Captured, its result is a new tensor without
+    gaps, and sums or exponentials of it round differently.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.unseen = 0  # calls that write to their arguments unseen
+        self.unseen = 0  # calls of kernels with hidden writes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -90,7 +93,7 @@ class EagerLayout(TorchDispatchMode):
         if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
             return func(*args, **kwargs)
         if func._schema.returns and all(r.alias_info is not None for r in func._schema.returns):
-            if not (name.endswith("_") and _has_moved(args[0])):  # a view, or in place elsewhere
+            if not (name.endswith("_") and _has_moved(args[0])):  # a view, or an op in place on another tensor
                 return func(*args, **kwargs)
             func(inside := _as_before(args[0]), *map(_as_before, args[1:]), **kwargs)
             return args[0].copy_(inside)
@@ -98,7 +101,7 @@ class EagerLayout(TorchDispatchMode):
 
 
 def _has_moved(t: Any) -> bool:
-    """Whether a functional tensor is laid out otherwise than the eager one that it stands for."""
+    """Whether a functional tensor and the eager tensor that it stands for have different strides."""
     return (
         isinstance(t, FunctionalTensor)
         and t.stride() != torch._from_functional_tensor(t.elem).stride()
@@ -112,8 +115,11 @@ def _as_before(t: Any) -> Any:
 
 @contextlib.contextmanager
 def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
-    """Autocast casts a parameter once, however often it is used, so that its gradients are added in the lower precision.
-    Its own cache is off while tracing, and knows no parameters there: they are no leaves."""
+    """Inside, autocast casts each of these leaves once, however often it is used, as in eager.
+
+    Its gradients are then added in the lower precision. Autocast's own cache is off while tracing, and traced parameters are
+    no leaves for it.
+    """
     to_copy: Any = torch.ops.aten._to_copy.default
     keys = torch._C.DispatchKey
     known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}

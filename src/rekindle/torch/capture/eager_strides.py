@@ -1,9 +1,7 @@
-"""Fake tensors laid out as the CPU's kernels lay out some results, where torch's shape rules say otherwise.
+"""Strides of fake tensors as the CPU's kernels return them, for ops whose shape rules return other strides.
 
-A batch norm over transposed inputs, say, gives a contiguous result. Captured as torch's rules have it, a view of that would
-stand where eager copies.
-
-It touches PyTorch's private surface, as `capture` does.
+For example, a batch norm of transposed inputs returns a contiguous result. With the strides of torch's shape rule, the graph
+would hold a view of it where eager makes a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from .tensor_iterator import result_strides
 
 aten = torch.ops.aten
 
-# Ops all of whose results are contiguous.
+# Ops whose results are all contiguous.
 _CONTIGUOUS = {
     aten.native_layer_norm_backward.default,
     aten._log_softmax_backward_data.default,
@@ -35,7 +33,7 @@ _CONTIGUOUS = {
     aten.masked_fill.Tensor,
 }
 
-# Op -> the argument after which its first result is laid out: channels last, or contiguous.
+# Op -> the argument whose layout its first result has: channels last, or contiguous.
 _AFTER = {
     aten.native_batch_norm.default: 0,
     aten._native_batch_norm_legit.default: 0,
@@ -51,7 +49,7 @@ _AFTER = {
 
 _NORMS = {op for op in _AFTER if "norm" in str(op)}
 
-# Element-wise op -> the two arguments after which its result is laid out, as that of any op of two tensors is.
+# Element-wise op -> the two arguments that decide the strides of its result, as for any op of two tensors.
 _AS_A_SUM = {
     aten.hardswish_backward.default: (0, 1),
     aten.hardsigmoid_backward.default: (0, 1),
@@ -64,22 +62,22 @@ _AS_A_SUM = {
     aten.native_dropout_backward.default: (0, 1),
 }
 
-# Ops that lay their results out as their first argument, where that has no gaps.
+# Ops whose results have the strides of their first argument if it has no gaps.
 _ALIKE = {aten.hardtanh.default, aten.native_dropout.default}
 
-# Op -> which of its results is contiguous where dimensions of size 1 leave it open: a gradient of weights, say.
+# Op -> the result that is contiguous if dimensions of size 1 leave its strides open: a gradient of weights, say.
 _CONTIGUOUS_IF_OPEN = {aten._log_softmax.default: 0, aten.convolution_backward.default: 1}
 
-# Ops that are tagged as element-wise and lay their result out as their argument.
+# Ops tagged as element-wise that keep the strides of their argument.
 _KEEPS = {aten.clone.default, aten._to_copy.default}
-_NUMBER = torch.empty(())  # as a kernel sees one
+_NUMBER = torch.empty(())  # a Python number, as a kernel sees it
 
 _OPS = _CONTIGUOUS | _AFTER.keys() | _AS_A_SUM.keys() | _ALIKE | _CONTIGUOUS_IF_OPEN.keys()
 
 
 @contextlib.contextmanager
 def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
-    """Meanwhile these ops give fake tensors of `mode` with the strides of the CPU's results."""
+    """Inside, the ops listed in this file return fake tensors of `mode` with the strides of the CPU's kernels."""
     private: Any = mode
     cached, computed = private._cached_dispatch_impl, private._dispatch_impl
 
@@ -88,7 +86,7 @@ def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
         return _laid_out(func, args, out) if func in _OPS else out
 
     def look_up(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        # All modes of a process share the cache: what others left there has other strides, and they want theirs.
+        # All modes of the process share the cache, and the other modes need the strides of torch's rules in it.
         out = (compute if func in _OPS else cached)(func, types, args, kwargs)
         return _settled(func, args, out) if isinstance(out, FakeTensor) and 1 in out.shape else out
 
@@ -100,7 +98,7 @@ def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _laid_out(func: Any, args: Any, out: Any) -> Any:
-    if func is aten.rrelu_with_noise_backward.default and not args[5]:  # in evaluation it is another kernel
+    if func is aten.rrelu_with_noise_backward.default and not args[5]:  # evaluation uses another kernel
         return out
     results, spec = tree_flatten(out)
     for i, t in enumerate(results):
@@ -111,9 +109,9 @@ def _laid_out(func: Any, args: Any, out: Any) -> Any:
 
 
 def _strides(func: Any, i: int, out: torch.Tensor, args: Any) -> tuple[int, ...]:
-    """Strides of result i of an op."""
+    """Strides of result i of an op in this file's tables."""
     if func is aten.native_dropout.default and i == 0:
-        return result_strides(out.shape, [args[0]])  # its mask, the second result, is laid out as the input
+        return result_strides(out.shape, [args[0]])  # its mask, the second result, has the strides of the input
     if func in _ALIKE:
         dense = aten.is_non_overlapping_and_dense(args[0]) and args[0].shape == out.shape
         return args[0].stride() if dense else out.stride()
@@ -130,7 +128,7 @@ def _strides(func: Any, i: int, out: torch.Tensor, args: Any) -> tuple[int, ...]
 
 
 def _settled(func: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
-    """The result of an element-wise op with the strides of kernels, in dimensions of size 1 too."""
+    """The result of an element-wise op with the kernel's strides, also in dimensions of size 1."""
     if torch.Tag.pointwise not in func.tags or func in _KEEPS or func in _OPS or _gives_view(func):
         return out
     operands = [x for a in args for x in (a if isinstance(a, list | tuple) else [a]) if isinstance(x, torch.Tensor)]
@@ -150,7 +148,7 @@ def _gives_view(func: Any) -> bool:
 
 
 def _channels_last(func: Any, args: Any) -> bool:
-    """Whether the op's kernel takes the argument that decides for one that is laid out channels last."""
+    """Whether the op's kernel treats its deciding argument as channels last."""
     t = args[_AFTER[func]]
     proposed = suggest_memory_format(t) != torch.contiguous_format
     if func in _NORMS and _has_no_gaps(t):

@@ -1,4 +1,4 @@
-"""Random generators that are objects of their own: Python's `random.Random`, NumPy's, torch's."""
+"""States of random generator objects: Python's `random.Random`, NumPy's and torch's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-OTHERS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)  # than torch's
+OTHERS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)  # all but torch's
 
 
 def state(x: Any) -> Any:
-    """The generator's state; of two that are equal by `key` the same numbers follow."""
+    """The generator's state. From two states with equal `key` it draws the same numbers."""
     if isinstance(x, random.Random):
         return x.getstate()
     if isinstance(x, np.random.RandomState):
@@ -23,7 +23,7 @@ def state(x: Any) -> Any:
 
 
 def set_state(x: Any, to: Any) -> None:
-    """Put the generator into a state that `state` gave."""
+    """Put the generator into a state that `state` returned."""
     if isinstance(x, random.Random):
         x.setstate(to)
     elif isinstance(x, np.random.RandomState | torch.Generator):
@@ -33,7 +33,7 @@ def set_state(x: Any, to: Any) -> None:
 
 
 def key(state: Any) -> Any:
-    """What can be compared of a state."""
+    """A comparable key of a state."""
     if isinstance(state, dict):
         return tuple((k, key(x)) for k, x in state.items())
     return state.tobytes() if isinstance(state, np.ndarray) else state

@@ -1,8 +1,8 @@
-"""What forwards, and the functions that they call, read outside of the module and of their variables.
+"""The globals that forwards, and the functions that they call, read.
 
-Code tells by name which globals it reads, and of modules, classes and other objects among them which attributes. An object
-that is named alone (`c = CONFIG`, `helper(CONFIG)`, `getattr(CONFIG, name)`), and one that gives an attribute by code of its
-own, counts by all of its fields.
+Their code names the globals, and the attributes that it reads from modules, classes and other objects among them. All fields of
+an object count if code names the object alone (`c = CONFIG`, `helper(CONFIG)`, `getattr(CONFIG, name)`), or if the object
+computes the attribute by code of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import is_, itemgetter
 from typing import Any
 
@@ -21,36 +22,53 @@ import torch
 from torch import nn
 
 from . import tree
-from .code_reads import all_names, imports, ways
-from .side_effects import is_torchs
-from .values import Key, Same, Walk, Watch, fields_of, is_elsewhere, is_simple, key_of, slots_of
+from .code_reads import all_names, global_paths, imports
+from .fields import fields_of, is_elsewhere, is_simple, slots_of
+from .hooks import is_torchs
+from .identity import Same
+from .values import Key, Walk, key_of
+from .watch import Watch
 
-MOST_FUNCTIONS = 2_000  # whose globals are looked at
+
+@dataclass(frozen=True)
+class GlobalsSettings:
+    """functions_most : functions whose globals are guarded; a guess."""
+
+    functions_most: int = 2_000
+
+
+SETTINGS = GlobalsSettings()
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARY = os.path.dirname(os.__file__)
-_GENERATED = ("<frozen", "<string>", "<attrs")  # code of Python itself, of named tuples, of dataclasses
-# What `key_of` looks into although its class is Python's own, torch's or NumPy's.
+_GENERATED = (
+    "<frozen",
+    "<string>",
+    "<attrs",
+)  # file names of code that Python, named tuples, dataclasses and attrs generate
+# Types that `key_of` looks into although they come from Python itself, torch or NumPy.
 _OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *tree.PLAIN)
 
 
 class Globals:
-    """keys : what is guarded, such as "the global net.CONFIG.scale" -> a key of its value. names : all names in the code of the
-    functions that were looked at, of attributes too.
+    """The guarded globals of some functions and of the functions that they call.
 
-    functions : where to begin. ignored : names of `keys` to be left out.
+    keys : name of a guarded value, such as "the global net.CONFIG.scale" -> a key of the value.
+    names : all names in the code of these functions, of attributes too.
+
+    functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`.
     """
 
     def __init__(self, functions: Iterable[types.FunctionType], watch: Watch, ignored: Collection[str] = ()):
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
         self._watch, self._ignored = watch, ignored
-        self._links: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # what stood in a table under some names
+        self._links: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # table -> values under some of its names
         self._places: list[
             tuple[str, set[Any]]
-        ] = []  # of fields of objects: name of the key, and where it can be written to
+        ] = []  # of fields of objects: name in `keys`, and the places that hold its value
         self._pending = [g for f in functions for g in _with_inner(f) if not is_torchs(g)]
         done: dict[int, types.FunctionType] = {}
-        while (self._pending or self._take_met()) and len(done) < MOST_FUNCTIONS:
+        while (self._pending or self._take_met()) and len(done) < SETTINGS.functions_most:
             f = self._pending.pop()
             if id(f) not in done:
                 done[id(f)] = f
@@ -60,19 +78,18 @@ class Globals:
         ]
 
     def unchanged(self) -> bool:
-        """Whether every name stands for the very same object as before, as far as `watch` does not tell."""
+        """Whether every name still stands for the very same object; `watch` checks the rest."""
         try:
             return all(all(map(is_, get(table), held)) for table, get, held in self._held)
         except KeyError:
             return False
 
     def written(self, places: Collection[Any]) -> set[str]:
-        """Names of the keys of fields of objects that stand in these places: ids of objects and containers, and pairs of the id
-        of an object's table and a name in it."""
+        """Names in `keys` of fields of objects that stand in these places, as in `SideEffects.written`."""
         return {name for name, where in self._places if not where.isdisjoint(places)}
 
     def _take_met(self) -> bool:
-        """Whether values that were looked into gave further functions of the user's to be looked at."""
+        """Add the user's functions that the watched values hold; whether there were any."""
         met = [g for f in self._watch.functions for g in _with_inner(f) if _is_users(g)]
         self._watch.functions.clear()
         self._pending += met
@@ -82,25 +99,28 @@ class Globals:
         table = f.__globals__
         where = f"the global {table.get('__name__', '?')}"
         self.names.update(all_names(f.__code__))
-        for way in ways(f.__code__):
-            if way[0] in table:
-                self._follow(table, way, where, table)
-        for level, name, way in imports(f.__code__):
+        for path in global_paths(f.__code__):
+            if path[0] in table:
+                self._follow(table, path, where, table)
+        for level, name, path in imports(f.__code__):
             package = str(table.get("__package__") or "") if level else ""
             with contextlib.suppress(ImportError, ValueError):
                 name = importlib.util.resolve_name("." * level + name, package) if level else name
             held = sys.modules.get(name)
             if held is None or is_elsewhere(held):
                 continue
-            if not way:
+            if not path:
                 self._whole(f"the file {name}", held)
-            elif way[0] in vars(held):
-                self._follow(vars(held), way, f"the global {name}", table)
+            elif path[0] in vars(held):
+                self._follow(vars(held), path, f"the global {name}", table)
 
-    def _follow(self, holder: Mapping[str, Any], way: tuple[str, ...], where: str, table: Mapping[str, Any]) -> None:
-        """Guard what code of a file with these globals reads on that way, attribute by attribute."""
-        for i, name in enumerate(way):
-            x, text = holder[name], f"{where}.{'.'.join(way[: i + 1])}"
+    def _follow(self, holder: Mapping[str, Any], path: tuple[str, ...], where: str, table: Mapping[str, Any]) -> None:
+        """Guard the values that code reads along a path of names, attribute by attribute.
+
+        holder : where the first name stands. where : the holder's name. table : the globals of the code.
+        """
+        for i, name in enumerate(path):
+            x, text = holder[name], f"{where}.{'.'.join(path[: i + 1])}"
             self._link(holder, name, x)
             if isinstance(x, staticmethod | classmethod):
                 x = x.__func__
@@ -110,10 +130,10 @@ class Globals:
             if is_simple(x):
                 self.keys[text] = key_of(x, self._watch)
                 return
-            if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls what it defines
+            if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
                 self._pending += [g for f in vars(x).values() for g in _with_inner(f) if _is_followed(g, table)]
-            found = None if i + 1 == len(way) or is_elsewhere(x) else _holder(x, way[i + 1])
-            if found is None or _by_code(x, way[i + 1], found):
+            found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
+            if found is None or _by_code(x, path[i + 1], found):
                 break
             holder = found
         self._whole(text, x)
@@ -127,7 +147,7 @@ class Globals:
         self.keys[text] = key_of(x, self._watch) if followed else Same(x)
 
     def _whole(self, text: str, x: Any) -> None:
-        """Guard all of what an object, a class or a Python module holds."""
+        """Guard all fields of an object, a class or a Python module."""
         if isinstance(x, _OPEN) or not _has_fields(x):
             self.keys[text] = key_of(x, self._watch)
             return
@@ -155,7 +175,7 @@ def _has_fields(x: Any) -> bool:
 
 
 def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
-    """The table in which Python finds the attribute; None: code gives it."""
+    """The table in which Python finds the attribute; None: code computes it."""
     own = getattr(x, "__dict__", None)
     if not isinstance(x, type) and isinstance(own, dict) and name in own:
         return own
@@ -164,17 +184,17 @@ def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
 
 
 def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:
-    """Whether what the attribute is, or does, may depend on other fields of the object: a method, a property, a slot."""
+    """Whether the attribute may depend on other fields of the object: a method, a property, a slot."""
     if isinstance(x, type | types.ModuleType) or holder is getattr(x, "__dict__", None):
         return False
     return hasattr(type(holder[name]), "__get__")
 
 
 def _with_inner(f: Any) -> Iterator[types.FunctionType]:
-    """A function, or what a partial or a method has, and those that it closes over, which a decorator was given."""
+    """The function in f, which may be a partial or a method, and the functions in its closure, such as decorated ones."""
     found: dict[int, types.FunctionType] = {}
     pending = [f]
-    while pending and len(found) < MOST_FUNCTIONS:
+    while pending and len(found) < SETTINGS.functions_most:
         f = pending.pop()
         f = f.func if type(f) is functools.partial else getattr(f, "__func__", f)
         if type(f) is not types.FunctionType or id(f) in found:
@@ -183,13 +203,13 @@ def _with_inner(f: Any) -> Iterator[types.FunctionType]:
         for c in f.__closure__ or ():
             try:
                 pending.append(c.cell_contents)
-            except ValueError:  # nothing in it yet
+            except ValueError:  # the cell is empty
                 continue
     yield from found.values()
 
 
 def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:
-    """Whether it is a function of the same file, or of the user's."""
+    """Whether the function is from the file with these globals, or the user's."""
     return g.__globals__ is table or _is_users(g)
 
 

@@ -1,8 +1,8 @@
 """Whether a module is still in the state in which a step of it was captured.
 
-A captured step holds for the module as it was: the attributes that forward read (numbers, flags, configurations, functions,
-and what lists and objects among them hold), the hooks and forwards of submodules, which parameters train, the shapes of
-parameters and buffers, and what forward reads of globals. A call while one of them differs is another step.
+A captured step is valid for one state of the module: the attributes that forward read (numbers, flags, configurations,
+functions, with the contents of lists and objects among them), the hooks and forwards of submodules, which parameters train, the
+shapes of parameters and buffers, and the globals that forward reads. A call in another state needs another step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True)
 class Expected:
-    """The state of a module that a captured step takes for granted.
+    """The state of a module for which a captured step is valid.
 
     reads : path of a submodule -> names of the attributes that forward read there ("*": all); None: all of all submodules.
-    ignored : attributes, by qualified name, and globals, as named in `keys`, that do not matter although forward reads them,
-        since it changes them itself.
-    keys : what is guarded, such as "drop.p" or "the hooks of encoder.0" -> a key of its value.
+    ignored : attributes, by qualified name, and globals, as named in `keys`, that forward reads and changes itself.
+    keys : name of a guarded value, such as "drop.p" or "the hooks of encoder.0" -> a key of the value.
     """
 
     reads: Mapping[str, frozenset[str]] | None
@@ -41,8 +40,10 @@ class Expected:
         ignored: Iterable[str] = (),
         written: Collection[Any] = (),
     ) -> Expected:
-        """The present state of the module. written : places outside of it that forward changes itself, as `Globals.written`
-        takes them; they are ignored too."""
+        """The present state of the module.
+
+        written : places outside of it that forward changes itself, as in `SideEffects.written`; they are ignored too.
+        """
         names = None if reads is None else {path: frozenset(found) for path, found in reads.items()}
         left_out = frozenset(ignored)
         state = ModuleState(model, names, left_out)
@@ -52,13 +53,13 @@ class Expected:
         return cls(names, left_out, state.keys)
 
     def differences(self, model: nn.Module) -> list[str]:
-        """What differs, such as "drop.p"."""
+        """Names of the values that differ now, such as "drop.p"."""
         now = ModuleState(model, self.reads, self.ignored).keys
         return [k for k in {**self.keys, **now} if self.keys.get(k, _MISSING) != now.get(k, _MISSING)]
 
 
 class Guards:
-    """Looks whether a module is in the expected state. It keeps submodules alive, but not the module itself."""
+    """Checks whether a module is in the expected state. It keeps submodules alive, but not the module itself."""
 
     def __init__(self, model: nn.Module, expected: Expected):
         self.expected = expected
@@ -67,15 +68,15 @@ class Guards:
         self.hold(model)
 
     def let_go(self) -> None:
-        """Keep nothing alive until the next look."""
+        """Keep nothing alive until the next check."""
         self._now, self.modules = None, ()
 
     def unchanged(self, model: nn.Module) -> bool:
-        """Whether a quick look finds everything as at the last look that found no difference."""
+        """Whether a quick check finds the same objects as the last check that found no difference."""
         return self._now is not None and self._now.unchanged(model)
 
     def hold(self, model: nn.Module) -> bool:
-        """Whether nothing differs. The second look at an unchanged module is a quick one."""
+        """Whether nothing differs. The second check of an unchanged module is quick."""
         if self._now is not None and self._now.unchanged(model):
             return True
         now = ModuleState(model, self.expected.reads, self.expected.ignored)

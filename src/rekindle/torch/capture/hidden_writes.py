@@ -1,7 +1,7 @@
-"""Kernels that write to their arguments although their schema does not say so: cuDNN's batch norm.
+"""Writes that an op's schema does not declare: cuDNN's batch norm writes its running statistics.
 
-torch takes another kernel for it while tracing, whose bits are not eager's. Here it is captured as eager calls it, where
-its running statistics have no other reader; `in_place` then lets its first run alone write them.
+While tracing, torch replaces it by another kernel with other bits. Here it is captured as eager calls it, if its running
+statistics have no other reader; `in_place` then lets only its first run write them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from torch import fx
 
 aten = torch.ops.aten
 BATCH_NORM = aten.cudnn_batch_norm.default  # (input, weight, bias, mean, variance, training, momentum, eps)
-BACKWARD = aten.cudnn_batch_norm_backward.default  # (input, gradient, weight, mean, variance, …): reads neither of them
-STATISTICS, TRAINING = (3, 4), 5  # positions
+BACKWARD = (
+    aten.cudnn_batch_norm_backward.default
+)  # (input, gradient, weight, mean, variance, …): reads neither mean nor variance
+STATISTICS, TRAINING = (3, 4), 5  # positions among the arguments
 
 
 def writes(op: Any, args: Any) -> bool:
-    """Whether a call writes running statistics although the schema of the op does not say so."""
+    """Whether a call writes running statistics without declaring it."""
     return op is BATCH_NORM and bool(args[TRAINING]) and any(args[i] is not None for i in STATISTICS)
 
 
 def is_safe(graph: fx.Graph, called: int) -> bool:
-    """Whether whatever is written so is a tensor of the caller's, with a storage of its own, that only that op reads, and
-    its backward.
+    """Whether hidden writes are harmless: only the op and its backward read the tensor, which is a whole placeholder.
 
-    called : how often forward called such kernels. The graph lacks those whose results nobody reads.
+    called : how often forward called such kernels; the graph lacks calls whose results are not used.
     """
     nodes = [n for n in graph.nodes if writes(n.target, n.args)]
     at = Counter(_storage(p) for p in graph.nodes if p.op == "placeholder")

@@ -1,4 +1,4 @@
-"""HOOKS"""
+"""The user's hooks on modules, and forwards that replace a submodule's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOOKS = {
 
 
 def user_hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """(name in words, path of its module, function) of the user's hooks on submodules."""
+    """(name for messages, path of the module, function) of the user's hooks on submodules and of replaced forwards."""
     for path, m in model.named_modules():
         if m is model:
             continue
@@ -39,13 +39,14 @@ def user_hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def is_torchs(fn: Any) -> bool:
-    """Whether torch brought it (spectral norm, pruning, …), or this library."""
+    """Whether the function or class comes from torch (spectral norm, pruning, …) or from this library."""
     fn = getattr(fn, "__func__", fn)
     where = getattr(fn, "__module__", None) or type(fn).__module__
     return str(where).split(".")[0] in ("torch", "rekindle")
 
 
 def described(fn: Any) -> str:
+    """The name of a function, with its file and line."""
     code = next(codes_of(fn), None)
     name = getattr(fn, "__name__", None) or getattr(getattr(fn, "func", None), "__name__", None) or type(fn).__name__
     return name if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"

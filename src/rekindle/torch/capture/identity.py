@@ -1,4 +1,4 @@
-"""IDENTITY"""
+"""Keys of objects by identity."""
 
 from __future__ import annotations
 

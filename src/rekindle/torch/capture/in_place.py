@@ -1,9 +1,8 @@
-"""What a module mutates in forward, written where it lies, as eager does.
+"""Mutations of a module written in place, as eager does.
 
-A captured graph is functional: new running statistics and counters are results, to be copied over the old ones at the
-end. That takes three launches more for each BatchNorm, and two for copies of the old ones wherever it runs again. Where
-nobody else reads the old or the new ones, the op's first run writes them instead, with the same bits, and later runs do
-without them.
+A captured graph is functional: new running statistics and counters are results, copied over the old ones at the end. For each
+BatchNorm this takes three more launches, and two more for copies of the old values if the op is recomputed. If no other op
+reads the old or the new values, the op's first run writes them in place, with the same bits, and later runs do without them.
 """
 
 from __future__ import annotations
@@ -21,17 +20,19 @@ from .overwrites import OVERWRITES
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
-_IN_TRAINING = {_BATCH_NORM: 5, aten.native_batch_norm_backward.default: 7}  # position of that argument
-_STATISTICS = hidden_writes.STATISTICS  # positions of both here too, and of the new ones in what the first returns
+_IN_TRAINING = {_BATCH_NORM: 5, aten.native_batch_norm_backward.default: 7}  # position of the argument `training`
+_STATISTICS = (
+    hidden_writes.STATISTICS
+)  # positions of the statistics here too, and of the new ones in the results of the first op
 
 
 def write_in_place(c: Captured) -> None:
-    """Move mutations from `c.mutations` to `c.writing` where that is safe."""
+    """Move mutations from `c.mutations` to `c.writing` if that is safe."""
     mutated = _Mutated(c)
     gone: set[fx.Node] = set()
     for n in c.nodes:
         if hidden_writes.writes(n.target, n.args):
-            _unseen(c, n)
+            _hidden(c, n)
         elif n.target is _BATCH_NORM:
             gone |= _batch_norm(c, n, mutated)
         elif 0 in OVERWRITES.get(n.target, {}):
@@ -40,7 +41,7 @@ def write_in_place(c: Captured) -> None:
 
 
 class _Mutated:
-    """Who takes what forward mutates."""
+    """The readers of what forward mutates."""
 
     def __init__(self, c: Captured) -> None:
         self.new = c.mutations
@@ -48,8 +49,10 @@ class _Mutated:
         self.at = Counter(t.untyped_storage()._cdata for p in c.placeholders for _, t in tensors_of(p))
 
     def only_between(self, p: Any, n: fx.Node, new: fx.Node | None) -> bool:
-        """Whether n alone reads placeholder p, which is all of a storage of its own, and `new`, which n makes, goes
-        nowhere else but into p and perhaps to ops."""
+        """Whether only n reads placeholder p, and `new`, a result of n, is used only as the new value of p and by ops.
+
+        p must be the whole of its own storage.
+        """
         if new is None or self.new.get(p) is not new or set(p.users) != {n} or n.all_input_nodes.count(p) != 1:
             return False
         t = p.meta["val"]
@@ -57,21 +60,24 @@ class _Mutated:
         return alone and self.wanted[new] == 1 and not self.wanted[p]
 
 
-def _unseen(c: Captured, n: fx.Node) -> None:
-    """The graph says that the kernel only reads them, and so does its backward."""
+def _hidden(c: Captured, n: fx.Node) -> None:
+    """Let the first run of a kernel with hidden writes write the statistics, and later runs and backward do without."""
     c.writing[n] = Writing(n.target, n.args)
     statistics: list[Any] = [n.args[i] for i in _STATISTICS]
     for u in {u for p in statistics for u in p.users}:
-        _take_away(u)
+        _without_statistics(u)
 
 
-def _take_away(n: fx.Node) -> None:
-    """Let the op do without running statistics."""
+def _without_statistics(n: fx.Node) -> None:
+    """Replace the op's running statistics by None."""
     n.args = tuple(None if i in _STATISTICS else a for i, a in enumerate(n.args))
 
 
 def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
-    """It returns (result, mean, rstd, new running mean, new running variance). Gives the nodes that are gone."""
+    """Write a batch norm's statistics in place if that is safe; returns the nodes that this removes.
+
+    The op returns (result, mean, rstd, new running mean, new running variance).
+    """
     members: dict[Any, fx.Node] = {u.args[1]: u for u in n.users if is_member(u)}
     pairs: list[Any] = [(n.args[i], members.get(i)) for i in _STATISTICS]
     if not n.args[_IN_TRAINING[_BATCH_NORM]] or len(members) != len(n.users):
@@ -80,12 +86,12 @@ def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
         return set()
     x, weight, bias, mean, *_ = n.args
     if weight is None and bias is None and x.meta["val"].dtype != mean.meta["val"].dtype:  # type: ignore[union-attr]
-        return set()  # the type of the statistics says how it rounds
+        return set()  # the dtype of the statistics decides how it rounds
     backward = {u for _, new in pairs for u in new.users if u.op != "output"}
     if not all(_ignores_statistics(u) for u in backward):
         return set()
     for u in backward:
-        _take_away(u)
+        _without_statistics(u)
     for p, new in pairs:
         del c.mutations[p]
         new.replace_all_uses_with(p)
@@ -97,11 +103,12 @@ def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
 
 
 def _ignores_statistics(n: fx.Node) -> bool:
-    """Whether the op takes running statistics and computes nothing from them, since it trains."""
+    """Whether the op is a batch norm's backward in training mode, which takes running statistics and ignores them."""
     return n.target is aten.native_batch_norm_backward.default and bool(n.args[_IN_TRAINING[n.target]])
 
 
 def _element_wise(c: Captured, n: fx.Node, mutated: _Mutated) -> None:
+    """Write an element-wise op's result over the placeholder that it updates, if that is safe."""
     p: Any = n.args[0]
     if not isinstance(p, fx.Node) or not mutated.only_between(p, n, n) or any(u.op != "output" for u in n.users):
         return

@@ -41,13 +41,13 @@ def read_joint_graph(c: Captured) -> None:
             _results(c, n, place)
     if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
         raise TraceError(
-            f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no tensor "
-            "beside it that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them"
+            f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no "
+            "other tensor that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them"
         )
     if not c.tangents:
         raise TraceError(
             "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
-            "call requires_grad_() on what should train, and do not trace under torch.no_grad()"
+            "call requires_grad_() on the parameters to train, and do not trace under torch.no_grad()"
         )
 
 
@@ -84,15 +84,15 @@ def _constant(c: Captured, n: fx.Node) -> None:
         reader = next(iter(n.users), n)
         raise TraceError(
             f"{reader.target} in {module_path(reader) or 'the model'} draws from a generator of its own (generator=), "
-            "whose state a plan cannot put back to draw the same again; draw from torch's default generator, or outside of "
-            "forward and pass the result in"
+            "whose state a plan cannot restore to draw the same numbers again; draw from torch's default generator, or outside "
+            "of forward and pass the result in"
         )
     if not isinstance(t, torch.Tensor):
         raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
     if t.requires_grad:
         raise TraceError(
-            f"the model reads a tensor of shape {list(t.shape)} that requires grad and is none of its parameters or "
-            "inputs, so that no gradient could reach it; register it as a parameter, or its module as a submodule"
+            f"the model reads a tensor of shape {list(t.shape)} that requires grad and is neither a parameter nor an "
+            "input, so no gradient could reach it; register it as a parameter, or its module as a submodule"
         )
     c.constants[n] = t
     n.meta.setdefault("val", t)
@@ -103,7 +103,7 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
     for t in tree_leaves(n.meta.get("val")):
         if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
             raise TraceError(
-                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}; only dense ones can be planned"
+                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}; only dense tensors can be planned"
             )
     c.nodes.append(n)
     c.module_path[n] = path or by_seq.get(seq, "")
@@ -122,7 +122,7 @@ def _results(c: Captured, output: fx.Node, place: dict[Any, fx.Node]) -> None:
             if o is not None:
                 c.gradients[place[d.grad_of]] = o
         elif o is not None and not isinstance(d, _TOKENS):
-            raise TraceError(f"the model gives a result of a kind that cannot be planned yet: {d}")
+            raise TraceError(f"the model returns a result of a kind that cannot be planned yet: {d}")
 
 
 _TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t, type))

@@ -1,9 +1,9 @@
 """Known values of integer and boolean tensors, on which forward may branch while it is traced or runs on fake tensors.
 
 Libraries check whether a mask masks anything, and call another kernel, which rounds differently, if it does not. Tensors
-without data cannot answer. A tensor that forward makes from shapes alone is computed here when its value is asked for; a tensor that
-depends on integer inputs is computed from the sample. Questions of the second kind belong to the captured call: a call whose
-inputs give another answer needs another graph.
+without data cannot answer. A tensor that forward makes from shapes alone is computed here when its value is asked for; a
+tensor that depends on integer inputs is computed from the sample. Questions of the second kind belong to the captured call: a
+call whose inputs give another answer needs another graph.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class KnownValues(TorchDispatchMode):
         self._sample = sample
         self._ops: list[RecordedOp] = []
         self._sizes: list[int] = []  # of ops, in elements
-        self._known = WeakIdKeyDictionary()  # tensor -> _Known; kept alive they would count in a measured peak
+        self._known = (
+            WeakIdKeyDictionary()
+        )  # tensor -> _Known; weak, since tensors kept alive would count in a measured peak
         for i, t in enumerate(given if sample is not None else ()):
             self._learn(t, Input(i), True)
 
@@ -136,7 +138,8 @@ def _state(t: torch.Tensor) -> Any:
     """A state of the tensor's memory that changes or is forgotten with each write; None: writes cannot be noticed.
 
     A functional tensor has another inner tensor after each write to it or to an alias. Any other tensor is known by its
-    storage, and the mode sees all writes to it; the weak reference keeps the storage's address from being reused, not its bytes.
+    storage, and the mode sees all writes to it; the weak reference keeps the storage's address from being reused, but not
+    its bytes.
     """
     if isinstance(t, FunctionalTensor):
         torch._sync(t.elem)

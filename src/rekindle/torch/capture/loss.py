@@ -1,4 +1,4 @@
-"""Which of a model's results is the loss."""
+"""Finds the loss among the results of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import tree
 
 
 def loss_index(tensors: Sequence[torch.Tensor], places: Sequence[str] | Mapping[int, str]) -> int | None:
-    """Index of the result that is the loss: the one scalar under a key called loss, or a scalar that comes first."""
+    """Index of the result that is the loss: the only scalar under a key `loss`, or a scalar that comes first; else None."""
     scalars = [i for i, t in enumerate(tensors) if t.numel() == 1 and t.requires_grad]
     called = [i for i in scalars if places[i].endswith("['loss']")]
     if len(called) == 1:
@@ -21,7 +21,12 @@ def loss_index(tensors: Sequence[torch.Tensor], places: Sequence[str] | Mapping[
 
 
 def default_loss(result: Any) -> torch.Tensor:
-    """The loss a result carries (its `loss`, or a scalar that comes first), else the sum of all that requires grad."""
+    """The loss in a result (see `loss_index`), or the sum of all its tensors that require grad.
+
+    Raises
+    ------
+    UsageError : no tensor of the result requires grad.
+    """
     tensors, spec = tree.flatten(result, opaque_ok=True)
     loss = loss_index(tensors, tree.paths(spec))
     able = [t for t in tensors if t.requires_grad] if loss is None else [tensors[loss]]

@@ -1,5 +1,7 @@
-"""One call of a module, by the names of its forward's parameters: keyword order, positions and spelled-out defaults make
-no difference."""
+"""One call of a module, by the names of forward's parameters.
+
+Keyword order, positions and defaults that are spelled out make no difference.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """How a caller passed arguments, so that forward can be called in the same way.
+    """How the caller passed arguments, so that forward can be called in the same way.
 
-    positional : names of those that came by position, in order; rest : name of the `*args` parameter, if any of it came.
-    named : names of those that came by keyword; more : name of the `**kwargs` parameter, if any of it came.
+    positional : names of the arguments passed by position, in order. rest : name of the `*args` parameter, if it got any.
+    named : names of the arguments passed by keyword. more : name of the `**kwargs` parameter, if it got any.
     """
 
     positional: tuple[str, ...] = ()
@@ -57,8 +59,10 @@ class ModuleCall:
 
     @property
     def key(self) -> Key:
-        """Everything about the arguments and the surroundings that shapes the graph: shapes, dtypes, devices, what requires
-        grad, which tensors share memory, constants, and `surroundings`."""
+        """A key of everything outside of the module that shapes the graph.
+
+        It holds shapes, strides, dtypes, devices, requires_grad, which tensors share memory, constants, and `surroundings`.
+        """
         shapes = tuple([_described(t) for t in self.tensors])
         return (*shapes, _shared(self.tensors)), constants(self.spec), surroundings()
 
@@ -73,7 +77,7 @@ class ModuleCall:
 
     @property
     def odd(self) -> str:
-        """A tensor that has no strides, in words; "" where there is none."""
+        """The first argument without strides, in words; "" if there is none."""
         for t in self.tensors:
             if t.layout is not torch.strided or t.is_nested:
                 return "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
@@ -81,7 +85,7 @@ class ModuleCall:
 
     @property
     def used_up(self) -> list[str]:
-        """Names of the arguments that whoever reads them uses up: iterators."""
+        """Names of the arguments that hold iterators, which one reading uses up."""
         named = zip(self.spec.keys, self.spec.children, strict=True)
         return [str(k) for k, spec in named if any(isinstance(x, Iterator) for x in tree.leaves(spec))]
 
@@ -92,7 +96,7 @@ class ModuleCall:
 
     @property
     def shapes(self) -> str:
-        """The shapes of the tensors, to be read by people."""
+        """The shapes of the tensors, for messages."""
         return ", ".join("nested" if t.is_nested else str(list(t.shape)) for t in self.tensors)
 
 
@@ -106,7 +110,7 @@ def _described(t: torch.Tensor) -> Key:
 
 
 def _shared(tensors: list[torch.Tensor]) -> Key:
-    """Which tensors share memory, and where in it they lie: forward may write to one of them."""
+    """A key of which tensors share memory, and at which offsets, since forward may write to one of them."""
     if len(tensors) < 2:
         return ()
     first: dict[int, int] = {}
@@ -117,9 +121,11 @@ def _shared(tensors: list[torch.Tensor]) -> Key:
 
 
 def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
-    """The call `forward(*args, **kwargs)` by parameter names. Arguments that are equal to a plain default are left out, as if
-    the caller had not spelled them out. Where the names are not known, or the arguments do not fit them, positions and
-    keywords stand as they are: forward itself will complain."""
+    """The call `forward(*args, **kwargs)` by parameter names.
+
+    Arguments equal to a plain default are left out. If the names are unknown, or the arguments do not fit them, positions and
+    keywords stay as they are, and forward itself will raise.
+    """
     found = _by_name(forward, args, kwargs)
     if found is None:
         given: dict[str, Any] = {"args": tuple(args), "kwargs": dict(kwargs)}
@@ -145,7 +151,7 @@ def _by_name(
     named: list[str] = []
     rest = more = None
     left = len(args)
-    by_position = 0  # number of positional arguments to pass: up to the last one that is no default
+    by_position = 0  # number of positional arguments to pass, up to the last one that is no default
     kinds = signature.parameters
     for name, value in bound.items():
         kind = kinds[name].kind
@@ -165,7 +171,7 @@ def _by_name(
     for name in positional[by_position:]:
         del given[name]
     ordered = {k: given[k] for k in kinds if k in given and not (k == more and not given[k])}
-    # A default in the middle stands in the structure no more than one at the end: how it was spelled makes no other graph.
+    # A default in the middle is left out as well as one at the end: it makes the same graph, spelled out or not.
     defaults = {k for k in positional[:by_position] if _is_default(given[k], kinds[k].default)}
     if defaults and rest is None:
         first = next(i for i, k in enumerate(positional) if k in defaults)
@@ -186,17 +192,17 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def _signature(forward: Callable[..., Any]) -> inspect.Signature | None:
-    """Of a bound method as of its function, which is asked once."""
+    """The signature of forward, looked up once per function; None: unknown."""
     function = getattr(forward, "__func__", forward)
     try:
         known = _SIGNATURES.setdefault(function, {})
-    except TypeError:  # what has no weak reference is asked each time
+    except TypeError:  # no weak reference: looked up each time
         known = {}
     is_bound = function is not forward
     if is_bound not in known:
         try:
             known[is_bound] = inspect.signature(forward)
-        except (TypeError, ValueError):  # compiled functions tell no names
+        except (TypeError, ValueError):  # compiled functions have no signature
             known[is_bound] = None
     return known[is_bound]
 

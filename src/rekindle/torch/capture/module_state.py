@@ -1,4 +1,4 @@
-"""STATE"""
+"""The guarded state of a module: keys of its values, and the places where they stand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from .attribute_reads import INTERNAL
+from .fields import is_elsewhere, is_simple
 from .globals import Globals
-from .side_effects import HOOKS
-from .values import Key, Watch, is_elsewhere, is_simple, key_of
+from .hooks import HOOKS
+from .values import Key, key_of
+from .watch import Watch
 
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 
@@ -26,7 +28,10 @@ _MISSING: Any = object()
 
 
 class ModuleState:
-    """What is guarded, as keys, and where it stands."""
+    """The guarded values of a module, as keys by name, and their places for a quick check.
+
+    reads, ignored : as in `guards.Expected`.
+    """
 
     def __init__(self, model: nn.Module, reads: Mapping[str, frozenset[str]] | None, ignored: frozenset[str]):
         self.keys: dict[str, Key] = {}
@@ -34,12 +39,12 @@ class ModuleState:
         modules = dict(model.named_modules())
         self._watch = Watch({id(m) for m in modules.values()})
         self._modules = [m for m in modules.values() if m is not model]
-        self._own: list[dict[str, Any]] = []  # of submodules; that of the module itself holds the planned forward
-        self._getters: list[Any] = []  # of these, then of the module itself
-        self._tables: list[dict[str, Any]] = []  # parameters
-        self._empty: list[Any] = []  # tables that may come to hold something
+        self._own: list[dict[str, Any]] = []  # `__dict__` of each submodule; the module's own holds the planned forward
+        self._getters: list[Any] = []  # of the guarded names in each submodule, then in the module itself
+        self._tables: list[dict[str, Any]] = []  # of parameters
+        self._empty: list[Any] = []  # tables that were empty
         self._buffers: list[dict[str, Any]] = []
-        self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # where the tensors stand that are no parameters
+        self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # places of tensors that are no parameters
         self._classes: dict[tuple[type, str], Any] = {}
         self._class_keys: dict[tuple[type, str], Key] = {}
         self._functions: dict[int, types.FunctionType] = {}
@@ -56,7 +61,7 @@ class ModuleState:
         self._seen = self._look(model)
 
     def written(self, places: Collection[Any]) -> set[str]:
-        """Names of the globals in these places."""
+        """Names of the guarded globals in these places."""
         return self._globals.written(places) if places else set()
 
     def unchanged(self, model: nn.Module) -> bool:
@@ -129,7 +134,7 @@ class ModuleState:
         else:
             self._empty.append(m._modules)
         of_instance = own.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
-        of_instance -= {"forward"} if is_root else set()  # there the planned forward stands
+        of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in ({"forward", *(names or ())}) - of_instance - _OF_TORCH - {"*"}:
             self.keys[prefix + k] = self._of_class(type(m), k)
 
@@ -166,7 +171,7 @@ class ModuleState:
     def _parameters(self, model: nn.Module) -> None:
         order: dict[int, int] = {}
         for name, p in model.named_parameters(remove_duplicate=False):
-            which = order.setdefault(id(p), len(order))  # parameters that are tied stay tied
+            which = order.setdefault(id(p), len(order))  # tied parameters have one number
             self.keys[f"the parameter {name}"] = (
                 which,
                 type(p),
@@ -178,7 +183,7 @@ class ModuleState:
             )
 
     def _read_globals(self, model: nn.Module) -> None:
-        """What forwards read of globals, and plain attributes of the modules' classes that have a name which code names."""
+        """Guard the globals that forwards read, and plain class attributes whose names occur in their code."""
         self._globals = Globals(self._functions.values(), self._watch, self._ignored)
         self.keys |= self._globals.keys
         for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not is_elsewhere(k)):
@@ -193,7 +198,7 @@ def _strides(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def _sharing(tensors: list[torch.Tensor | None]) -> Key:
-    """Which of them share memory: forward may write to one of them."""
+    """A key of which tensors share memory, since forward may write to one of them."""
     at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided]
     first: dict[int, int] = {}
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])

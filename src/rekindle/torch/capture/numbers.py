@@ -2,8 +2,8 @@
 
 While forward is captured, a stand-in takes the place of each number (see `stand_in`). In calls of tensors it becomes a marker,
 an unusual value that shows in the graph where the number went. Arithmetic on stand-ins gives stand-ins; a comparison is
-answered and recorded as a question. Any other use (a loop over it, a size, `math.exp`) raises a TypeError: then the number stays a
-constant, and each value of it needs another graph.
+answered and recorded as a question. Any other use (a loop over it, a size, `math.exp`) raises a TypeError: then the number
+stays a constant, and each value of it needs another graph.
 
 Kernels and formulas may compute further constants from a marker. `same_graph` finds them: constants that differ between two
 captures of the same graph must all be markers.

@@ -1,11 +1,11 @@
-"""Watches one thread's use of Python's and NumPy's global random generators; the draws of other threads are none of it.
+"""Notices whether one thread uses Python's or NumPy's global random generator, whatever other threads draw.
 
-A thread that prefetches batches draws all the time, so the states of the generators alone do not tell who drew. Meanwhile the
-watched thread draws from a fresh state, which no code seeds it with, and other threads draw from copies of what the generators
-were. Those copies are what stays afterwards.
+A thread that prefetches batches draws all the time, so a changed generator does not show which thread drew. Inside the context
+managers of this file the watched thread draws from a fresh random state, and other threads from copies of the generators. At
+the end the generators continue from these copies.
 
-A thread that calls a generator's functions by names of its own, which it took beforehand (`from random import random`, sampling
-by `numpy.random.mtrand._rand`), still draws from the generator itself, and cannot be told from the watched thread.
+A thread that took a generator's functions under names of its own beforehand (`from random import random`, or
+`numpy.random.mtrand._rand`) still draws from the generator itself, and is mistaken for the watched thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 
 @contextlib.contextmanager
 def pythons() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether this thread has drawn from Python's generator meanwhile, or seeded it."""
+    """Yields a function that returns whether this thread has drawn from or seeded Python's generator since."""
     inst, others = random._inst, random.Random()
     others.setstate(inst.getstate())
     inst.seed()
     kind = type(inst)
     over, methods = _divided({k: (getattr(kind, k), _of(getattr(others, k))) for k in _ENDS})
-    # Every method of Random's ends in one of these, also where a module took it by its name (`from random import choice`).
+    # Every method of Random calls one of these in the end, also one that a module imported (`from random import choice`).
     inst.__class__ = type(kind.__name__, (kind,), {**methods, "gauss_next": _second_of_a_pair(others)})
     before = {k: getattr(random, k) for k in _ENDS}
     vars(random).update({k: getattr(inst, k) for k in _ENDS})
@@ -46,7 +46,7 @@ def pythons() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def numpys() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether this thread has drawn from NumPy's generator meanwhile, or seeded it."""
+    """Yields a function that returns whether this thread has drawn from or seeded NumPy's generator since."""
     shared: Any = np.random
     get, put = shared.get_state, shared.set_state
     others, fresh = (np.random.RandomState(type(shared.get_bit_generator())()) for _ in range(2))
@@ -72,7 +72,7 @@ _ALIASES = {"sample": "random_sample", "ranf": "random_sample"}
 def _divided(
     functions: dict[str, tuple[Callable[..., Any], Callable[..., Any]]],
 ) -> tuple[threading.Event, dict[str, Callable[..., Any]]]:
-    """(event that ends it, functions by name): of each pair this thread calls the first, and other threads the second."""
+    """(event, functions by name): until the event, this thread calls the first of a pair and other threads the second."""
     here, over = threading.get_ident(), threading.Event()
 
     def one(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,12 +84,12 @@ def _divided(
 
 
 def _of(bound: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that leaves the object aside on which it is called."""
+    """A method that calls `bound` and ignores its own object."""
     return lambda _, *args, **kwargs: bound(*args, **kwargs)
 
 
 def _second_of_a_pair(others: random.Random) -> property:
-    """The number that `gauss` keeps for its next call, for each side its own."""
+    """A property for the number that `gauss` keeps for its next call: one for this thread, one for the others."""
     here = threading.get_ident()
 
     def holder(self: random.Random) -> dict[str, Any]:
@@ -99,6 +99,6 @@ def _second_of_a_pair(others: random.Random) -> property:
 
 
 def _settle() -> None:
-    """Let draws end that other threads had begun."""
+    """Wait until draws that other threads have begun are surely done."""
     if threading.active_count() > 1:
         time.sleep(0.01)

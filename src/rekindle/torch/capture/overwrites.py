@@ -1,4 +1,4 @@
-"""OVERWRITES"""
+"""Ops that can write their result over one of their arguments, with the same bits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ import torch
 aten = torch.ops.aten
 
 
-# Ops whose `out=` or in-place form gives the same bits when the output lies over the given argument: element-wise
-# kernels that read each element before they write it, and softmaxes, which read a row to its end before they write it.
-# `out=` forms that compute elsewhere and copy are not here.
-# {position of the argument: call that writes over it}
 def _unary(inplace: Any) -> dict[int, Callable[..., Any]]:
     return {0: inplace}
 
@@ -39,6 +35,9 @@ def _out(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
     return {position: call}
 
 
+# op -> {position of an argument: call that writes over it}. The `out=` or in-place form gives the same bits when the output
+# lies over that argument: element-wise kernels read each element before they write it, and softmaxes read a row to its end
+# before they write it. `out=` forms that compute elsewhere and copy are not here.
 OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.relu.default: _unary(aten.relu_.default),
     aten.sigmoid.default: _unary(aten.sigmoid_.default),

@@ -44,7 +44,7 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
-RecordedOp = tuple[Any, Any]  # an op and its (args, kwargs), with the three above in the place of tensors
+RecordedOp = tuple[Any, Any]  # an op and its (args, kwargs), with an Input, a Result or a Like instead of each tensor
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""While tracing, forward may only draw from torch's default random generators; anything else is a TraceError."""
+"""Checks while tracing that forward only draws from torch's default random generators; any other use is a TraceError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...errors import TraceError
 from ...frames import in_words, is_users
 from .other_random import numpys, pythons
 
-# Functions in these modules act for whoever calls them.
+# Functions in these modules act for their callers.
 _PASSED_OVER = {"torch.random", "torch.cuda.random", "torch._compile", "torch._dynamo.eval_frame", "contextlib"}
 _REFUSED = {"get_state", "set_state", "manual_seed", "seed", "initial_seed", "get_offset", "set_offset",
             "graphsafe_get_state", "graphsafe_set_state", "clone_state"}  # fmt: skip
@@ -25,8 +25,10 @@ _REFUSED = {"get_state", "set_state", "manual_seed", "seed", "initial_seed", "ge
 
 @contextlib.contextmanager
 def only_draws() -> Iterator[None]:
-    """Raise TraceError, naming the line, where code that is not torch's own reads, sets or seeds the state of torch's
-    default generators: that would happen once, while tracing, and never in a planned step."""
+    """Raise TraceError, with the line, if the user's code reads, sets or seeds the state of torch's default generators.
+
+    It would happen once, while tracing, and never in a planned step.
+    """
     cpu, cuda = torch.random.default_generator, getattr(torch.cuda, "default_generators", ())
     before, seed = _state(cpu), cpu.initial_seed()
     torch.random.default_generator = _Guarded(cpu)  # type: ignore[assignment]
@@ -36,7 +38,7 @@ def only_draws() -> Iterator[None]:
     finally:
         torch.random.default_generator = cpu
         torch.cuda.default_generators = cuda  # type: ignore[assignment]
-    # Past the guard. Tracing itself draws nothing, but other threads may have; what they do not do is seed.
+    # Uses that bypass `_Guarded`. Tracing itself draws nothing; other threads may have drawn, but they do not seed.
     if cpu.initial_seed() != seed or _state(cpu) != before and threading.active_count() == 1:
         cpu.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
         raise TraceError(_message("the model changes the state of torch's random generator"))
@@ -48,7 +50,7 @@ def _state(generator: torch.Generator) -> bytes:
 
 
 class _Guarded:
-    """A generator of torch's, for one thread; to others it is what it was."""
+    """Stands for one of torch's generators and refuses some methods to one thread."""
 
     def __init__(self, generator: torch.Generator):
         self._generator, self._thread = generator, threading.get_ident()
@@ -70,7 +72,7 @@ def _message(what: str) -> str:
 
 
 def _user_frame(frame: FrameType | None) -> FrameType | None:
-    """The frame that asks, unless torch or this library asks for its own ends."""
+    """The user's frame that called; None: torch or this library called for its own purposes."""
     while frame is not None and frame.f_globals.get("__name__") in _PASSED_OVER:
         frame = frame.f_back
     return frame if frame is not None and is_users(frame) else None
@@ -78,7 +80,7 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 @contextlib.contextmanager
 def no_other_random() -> Iterator[None]:
-    """Raise TraceError where forward uses Python's or NumPy's random generator, whose numbers would be constants of the graph.
+    """Raise TraceError if forward uses Python's or NumPy's random generator, whose numbers would be constants of the graph.
 
     Both start from fresh states, so that a forward that seeds them is noticed at every capture.
     """
@@ -87,6 +89,6 @@ def no_other_random() -> Iterator[None]:
         used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
     if used:
         raise TraceError(
-            f"the model draws from {used[0]} random generator, or seeds it; a plan would fix its numbers for good; draw "
+            f"the model draws from {used[0]} random generator, or seeds it; its numbers would be constants of the plan; draw "
             "with torch and decide with torch.where, or draw outside of forward and pass the result in"
         )

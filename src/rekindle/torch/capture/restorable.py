@@ -1,4 +1,4 @@
-"""WATCHED"""
+"""Objects that can change, with their present content and a way to put it back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import types
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,15 @@ from .callables import GlobalName
 from .containers import content, refill
 from .hooks import is_torchs
 
-LARGEST = 100_000  # entries of a container, or elements of a tensor, that are kept to be put back
+
+@dataclass(frozen=True)
+class RestoreSettings:
+    """entries_most : a container of more entries, or a tensor of more elements, is not copied and not put back. A guess."""
+
+    entries_most: int = 100_000
+
+
+SETTINGS = RestoreSettings()
 
 
 _OPAQUE = (type, types.ModuleType, logging.Logger, logging.Handler, torch.dtype, torch.device, torch.Generator,
@@ -24,7 +33,7 @@ _OPAQUE = (type, types.ModuleType, logging.Logger, logging.Handler, torch.dtype,
 
 
 def is_opaque(x: Any) -> bool:
-    """Whether it is nothing to look into: a plain value, a class, or something that cannot even be asked (a dead proxy)."""
+    """Whether to leave an object alone: a plain value, a class, a module, or one that raises when asked (a dead proxy)."""
     try:
         return isinstance(x, _OPAQUE)
     except Exception:
@@ -40,20 +49,25 @@ def _is_full(cell: types.CellType) -> bool:
 
 
 class Restorable:
-    """Something that can change: what it is now, and how to put it back."""
+    """An object that can change: its content at first, and how to put it back.
+
+    read : returns the content. write : makes a content the present one.
+    """
 
     def __init__(self, x: Any, read: Callable[[], Any], write: Callable[[Any], None]):
         self.x, self._read, self._write = x, read, write
         self.before = read()
 
     def same(self) -> bool:
+        """Whether the content is the same as at first."""
         return _same(self._read(), self.before)
 
     def restore(self) -> None:
+        """Put the first content back."""
         self._write(self.before)
 
     def places(self) -> list[Any]:
-        """Where it changed."""
+        """The places in the object that changed, as in `SideEffects.written`."""
         held, now = getattr(self.x, "__dict__", None), self._read()
         if not isinstance(held, dict) or not isinstance(now, dict) or isinstance(self.x, GlobalName | dict):
             return [id(self.x)]
@@ -62,7 +76,7 @@ class Restorable:
         return [id(self.x), *((id(held), k) for k in named)]
 
     def inside(self) -> list[Any]:
-        """The objects that it holds."""
+        """The objects that it held at first."""
         x = self.before
         if isinstance(self.x, GlobalName | types.CellType):
             return [x]
@@ -75,6 +89,7 @@ _NOTHING: Any = object()
 
 
 def restorable(x: Any) -> Restorable | None:
+    """How to watch and restore an object; None if it cannot change or is none of the user's."""
     if isinstance(x, GlobalName):
         where, name = x.where, x.name
         if isinstance(where[name], _OPAQUE) and not isinstance(where[name], tree.PLAIN):
@@ -92,7 +107,7 @@ def restorable(x: Any) -> Restorable | None:
     if isinstance(x, generators.OTHERS):
         was = generators.state(x)
         return Restorable(x, lambda: generators.key(generators.state(x)), lambda _: generators.set_state(x, was))
-    if isinstance(x, list | deque | dict | set) and len(x) <= LARGEST:
+    if isinstance(x, list | deque | dict | set) and len(x) <= SETTINGS.entries_most:
         return Restorable(x, lambda: content(x), lambda old: refill(x, old))
     if isinstance(x, tuple):
         return Restorable(x, lambda: list(x), lambda old: None)
@@ -107,23 +122,23 @@ def restorable(x: Any) -> Restorable | None:
 
 
 def _tensor(x: torch.Tensor) -> Restorable | None:
-    """A tensor that is written to."""
+    """A tensor, known by its version; None for subclasses and inference tensors."""
     if type(x) not in (torch.Tensor, nn.Parameter) or x.is_inference():
         return None
-    copied = x.detach().clone() if x.layout is torch.strided and x.numel() <= LARGEST else None
+    copied = x.detach().clone() if x.layout is torch.strided and x.numel() <= SETTINGS.entries_most else None
 
     def put_back(version: int) -> None:
         if copied is not None:
             with torch.no_grad():
                 x.copy_(copied)
-            # a graph that saved it finds it as it was
+            # an autograd graph that saved it finds the version that it expects
             torch._C._autograd._unsafe_set_version_counter((x,), (version,))
 
     return Restorable(x, lambda: x._version, put_back)
 
 
 def _same(x: Any, y: Any) -> bool:
-    """Whether the contents of something are what they were; plain values by what they are, all else by identity."""
+    """Whether two contents are equal: plain values by value, other objects by identity."""
     if isinstance(x, dict) and isinstance(y, dict):
         return len(x) == len(y) and all(
             k is j and _same_entry(a, b) or k == j and _same_entry(a, b)

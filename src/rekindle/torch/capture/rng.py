@@ -1,4 +1,4 @@
-"""Random ops that run again must draw the same numbers, and leave the generator where it was."""
+"""Saves and restores random states, so that a recomputed random op draws the same numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def state(device: str) -> Any:
-    """State of the device's default generator. Kept as bytes: it is no device memory."""
+    """State of the device's default generator, as bytes in host memory; None under fake tensors."""
     if torch._guards.detect_fake_mode() is not None:
         return None  # fake tensors hold no numbers, and the generator's state could not be read through the mode
     now = torch.cuda.get_rng_state(device) if device.startswith("cuda") else torch.get_rng_state()
@@ -17,7 +17,7 @@ def state(device: str) -> Any:
 
 
 def restore(saved: Any, device: str) -> None:
-    """Put the device's default generator into a state that `state` returned."""
+    """Put the device's default generator into a state that `state` returned; None changes nothing."""
     if saved is None:
         return
     tensor = torch.frombuffer(bytearray(saved), dtype=torch.uint8)
@@ -28,7 +28,7 @@ def restore(saved: Any, device: str) -> None:
 
 
 def replay(saved: Any, device: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """`call(*args, **kwargs)` with the generator in an earlier state; afterwards it is where it was."""
+    """Return `call(*args, **kwargs)` with the generator in an earlier state, and put its present state back."""
     before = state(device)
     restore(saved, device)
     try:
@@ -38,5 +38,5 @@ def replay(saved: Any, device: str, call: Callable[..., Any], /, *args: Any, **k
 
 
 def cuda_indices(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Indices of the CUDA devices that tensors lie on."""
+    """Sorted indices of the CUDA devices that the tensors are on."""
     return sorted({t.device.index or 0 for t in tensors if t.device.type == "cuda"})

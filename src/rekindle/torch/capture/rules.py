@@ -1,5 +1,4 @@
-"""What must be known about single ATen ops: which must not run twice, which draw random numbers, which may write over
-an input with the same bits."""
+"""Properties of single ATen ops: which must run only once, which draw random numbers, how to run one outside of autograd."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from torch import fx
 
 aten = torch.ops.aten
 
-# Ops that only name their input anew.
+# Ops whose result is their input under a new name.
 PASS_THROUGH = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
-# Ops that give memory and write nothing to it; every overload.
+# Ops that allocate memory and write nothing to it; all overloads.
 UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty,
              aten.new_empty_strided}  # fmt: skip
 
-# A selection that flips on recomputation (equal keys, another kernel) changes which path the gradient takes.
+# If recomputing a selection chose other elements (equal keys, another kernel), the gradient would take another path.
 _SELECTIONS = {"topk", "sort", "argsort", "nonzero", "unique", "_unique2", "unique_dim", "unique_consecutive",
                "kthvalue", "mode", "median", "_local_scalar_dense", "multinomial", "histc", "bincount",
                "masked_select"}  # fmt: skip
@@ -30,8 +29,10 @@ _ALIASING = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
 
 
 def one_view(node: fx.Node, index: int) -> tuple[Any, tuple[Any, ...]] | None:
-    """(op, arguments) that give one of the views that `node` makes, without the others: taking an unrolled network's steps
-    out of its input one by one would else make all of them each time. None where there is no such op."""
+    """(op, arguments) that make one of the views that `node` makes, without the others; None if there is no such op.
+
+    An unrolled network takes its steps out of its input one by one, and would make all views each time.
+    """
     arguments: Any = node.args
     base, *rest = arguments
     if index < 0 or node.kwargs or any(isinstance(x, fx.Node) for x in rest):
@@ -47,13 +48,15 @@ def one_view(node: fx.Node, index: int) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def draws_random(target: Any) -> bool:
-    """Whether the op takes numbers from the default generator of its device."""
+    """Whether the op draws from the default random generator of its device."""
     return isinstance(target, torch._ops.OpOverload) and _RANDOM in target.tags
 
 
 def must_save(target: Any, devices: set[str]) -> bool:
-    """Whether the op must run only once: selections, communication, copies between devices, assertions, kernels whose
-    bits vary from run to run, and what nothing is known about.
+    """Whether the op must run only once.
+
+    True for selections, communication, copies between devices, assertions, ops that write to an argument, kernels whose bits
+    vary from run to run, and targets that are no ops.
 
     devices : types of the devices on which its inputs and results lie.
     """
@@ -72,16 +75,16 @@ def must_save(target: Any, devices: set[str]) -> bool:
     )
 
 
-# Kernels that keep what backward needs only while grad mode is on.
+# Kernels that return what backward needs only while grad mode is on.
 _WANTS_GRAD_MODE = {aten.mkldnn_rnn_layer.default}
 
 
-# Kernels that compute in the storage of a larger tensor and return that shrunk: a scalar that holds a whole batch.
+# Kernels that compute in a larger storage and return it shrunk: a scalar whose storage holds a whole batch.
 _OVERSIZED = {aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default,
               aten.soft_margin_loss.default, aten.col2im.default}  # fmt: skip
 
 
-# Ops that copy a tensor and write into a view of the copy. Their kernels copy all of the storage that it lies in.
+# Ops that copy a tensor and write into a view of the copy; their kernels copy its whole storage. Op -> op of the view.
 _SCATTERS = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
@@ -91,7 +94,7 @@ _SCATTERS = {
 
 @cache
 def runnable(target: Any) -> Callable[..., Any]:
-    """What to call to run the op outside of autograd as it runs inside it, in no more memory than its results take."""
+    """The function that runs the op outside of autograd as autograd runs it, in no more memory than its results need."""
     if target in _WANTS_GRAD_MODE:
         return _GradModeCall(target)
     if target in _SCATTERS:
@@ -100,7 +103,7 @@ def runnable(target: Any) -> Callable[..., Any]:
 
 
 class _GradModeCall:
-    """Runs an op in grad mode on tensors that require none, so that autograd records nothing."""
+    """Runs an op in grad mode, on tensors that require no grad, so that autograd records nothing."""
 
     def __init__(self, target: Any):
         self.target = target
@@ -112,7 +115,7 @@ class _GradModeCall:
 
 
 class _FittedCall:
-    """Runs an op and copies its result where the storage is larger than that."""
+    """Runs an op, and copies its result if the storage is larger than the result."""
 
     def __init__(self, target: Any):
         self.target = target
@@ -124,7 +127,7 @@ class _FittedCall:
 
 
 class _ScatterCall:
-    """Runs a scatter on a copy of what it is given alone."""
+    """Runs a scatter on a copy of the base tensor alone, without the rest of its storage."""
 
     def __init__(self, target: Any):
         self.target, self.view = target, _SCATTERS[target]
@@ -139,7 +142,7 @@ class _ScatterCall:
 
 
 def returns_new(target: Any) -> bool:
-    """Whether what the op returns surely has a storage of its own at run time, so that it may be written over."""
+    """Whether the op's results surely have storages of their own at run time, so that later ops may overwrite them."""
     return (
         isinstance(target, torch._ops.OpOverload)
         and target.namespace in ("aten", "prims")

@@ -1,9 +1,8 @@
-"""Effects that a captured call has beside its results, in Python objects outside of the graph: a planned step does not run
-the code that has them.
+"""Side effects of a captured call: changes to Python objects outside of the graph, by code that planned steps do not run.
 
-Three sources: hooks on submodules and forwards that were put in the place of a submodule's own (by name, since they should
-be called at each step), and forward itself. Tracing runs them all, on tensors without data; so what they can reach is noted
-before, compared after, and put back.
+They have three sources: hooks on submodules, forwards that replace a submodule's own, and forward itself. Tracing runs all of
+this code on tensors without data, so the objects that it can reach are noted before, compared after, and put back. Hooks and
+replaced forwards are named, since the user expects them to run at each step.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,26 +22,46 @@ from . import generators
 from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
 from .containers import entries
 from .hooks import HOOKS, is_torchs, user_hooks
-from .restorable import LARGEST, Restorable, is_opaque, restorable
+from .restorable import SETTINGS as RESTORE
+from .restorable import Restorable, is_opaque, restorable
 
-MOST = 20_000  # objects that are looked at
-VARIABLES = ("the variable ", "the global ", "the argument ")  # how names in `dropped` begin that are no attributes
-DEEP = 3  # references from the function or attribute that are followed
+
+@dataclass(frozen=True)
+class SideEffectSettings:
+    """How far objects are followed. All are guesses.
+
+    objects_most : objects that are watched. steps_per_object : how many steps the walk takes at most, per watched object.
+    references_deep : how many references are followed from a function or an attribute.
+    """
+
+    objects_most: int = 20_000
+    steps_per_object: int = 20
+    references_deep: int = 3
+
+
+SETTINGS = SideEffectSettings()
+VARIABLES = (
+    "the variable ",
+    "the global ",
+    "the argument ",
+)  # prefixes of names in `SideEffects.dropped` that are no attributes
 _OF_EVERY_MODULE = set(nn.Module().__dict__)
 
 
 class SideEffects:
-    """`with SideEffects(model) as effects:` trace. Afterwards everything is as before, and
-
-    changed : names of hooks and replaced forwards that had effects.
-    dropped : what forward itself changed, by name: objects in attributes, globals, variables of enclosing functions, arguments.
-    drawn : what it drew random numbers from, by name: generators that are objects of their own.
-    written : where it changed something: ids of containers and objects, and pairs of the id of an object's table and a name in
-        it.
+    """Context manager around a trace: records side effects of the code inside, and undoes them at its end.
 
     arguments : objects that the call is given, by name.
 
-    Attributes of the model's modules, and lists, dicts and sets in them, are for `Attributes`.
+    At the end these are set:
+
+    changed : names of hooks and replaced forwards that had effects.
+    dropped : names of objects that forward itself changed: in attributes, globals, variables of enclosing functions, arguments.
+    drawn : names of random generators that forward drew from and that are Python objects of their own.
+    written : places that forward wrote to: ids of containers and objects, and pairs of the id of an object's `__dict__` and a
+        name in it.
+
+    `Attributes` handles the attributes of the model's modules, and the lists, dicts and sets in them.
     """
 
     def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None):
@@ -54,7 +74,7 @@ class SideEffects:
         self._hooks = list(user_hooks(model))
         self._model = model
         self._watched: dict[Any, Restorable] = {}
-        self._by_hook: list[set[Any]] = []  # keys of what is watched, that each reaches
+        self._by_hook: list[set[Any]] = []  # for each hook: keys of the watched objects that it reaches
         self._by_name: dict[str, set[Any]] = {}
         self._steps = 0
 
@@ -68,11 +88,11 @@ class SideEffects:
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
                     continue
                 inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
-                holders = {h for y in inside[:LARGEST] for h in self._walk(y, 1)}
+                holders = {h for y in inside[: RESTORE.entries_most] for h in self._walk(y, 1)}
                 self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
         for name, x in self._arguments.items():
             self._by_name.setdefault(f"{VARIABLES[2]}{name}", set()).update(self._walk(x, 1))
-        for attribute in HOOKS:  # those of the model itself run at each step, planned or not: no words, but put back
+        for attribute in HOOKS:  # hooks of the model itself run at each planned step too: only undone, not named
             for fn in list((getattr(self._model, attribute, None) or {}).values()):
                 if not is_torchs(fn):
                     deque(self._reach(fn), 0)
@@ -93,7 +113,7 @@ class SideEffects:
         self.drawn += [
             name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
         ]
-        told: set[Any] = set()  # one name for what several modules share
+        told: set[Any] = set()  # objects that have a name: one that several modules share is named once
         for name, holders in self._by_name.items():
             if changed & (holders - hooked) - told:
                 self.dropped.append(name)
@@ -101,15 +121,17 @@ class SideEffects:
         self._watched.clear()
 
     def hooks_that_set(self, attribute: str) -> list[str]:
-        """Names of the hooks whose code names that attribute of a module; where it holds hooks, of those that it holds: one
-        of them takes itself off."""
+        """Names of the hooks whose code mentions this attribute of a module.
+
+        If the attribute is a table of hooks, the names of the hooks in it: one of them removes itself.
+        """
         path, _, leaf = attribute.rpartition(".")
         if leaf in HOOKS:
             return [name for name, at, _ in self._hooks if at == path]
         return [name for name, _, fn in self._hooks if any(leaf in names_in(code) for code in codes_of(fn))]
 
     def _variables(self, fn: Any) -> Iterator[tuple[str, set[Any]]]:
-        """Names of the globals and the variables around a function, and what can be watched behind each."""
+        """(name, keys of the watched objects that it reaches) of each global and enclosing variable of a function."""
         fn = getattr(fn, "__func__", fn)
         if not isinstance(fn, types.FunctionType):
             return
@@ -123,12 +145,14 @@ class SideEffects:
             yield from self._walk(x, 0)
 
     def _walk(self, x: Any, depth: int) -> Iterator[Any]:
-        """Watch what x holds, and what that holds; gives the keys of all."""
+        """Watch x and the objects that it reaches, and yield their keys."""
         self._steps += 1
-        if len(self._watched) >= MOST or self._steps > 20 * MOST or id(x) in self._own or is_opaque(x):
+        s = SETTINGS
+        full = len(self._watched) >= s.objects_most or self._steps > s.steps_per_object * s.objects_most
+        if full or id(x) in self._own or is_opaque(x):
             return
         if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
-            for y in references(x) if depth < DEEP and not is_torchs(x) else ():
+            for y in references(x) if depth < s.references_deep and not is_torchs(x) else ():
                 yield from self._walk(y, depth + 1)
             return
         key = (id(x.where), x.name) if isinstance(x, GlobalName) else id(x)
@@ -136,22 +160,22 @@ class SideEffects:
         if made is None:
             try:
                 made = restorable(x)
-            except Exception:  # an object that does not let itself be read
+            except Exception:  # an object that raises when it is read
                 return
             if made is None:
                 return
             self._watched[key] = made
         yield key
-        if depth < DEEP:
+        if depth < s.references_deep:
             for y in made.inside():
                 yield from self._walk(y, depth + 1)
 
 
 def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:
-    """Whether torch's Module, or a library that is installed, keeps the attribute for its own ends."""
+    """Whether the attribute belongs to torch's Module, or to the internals of an installed library."""
     path, _, leaf = attribute.rpartition(".")
     if leaf in _OF_EVERY_MODULE:
         return True
-    owner = dict(model.named_modules()).get(path)  # None: an attribute whose own name has dots
+    owner = dict(model.named_modules()).get(path)  # None: the name of the attribute itself has dots
     where = getattr(sys.modules.get(type(owner).__module__), "__file__", None) or ""
     return "-packages" in where and (leaf.startswith("_") or leaf == "config")

@@ -1,4 +1,4 @@
-"""SURROUNDINGS"""
+"""The process state that chooses which operators forward calls: autocast, default dtype, backend flags, global hooks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from .side_effects import HOOKS, is_torchs
-from .values import Same, key_of
+from .hooks import HOOKS, is_torchs
+from .identity import Same
+from .values import key_of
 
 
 def surroundings() -> tuple[Any, ...]:
-    """What outside of the arguments says which operators forward calls: autocast, the default dtype, flags of torch's
-    backends, function modes, hooks on all modules."""
+    """A key of the state outside of the arguments that chooses which operators forward calls.
+
+    It holds autocast, the default dtype, flags of torch's backends, function modes, and hooks on all modules.
+    """
     kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
     cuda = torch.backends.cuda
     cast = tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)])
@@ -30,7 +33,7 @@ def surroundings() -> tuple[Any, ...]:
 
 
 def shares_casts() -> bool:
-    """Whether autocast casts a parameter once for all calls, so that their gradients are added up in the lower precision."""
+    """Whether autocast casts a parameter once for all calls, so that its gradients are added in the lower precision."""
     kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
     return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
 

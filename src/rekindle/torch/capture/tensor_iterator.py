@@ -1,9 +1,9 @@
-"""The layout that PyTorch's element-wise kernels give a result, by the rules of its TensorIterator.
+"""The strides of results of PyTorch's element-wise kernels, by the rules of its TensorIterator.
 
-Where a dimension has size 1 any stride is right, and the shape rules for fake tensors choose others than kernels do. A batch
-norm or convolution that reads the result goes by its strides, and would round otherwise.
+In a dimension of size 1 any stride is valid, and the shape rules for fake tensors choose other ones than the kernels. A batch
+norm or convolution that reads the result chooses its algorithm by these strides, and would round differently.
 
-Source: aten/src/ATen/TensorIterator.cpp (fast set-up, order of dimensions, strides of outputs), in words of our own.
+Source: aten/src/ATen/TensorIterator.cpp (fast set-up, order of dimensions, strides of outputs), restated in Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 def result_strides(shape: Shape, operands: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """Strides of a new result of this shape, in elements.
 
-    operands : the kernel's arguments in order, a number as a tensor without dimensions.
+    operands : the kernel's tensor arguments in order; a number counts as a tensor without dimensions.
     """
     if all(t.shape == shape for t in operands):
         if all(t.is_contiguous() for t in operands):
@@ -33,14 +33,14 @@ def result_strides(shape: Shape, operands: Sequence[torch.Tensor]) -> tuple[int,
 
 
 def _broadcast(t: torch.Tensor, shape: Shape) -> list[int]:
-    """The operand's strides over the result's dimensions; 0 where it is repeated."""
+    """The operand's strides over the result's dimensions; 0 in dimensions that it is broadcast over."""
     missing = len(shape) - t.dim()
     own = [0 if n == 1 and m != 1 else s for n, s, m in zip(t.shape, t.stride(), shape[missing:], strict=True)]
     return [0] * missing + own
 
 
 def _order(shape: Shape, strides: list[list[int]]) -> list[int]:
-    """The dimensions from the one that is walked fastest: by strides, the first operand that tells decides."""
+    """The dimensions, innermost first. The strides of the first operand that distinguishes two dimensions decide."""
     order = list(reversed(range(len(shape))))
     for i in range(1, len(order)):
         at = i
@@ -55,7 +55,7 @@ def _order(shape: Shape, strides: list[list[int]]) -> list[int]:
 
 
 def _compare(one: int, other: int, shape: Shape, strides: list[list[int]]) -> int:
-    """1 where dimension `one` belongs behind `other`, -1 where it belongs before it, 0 where no operand tells."""
+    """1 if dimension `one` belongs behind `other`, -1 if before it, 0 if no operand distinguishes them."""
     for s in strides:
         a, b = s[one], s[other]
         if a == 0 or b == 0:

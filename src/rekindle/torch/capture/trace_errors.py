@@ -1,4 +1,4 @@
-"""Why a capture stopped, in words: the user's line, the reason, and what to do."""
+"""Messages for captures that failed: the user's line, the reason, and what to do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...frames import users_line
 from .module_paths import printable
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
-# Attributes that hold the probability of leaving a layer out: self.layerdrop, self.config.layerdrop, self.drop_path, …
+# Attributes that hold the probability of skipping a layer: self.layerdrop, self.config.layerdrop, self.drop_path, …
 _LEAVES_OUT = re.compile(
     r"\bself((?:\.\w+)*\.\w*(?:layer_?drop|drop_?path|skip_?prob|survival_?prob|stochastic_depth)\w*)", re.IGNORECASE
 )
 
 
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:
-    """The error to raise where a call of the model could not be captured because of `e`."""
+    """The TraceError for a call of the model that could not be captured because of `e`."""
     if isinstance(e, TraceError):
         return e
     frame, words = users_line(e)
@@ -31,9 +31,9 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     data_dependent = isinstance(e, _DATA_DEPENDENT) or "data-dependent" in str(e).lower()
     if isinstance(e, DynamicOutputShapeException):
         return TraceError(
-            f"the shape of what {e.func} gives depends on tensor values at {where}. A plan is made for one graph, whatever "
-            "the data. In the place of boolean indexing or nonzero, keep the shape: torch.where, or a product with the mask; "
-            "or take the choice outside of forward, or plan the submodules before and after that line"
+            f"the shape of the result of {e.func} depends on tensor values at {where}. A plan is made for one graph, whatever "
+            "the data. Instead of boolean indexing or nonzero, keep the shape: torch.where, or a product with the mask; "
+            "or make the choice outside of forward, or plan the submodules before and after that line"
         )
     if data_dependent and (drop := _leaves_layers_out(frame, model)):
         name, value = drop
@@ -55,7 +55,7 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
 
 
 def _leaves_layers_out(frame: FrameType | None, model: nn.Module) -> tuple[str, float] | None:
-    """The attribute, from the model on, that says how often that function leaves a layer out, and its value."""
+    """(attribute, value) of the probability by which the frame's function skips a layer; None: there is none."""
     owner = frame.f_locals.get("self") if frame is not None else None
     path = next((name for name, m in model.named_modules() if m is owner), None)
     if frame is None or path is None:

@@ -1,7 +1,7 @@
-"""Nested arguments and results, taken apart into tensors and put together again.
+"""Takes nested arguments and results apart into tensors and a structure, and puts them together again.
 
-Knows tuples, named tuples, lists, mappings (also transformers' ModelOutput and BatchEncoding) and dataclasses.
-Everything else that is no tensor is kept as it is: it is part of the structure.
+Containers are tuples, named tuples, lists, mappings (also transformers' ModelOutput and BatchEncoding) and dataclasses. Any
+other object that is no tensor is part of the structure.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ PLAIN = (bool, int, float, complex, str, bytes, range, slice, frozenset, enum.En
 
 @dataclass(frozen=True)
 class Leaf:
-    """Place of the tensor with this index."""
+    """The place of the tensor with this index."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Opaque:
-    """A result of a type that cannot be taken apart (a key-value cache, say), left out of the planned result."""
+    """The place of an object of unknown type (a key-value cache, say), which the planned result leaves out."""
 
     kind: str
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A container: `like` is an emptied example of it, `keys` its keys or None for a sequence."""
+    """A container. like : an emptied example of it, or its type. keys : its keys; None for a sequence."""
 
     like: Any
     keys: tuple[Any, ...] | None
@@ -44,9 +44,9 @@ class Branch:
 
 
 def flatten(obj: Any, opaque_ok: bool = False) -> tuple[list[torch.Tensor], Any]:
-    """(tensors, structure). The same tensor object met twice is one leaf.
+    """(tensors, structure) of an object. A tensor object that occurs twice is one leaf.
 
-    opaque_ok : an object of unknown type that is no plain constant becomes `Opaque` instead of a constant.
+    opaque_ok : an object of unknown type becomes `Opaque` instead of a constant.
     """
     tensors: list[torch.Tensor] = []
     spec = _walk(obj, tensors, {}, opaque_ok)
@@ -85,7 +85,7 @@ def _is_cache(x: Any) -> bool:
 
 
 def _strip(spec: Any) -> Any:
-    """Replace the examples in a structure by ones that hold no tensors, so that keeping a structure keeps no memory."""
+    """The structure with emptied examples, so that it keeps no tensors alive."""
     if not isinstance(spec, Branch):
         return spec
     children = tuple(_strip(c) for c in spec.children)
@@ -113,7 +113,7 @@ def _emptied(like: Any, keys: tuple[Any, ...]) -> Any:
 
 
 def _set_item(x: Any, key: Any, value: Any) -> None:
-    # Past the overrides of transformers' ModelOutput, whose fields are set by the caller.
+    # Bypasses the overrides of transformers' ModelOutput; the caller sets its fields.
     if isinstance(x, OrderedDict):
         OrderedDict.__setitem__(x, key, value)
     else:
@@ -121,7 +121,7 @@ def _set_item(x: Any, key: Any, value: Any) -> None:
 
 
 def unflatten(tensors: list[Any], spec: Any) -> Any:
-    """The inverse of `flatten`; `Opaque` places become None."""
+    """The object with these tensors in this structure, the inverse of `flatten`; `Opaque` places become None."""
     if isinstance(spec, Leaf):
         return tensors[spec.index]
     if isinstance(spec, Opaque):
@@ -147,7 +147,7 @@ def unflatten(tensors: list[Any], spec: Any) -> Any:
 
 
 def leaves(spec: Any) -> Iterator[Any]:
-    """The ends of a structure: places of tensors, constants, markers of objects that were left out."""
+    """The leaves of a structure: `Leaf` places, constants, and `Opaque` places."""
     if isinstance(spec, Branch):
         for c in spec.children:
             yield from leaves(c)
@@ -156,7 +156,7 @@ def leaves(spec: Any) -> Iterator[Any]:
 
 
 def opaque_kinds(spec: Any) -> list[str]:
-    """Type names of everything that was left out."""
+    """Type names of all `Opaque` objects in a structure."""
     if isinstance(spec, Opaque):
         return [spec.kind]
     if isinstance(spec, Branch):
@@ -165,7 +165,7 @@ def opaque_kinds(spec: Any) -> list[str]:
 
 
 def paths(spec: Any, at: str = "output") -> dict[int, str]:
-    """For each tensor index a readable place, such as `output['logits']` or `output[0]`."""
+    """A readable place for each tensor index, such as `output['logits']` or `output[0]`."""
     if isinstance(spec, Leaf):
         return {spec.index: at}
     out: dict[int, str] = {}

@@ -1,10 +1,9 @@
 """Python values as keys: two values with the same key make forward do the same.
 
-Plain values, containers, arrays and objects with fields count by what they hold; whatever cannot be looked into by identity;
-classes and Python modules by identity and by the plain values in them. Modules of torch count by identity and by their fields;
-guards look into the model's own submodules. Tensors count by identity and by what says which operators take them. A `Watch`
-collects on the way where those values stand, so that a later look needs no second walk while every one of them is still the
-same object.
+The key of a plain value, container, array or object with fields is made of its content. A class or Python module counts by
+identity and by the plain values in it, an nn.Module by identity and by its fields (guards look into the model's own
+submodules), a tensor by identity and by the properties that choose its operators, and any other object by identity. A `Watch`
+collects the places of all these values, so that a later check needs no second walk while each place holds the same object.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,8 +29,20 @@ from .identity import Same
 from .watch import Watch
 
 Key = Any
-MOST_ENTRIES = 20_000  # of one walk; objects beyond that count by identity
-DEEPEST = 32  # levels of containers, objects and closures
+
+
+@dataclass(frozen=True)
+class WalkSettings:
+    """Limits of one walk; objects beyond them count by identity. Both are guesses.
+
+    entries_most : objects that are looked into. levels_most : nested containers, objects and closures.
+    """
+
+    entries_most: int = 20_000
+    levels_most: int = 32
+
+
+SETTINGS = WalkSettings()
 
 _PLAIN_TYPES = frozenset({bool, int, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
                           torch.memory_format})  # fmt: skip
@@ -41,25 +53,25 @@ _NAMESPACES = (type, types.ModuleType)
 
 
 def key_of(x: Any, watch: Watch | None = None) -> Key:
-    """A hashable key of the value. `watch` learns where what it depends on stands."""
+    """A hashable key of the value. watch : learns the places of all values that the key depends on."""
     return Walk(watch).key(x)
 
 
 class Walk:
-    """One walk: what was met before is named by its number, and all that it meets counts towards `MOST_ENTRIES`."""
+    """One walk through a value. An object met again is named by its number; all objects count towards the limits."""
 
     def __init__(self, watch: Watch | None):
         self.watch = watch
         self.own: Collection[int] = () if watch is None else watch.own
         self.kinds: dict[int, tuple[Any, Key]] = {} if watch is None else watch.kinds
-        self.left = MOST_ENTRIES
-        self.seen: dict[int, int] = {}  # objects being walked or done, by order: the same object again is named by that
-        self.alive: list[Any] = []  # so that no address is given away meanwhile
+        self.left = SETTINGS.entries_most
+        self.seen: dict[int, int] = {}  # id of each object met -> its number
+        self.alive: list[Any] = []  # keeps ids from being reused during the walk
 
-    def key(self, x: Any, deep: int = DEEPEST) -> Key:
-        """A key of the value."""
+    def key(self, x: Any, deep: int = SETTINGS.levels_most) -> Key:
+        """A hashable key of the value. deep : levels that may still be looked into."""
         kind = type(x)
-        if kind in _STAND_INS:  # they answer for what they stand for, which may be gone
+        if kind in _STAND_INS:  # a weak proxy passes every question to its object, which may be gone
             return Same(x)
         if kind is float:
             return (float, x.hex())
@@ -67,7 +79,7 @@ class Walk:
             return (kind, x) if kind is not slice else (kind, repr(x))
         if kind is complex:
             return (complex, x.real.hex(), x.imag.hex())
-        if isinstance(x, pathlib.PurePath):  # it remembers its text once asked for it
+        if isinstance(x, pathlib.PurePath):  # a path caches its text in itself when asked for it
             return (kind, str(x))
         if isinstance(x, torch.Tensor):
             return Same(x), tuple(x.shape), x.dtype, x.device, x.requires_grad
@@ -84,7 +96,7 @@ class Walk:
         self.alive.append(x)
         try:
             return self._inside(x, kind, deep - 1)
-        except Exception:  # it cannot be looked into: a stand-in for what is gone, a property that fails
+        except Exception:  # looking into it fails: a dead proxy, a property that raises
             return Same(x)
 
     def _inside(self, x: Any, kind: type, deep: int) -> Key:
@@ -130,11 +142,13 @@ class Walk:
         return tuple([(k, self.key(v, deep)) for k, v in fields_of(x).items()])
 
     def namespace(self, x: Any) -> Key:
-        """Plain values and functions of a class, and of those that it inherits from, or of a Python module; () of Python's
-        own, torch's and NumPy's. The functions count by identity."""
+        """A key of the plain values and functions of a class and its bases, or of a Python module.
+
+        Functions count by identity. () for classes and modules of Python itself, torch and NumPy.
+        """
         known = self.kinds
         if id(x) not in known:
-            known[id(x)] = (x, ())  # it may hold itself
+            known[id(x)] = (x, ())  # while its key is made: it may refer to itself
             found = [self._of_namespace(k) for k in getattr(x, "__mro__", (x,)) if not is_elsewhere(k)]
             known[id(x)] = (x, tuple([k for k in found if k]))
         return known[id(x)][1]
@@ -155,14 +169,14 @@ class Walk:
         for c in f.__closure__ or ():
             try:
                 found.append(self.key(c.cell_contents, deep))
-            except ValueError:  # nothing in it yet
+            except ValueError:  # the cell is empty
                 continue
             if self.watch is not None:
                 self.watch.cell(c)
         return (*found, self.key(f.__defaults__, deep), self.key(f.__kwdefaults__, deep))
 
     def _module(self, x: nn.Module, deep: int) -> Key:
-        """A module that is no submodule of the one that is looked at: in a plain list, say."""
+        """The key of a module that is no submodule of the model: one in a plain list, say."""
         found = [m for m in x.modules() if id(m) not in self.own and id(m) not in self.seen]
         for m in found:
             self.seen[id(m)] = len(self.seen)
@@ -181,7 +195,7 @@ class Walk:
 
 
 def _code_of(x: Any) -> Any:
-    """The function in a method, a property, a static or a cached one."""
+    """The function inside a static or class method, a property or a cached property."""
     kind = type(x)
     if kind in (staticmethod, classmethod):
         return x.__func__
@@ -192,7 +206,7 @@ _CONTAINERS = frozenset({dict, list, tuple, type})
 
 
 def _beside(branch: tree.Branch) -> tuple[Key, ...]:
-    """Plain values that a container of some class of its own carries beside its entries."""
+    """A key of the plain attributes of a container whose class is not a built-in one."""
     fields = getattr(branch.like, "__dict__", None)
     if isinstance(branch.like, type) or not isinstance(fields, dict):
         return ()
@@ -201,7 +215,7 @@ def _beside(branch: tree.Branch) -> tuple[Key, ...]:
 
 
 def constants(spec: Any) -> Key:
-    """A hashable key of a structure that `tree.flatten` gave: its shape, its keys, its constants."""
+    """A hashable key of a structure that `tree.flatten` returned: its shape, its keys, its constants."""
     if isinstance(spec, tree.Branch):
         kind = spec.like if isinstance(spec.like, type) else type(spec.like)
         more = _beside(spec) if type(spec.like) not in _CONTAINERS else ()

@@ -1,4 +1,4 @@
-"""WATCH"""
+"""A quick check that values are unchanged: places that a walk met, and the objects that stood in them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .arrays import Key, array_key
 
 
 class Watch:
-    """The containers that a walk met, and what they held.
+    """The places that a walk met, and the objects in them when it ended.
 
-    own : ids of modules that count by identity, since somebody else looks into them.
+    own : ids of modules that count by identity, since guards look into them.
     """
 
     def __init__(self, own: Collection[int] = ()) -> None:
         self.own = own
-        self.kinds: dict[int, tuple[Any, Key]] = {}  # classes and Python modules that were met, and their keys
-        self.functions: list[types.FunctionType] = []  # that were met
+        self.kinds: dict[int, tuple[Any, Key]] = {}  # classes and Python modules that a walk met, and their keys
+        self.functions: list[types.FunctionType] = []  # that a walk met
         self._arrays: list[Any] = []
         self._tables: list[dict[Any, Any]] = []
         self._rows: list[Any] = []
@@ -34,7 +34,7 @@ class Watch:
         self._tables.append(x)
 
     def part(self, x: Mapping[str, Any], names: Iterable[str]) -> None:
-        """What stands under these names, and how many others there are."""
+        """Watch the values under these names, and the number of all names."""
         self._parts.append((x, tuple(names)))
 
     def slot(self, x: Any, name: str) -> None:
@@ -50,15 +50,15 @@ class Watch:
         self._arrays.append(x)
 
     def close(self) -> None:
-        """Remember what they hold now."""
+        """Remember the objects that stand in all places now."""
         self._held = [*self._values()]
         self._counts = self._sizes()
 
     def unchanged(self) -> bool:
-        """Whether they hold the very same objects as when the walk ended."""
+        """Whether every place holds the very same object as when the walk ended."""
         try:
             now = [*self._values()]
-        except (RuntimeError, ValueError):  # one changes meanwhile; an empty cell
+        except (RuntimeError, ValueError):  # a container changed meanwhile; a cell is empty
             return False
         return len(now) == len(self._held) and all(map(is_, now, self._held)) and self._sizes() == self._counts
 

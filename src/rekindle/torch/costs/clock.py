@@ -69,7 +69,7 @@ def measure_cpu(calls: Sequence[OperatorCall], found: Measured, limit_s: float) 
     start = time.perf_counter()
     ran: list[tuple[OperatorCall, str, int]] = []
     room = _free_memory()
-    record = not profiler_is_running()  # only one recording at a time: the caller's goes on
+    record = not profiler_is_running()  # torch allows one recording at a time, and the caller has one
     if not record:
         log.warning("a profiler is running: the workspace of operators cannot be measured and counts as 0")
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ def op_flops(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: A
     """
     packet = getattr(target, "_overloadpacket", target)
     if packet is aten.convolution_backward:
-        return _convolution_backward(*args, **kwargs)
+        return _convolution_backward(args, kwargs)
     packet = _SAME_FORMULA.get(packet, packet)
     formula = flop_registry.get(packet)
     if packet in _QUERY:
@@ -57,14 +57,17 @@ def _with_equal_heads(args: Sequence[Any], query: int) -> Sequence[Any]:
     return [*args[: query + 1], key, value, *args[query + 3 :]]
 
 
-def _convolution_backward(
-    grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, stride: Any, padding: Any,
-    dilation: Any, transposed: bool, output_padding: Any, groups: int, output_mask: Sequence[bool],
-) -> int:  # fmt: skip
+# The parameters of aten.convolution_backward that say how large it is, with their positions.
+_CONVOLUTION_BACKWARD = {"grad_output": 0, "input": 1, "weight": 2, "transposed": 7, "output_mask": 10}
+
+
+def _convolution_backward(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """FLOPs of the backward of a convolution: grad_input and grad_weight cost one forward each.
 
     For grad_weight torch's formula pairs all channels of x with all channels of grad_out, too many by the factor `groups`.
     """
+    given = {name: kwargs[name] if name in kwargs else args[at] for name, at in _CONVOLUTION_BACKWARD.items()}
+    grad_out, x, weight, transposed, output_mask = given.values()
     positions = prod((x if transposed else grad_out).shape[2:])
     # weight is [out, in / groups, *kernel], transposed [in, out / groups, *kernel]: its size has the groups in it
     forward = 2 * x.shape[0] * positions * prod(weight.shape)

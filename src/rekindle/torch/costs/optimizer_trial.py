@@ -48,8 +48,8 @@ def bytes_by_shape(
         found = [_rule(a, b, small, large) for a, b in zip(one, two, strict=False)]
         if len(one) != len(two) or None in found:
             raise UsageError(
-                f"the sizes of the state that {cls.__name__} keeps do not follow from those of its parameters, so it is not "
-                "known beforehand; trace after its first step, or name an optimizer that keeps as much"
+                f"the sizes of the state that {cls.__name__} keeps do not follow from its parameters' sizes, so they cannot "
+                "be computed beforehand; trace after its first step, or name an optimizer that keeps as much"
             )
         _learned[key] = [rule for rule in found if rule is not None]
     return partial(_scaled, _learned[key])
@@ -97,7 +97,7 @@ def _tried(
             except Exception as e:
                 problem = problem or e
     raise UsageError(
-        f"the state of {cls.__name__} is not known beforehand: a trial on a {dtype} parameter of {len(shape)} dimensions "
+        f"the state of {cls.__name__} cannot be computed beforehand: a trial on a {dtype} parameter of {len(shape)} dimensions "
         f"failed with {type(problem).__name__}: {problem}. Trace after the optimizer's first step, or name an optimizer that "
         f"keeps as much: {', '.join(names())}"
     ) from problem

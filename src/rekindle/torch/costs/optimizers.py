@@ -66,8 +66,8 @@ def check(given: Any) -> None:
             )
     elif _innermost(given) is None and not (isinstance(given, type) and issubclass(given, Optimizer)):
         raise UsageError(
-            f"optimizer={given!r:.80} is none; give a torch.optim.Optimizer (of a wrapper, the one inside), its class, or "
-            f"one of the names {', '.join(names())}"
+            f"optimizer={given!r:.80} is no optimizer; give a torch.optim.Optimizer (of a wrapper, the one inside), its class, "
+            f"or one of the names {', '.join(names())}"
         )
 
 

@@ -1,10 +1,12 @@
-"""What a stage of a chain takes when it is run in isolation."""
+"""The bytes that a stage of a chain takes when it runs alone."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from ..kernels import blocks, modes
+from ..kernels import local_ids, modes
 from ..kernels import runs as kernel
 from ..kernels.arrays import Arrays
 from ..model.graph import Graph
@@ -13,23 +15,31 @@ from .lives import Lives
 Ops = tuple[int, ...]
 
 
-class Measure:
-    """Each stage is run over the values that its ops touch; what passes by meanwhile is added."""
+class Stage(NamedTuple):
+    """The ops that forward of a stage runs, by purpose, and its sizes in bytes; all as in `Chain`."""
+
+    skip: Ops
+    save: Ops
+    alone: Ops
+    sizes: list[int]  # saved, passed_on, skip_peak, save_peak, alone_peak, backward_peak
+
+
+class StageSizes:
+    """Sizes of the stages of a chain: each stage is run over the values that its ops touch, and the bytes that pass by
+    meanwhile are added."""
 
     def __init__(self, graph: Graph, lives: Lives, once: frozenset[int]):
+        """once : ops that forward runs only the first time."""
         self.graph, self.lives, self.once = graph, lives, once
         self.shared = graph.shared
         self.place = np.full(len(graph.values), -1, np.int64)
 
-    def stage(self, stage: int, forward: list[int], backward: list[int]) -> tuple[tuple[Ops, Ops, Ops], list[int]]:
-        """The ops to skip, save and for backward alone, and the sizes saved, passed_on, skip_peak, save_peak,
-        alone_peak, backward_peak; all as in `Chain`."""
+    def of(self, stage: int, forward: Ops, backward: Ops) -> Stage:
+        """The sizes of one stage. forward, backward : its ops."""
         ops = np.array([*forward, *backward], np.int64)
         a = self.graph.arrays
-        values, wiring = blocks.localise(
-            ops, a.in_ptr, a.in_ids, a.out_ptr, a.out_ids, a.inplace_ptr, a.inplace_ids, self.place
-        )  # fmt: skip
-        ptr, ids = blocks.rows(wiring, len(ops))
+        values, wiring = local_ids.localise(ops, a, self.place)
+        ptr, ids = local_ids.rows(wiring, len(ops))
         made, last, group, used, size, kept = self.lives.of(values)
         at = np.flatnonzero(ops == a.boundary)
         local = Arrays(
@@ -53,22 +63,20 @@ class Measure:
         for j in range(ptr[0, count], ptr[0, len(ops)]):
             wanted[ids[0, j]] = True
         again = np.array([i for i, o in enumerate(forward) if o not in self.once], np.int64)
+        asked = local._replace(producer=np.where(kept, -1, local.producer), recompute=np.ones(len(ops), np.bool_))
 
-        def pruned(values: np.ndarray) -> np.ndarray:
-            producer = np.where(kept, -1, local.producer)
-            every = np.ones(len(ops), np.bool_)
-            return kernel.prune(
-                again, producer, local.in_ptr, local.in_ids, local.out_ptr, local.out_ids, every, values & ~kept
-            )  # fmt: skip
+        def making(values: np.ndarray) -> np.ndarray:
+            """The forward runs that make `values`."""
+            return kernel.prune(again, asked._replace(keep=values & ~kept))
 
         def peak(runs: np.ndarray, counted: np.ndarray, left: np.ndarray) -> int:
-            """Most bytes of the values `counted` during the runs, where those of `left` must be there after them."""
+            """Most bytes of the values `counted` during the runs, where the values `left` must be there after them."""
             here = np.where(counted, size, 0)
             scratch = np.empty(len(here), np.bool_)
-            top, _ = modes.peak(runs, len(runs), np.inf, scratch, *local._replace(bytes=here, keep=left), shared)
+            top, _ = modes.peak(runs, len(runs), np.inf, scratch, local._replace(bytes=here, keep=left), shared)
             return max(int(top), int(here[left].sum()))
 
-        skip, save, alone = (pruned(values) for values in (passed_on, passed_on | own & read, wanted))
+        skip, save, alone = (making(values) for values in (passed_on, passed_on | own & read, wanted))
         idle = int(self.lives.idle[stage]) - int(size[unread & (last > stage)].sum())
         waits = int(self.lives.waiting[stage]) - int(size[later & left].sum())
         sizes = [
@@ -79,5 +87,4 @@ class Measure:
             peak(np.concatenate([alone, program]), own | unread | ending | behind, left) + waits - ends,
             peak(program, own | ending | behind, left) + waits - ends,
         ]
-        parts = tuple(tuple(ops[runs].tolist()) for runs in (skip, save, alone))
-        return (parts[0], parts[1], parts[2]), sizes
+        return Stage(tuple(ops[skip].tolist()), tuple(ops[save].tolist()), tuple(ops[alone].tolist()), sizes)

@@ -1,0 +1,79 @@
+"""Budgets in bytes against measured steps: planned again where a step measures too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from checked_models import Body, planned
+from rekindle import InfeasibleBudget
+from rekindle.torch.check import kept
+from rekindle.torch.check.verify import Check, check_step
+
+
+def test_the_peak_with_results_held_is_measured_on_request() -> None:
+    model = Body(out=lambda h: h.repeat(1, 8))
+    x = torch.rand(64, 16)
+    plan = planned(model, x)
+    plain, held = rekindle.verify(model, x, plan), check_step(model, x, plan, held=True)
+    assert plain.held_peak_bytes is None
+    assert held.measured_peak_bytes == plain.measured_peak_bytes
+    assert held.held_peak_bytes is not None
+    assert held.held_peak_bytes >= held.measured_peak_bytes
+    assert "results are held" in str(held)
+
+
+def with_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) -> None:
+    """Let the measured steps take so much more than they do: a kernel's workspace that was not known, say."""
+    real = kept.check_step
+
+    def more(*args: Any, **kwargs: Any) -> Check:
+        check = real(*args, **kwargs)
+        return replace(check, held_peak_bytes=check.held_peak_bytes + beyond.pop(0))  # type: ignore[operator]
+
+    monkeypatch.setattr(kept, "check_step", more)
+
+
+def deep() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(32, 32), nn.Tanh()))), torch.rand(256, 32)
+
+
+def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = deep()
+    trace = rekindle.trace(model, x)
+    first = rekindle.plan(trace, 0.8, solver="storages")
+    budget = first.peak_bytes + 2048
+    with_peaks(monkeypatch, [30_000, 10_000, 0])
+    rekindle.checkpoint(model, x, budget, solver="storages")
+    plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
+    assert plan.goal.budget == budget
+    assert plan.peak_bytes <= budget - 30_000
+    assert plan.options.goal.budget == budget  # plans for other calls are made with these
+
+
+def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = deep()
+    budget = rekindle.plan(rekindle.trace(model, x), 0.8, solver="storages").peak_bytes + 2048
+    with_peaks(monkeypatch, [50_000, 100_000, 150_000])
+    with pytest.raises(InfeasibleBudget, match="measured step takes .* while results are held") as e:
+        rekindle.checkpoint(model, x, budget, solver="storages")
+    assert str(e.value.smallest_peak) in str(e.value)
+    assert e.value.bound_bytes <= budget < e.value.smallest_peak
+    assert "forward" not in model.__dict__
+
+
+def test_the_peak_of_least_memory_is_no_circular_advice() -> None:
+    """As reported: asked for the peak that minimize='memory' reached, the error asked for 20 B less, and so on."""
+    model, x = deep()
+    trace = rekindle.trace(model, x)
+    ask = rekindle.plan(trace, minimize="memory", solver="storages").peak_bytes
+    with pytest.raises(InfeasibleBudget) as e:
+        rekindle.checkpoint(model, x, ask, solver="storages")
+    rekindle.checkpoint(model, x, e.value.smallest_peak, solver="storages")
+    assert model.forward.plan.goal.budget == e.value.smallest_peak  # type: ignore[attr-defined, union-attr]

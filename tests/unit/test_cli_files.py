@@ -1,0 +1,122 @@
+"""Files that the command line reads and writes: regular ones alone, seen before any planning; links stay links."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import Ran, assert_one_paragraph, step
+from rekindle.model import formats
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as s:
+        s.bind(str(path))
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_link_to_a_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+def make_link_into_nowhere(path: Path) -> None:
+    path.symlink_to(path.parent / "no such folder" / "file")
+
+
+def make_link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+NOT_REGULAR = [
+    make_pipe, make_socket, make_folder, make_link_to_a_device, make_link_into_nowhere, make_link_to_itself,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", NOT_REGULAR)
+@pytest.mark.parametrize("option", ["--out", "--svg"])
+@pytest.mark.parametrize("command", ["solve", "frontier"])
+def test_only_regular_files_are_written_and_that_is_seen_before_planning(
+    graph: Path, capfd: pytest.CaptureFixture[str], never: str, make: Any, option: str, command: str
+) -> None:
+    path = graph.parent / "x"
+    make(path)
+    before = os.lstat(path)
+    goal = ["--budget", "1GiB"] if command == "solve" else []
+    ran = Ran(capfd, command, graph, *goal, "--solver", never, option, path, "--json")
+    assert (ran.code, ran.document["error"]["type"]) == (2, "UsageError")
+    assert str(path) in ran.err
+    assert_one_paragraph(ran.err)
+    assert os.lstat(path).st_ino == before.st_ino
+    assert sorted(p.name for p in graph.parent.iterdir()) == ["graph.json", "x"]
+
+
+@contextmanager
+def not_root(*paths: Path) -> Iterator[None]:
+    """As a user who owns these paths: root may write everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    nobody = 65534
+    for path in paths:
+        os.chown(path, nobody, nobody)
+    os.setresuid(nobody, nobody, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_a_protected_file_or_folder_is_seen_before_planning(capfd: pytest.CaptureFixture[str], never: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="rekindle-test-") as name:  # pytest's own folders are their owner's alone
+        graph, folder = Path(name) / "graph.json", Path(name) / "protected"
+        formats.write_json(graph, formats.graph_to_json(step()))
+        folder.mkdir()
+        (folder / "file").touch(0o444)
+        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", "--out", graph.parent / "before")
+        assert ran.code == 0  # and all that is needed has been imported
+        for mode in (0o755, 0o555):
+            folder.chmod(mode)
+            with not_root(graph.parent, graph, folder, folder / "file"):
+                ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", never, "--out", folder / "file")
+            assert ran.code == 2
+            assert_one_paragraph(ran.err)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(graph: Path, capfd: pytest.CaptureFixture[str], there: bool) -> None:
+    folder = graph.parent / "folder"
+    folder.mkdir()
+    for option in ("--out", "--svg"):
+        target, link = folder / f"target{option}", graph.parent / f"link{option}"
+        if there:
+            target.write_text("old")
+            target.chmod(0o600)
+        link.symlink_to(Path("folder") / target.name)
+        ran = Ran(capfd, "solve", graph, "--budget", "1GiB", "--solver", "none", option, link)
+        assert ran.code == 0
+        assert link.is_symlink()
+        assert not target.is_symlink()
+        assert target.read_text().startswith("{" if option == "--out" else "<svg")
+        if there:
+            assert target.stat().st_mode & 0o777 == 0o600
+    assert len(list(folder.iterdir())) == 2, "no temporary file stays behind"
+
+
+def test_a_frontier_and_a_schedule_need_regular_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for path in ("/dev/zero", tmp_path):
+        ran = Ran(capfd, "solve", path, "--budget", "1GiB", "--solver", "none", "--json")
+        assert (ran.code, ran.document["error"]["type"]) == (1, "FormatError")
