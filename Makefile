@@ -7,7 +7,7 @@ PIP := $(PY) -m pip install -q
 STAMP := $(VENV)/.stamp
 OUT := out
 # `make gpu` runs in .venv, whose torch is a CUDA one only where TORCH or the index says so; with GPU_PY=python3 it runs in that
-# Python, with the torch and packages that it has, and installs nothing
+# Python, with the torch and packages that it has, and installs nothing; without pandas, results are written but no report
 GPU_PY ?= $(PY)
 GPU_ARGS ?=
 GPU_NEEDS := $(if $(filter $(PY),$(GPU_PY)),$(STAMP))
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 	  { echo "Rekindle needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)"
-	$(PIP) numpy scipy numba rich typer pytest pytest-xdist hypothesis ruff mypy
+	$(PIP) numpy scipy numba rich typer pytest pytest-xdist hypothesis ruff mypy "pandas>=2.2" "matplotlib>=3.9"
 	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31
 	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
 	$(PY) tools/complete_torchvision.py
@@ -67,9 +67,8 @@ bench: $(STAMP) ## the published table, ours beside it; rows go to out/bench-see
 	@mkdir -p $(OUT)
 	$(VENV)/bin/rekindle bench --suite seeds --out $(OUT)/bench-seeds.jsonl
 
-ROWS = $(wildcard $(OUT)/bench-*.jsonl)
-bench-report: $(STAMP) ## docs/benchmarks.md from the rows in out/ (others: ROWS="a.jsonl b.jsonl")
-	@test -n "$(ROWS)" || { echo "no rows in $(OUT)/bench-*.jsonl; run: make bench"; exit 1; }
+ROWS = $(wildcard benchmarks/results/*-bench-*.jsonl)
+bench-report: $(STAMP) ## docs/benchmarks.md from the rows in benchmarks/results/ (others: ROWS="a.jsonl b.jsonl")
 	$(PY) benchmarks/report.py --rows $(ROWS)
 
 solver-table: $(STAMP) ## all solvers on five graphs, as docs/solver_table.md

@@ -1,4 +1,4 @@
-"""Where results go, and what they say of the machine and the versions they were measured with."""
+"""Where results go, and the machine and versions that they state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def provenance() -> dict[str, Any]:
-    """Date, hardware, command and versions; to be called when the run begins."""
+    """Date, hardware, command and versions; call it when the run begins."""
     found = measured_with()
     rekindle = found["versions"]["rekindle"]
     commit = "" if found["commit"] is None else f" ({found['commit']})"
@@ -28,6 +28,6 @@ def provenance() -> dict[str, Any]:
 
 
 def path_of(name: str) -> Path:
-    """A file of today's results."""
+    """The path of a file of today's results."""
     RESULTS.mkdir(exist_ok=True)
     return RESULTS / f"{datetime.date.today().isoformat()}-{name}"

@@ -1,6 +1,6 @@
 """docs/benchmarks.md and its pictures, from rows of `rekindle bench`.
 
-python benchmarks/report.py --rows out/bench-*.jsonl [--out docs/benchmarks.md]
+python benchmarks/report.py --rows benchmarks/results/*-bench-*.jsonl [--out docs/benchmarks.md]
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from page.document import write
+from page.rows import read
+
 from rekindle.errors import RekindleError
-from rekindle.report.benchmarks import write
-from rekindle.report.rows import read
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 

@@ -1,7 +1,7 @@
 """All solvers on the same five graphs: peak, overhead, seconds and gap, as docs/solver_table.md.
 
-The question is the same for all: least extra FLOPs within half of the plain step's activations. A solver that has no plan
-within answers with its smallest one, which is marked.
+All get the same request: least extra FLOPs within half of the plain step's activations. A solver without such a plan gives its
+smallest one, which is marked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import provenance
+from page.text import table
 
 import rekindle
 from rekindle import registry
@@ -24,6 +25,7 @@ from rekindle.sizes import format_bytes
 
 TABLE = Path(__file__).parent.parent / "docs" / "solver_table.md"
 SHARE = 0.5
+FIGURES = ("of plain", "extra FLOPs", "seconds", "gap at most")  # columns after the activations
 MODELS = ("resnet50", "densenet121", "unet", "gpt_blocks")
 
 
@@ -51,30 +53,28 @@ def answer(graph: Graph, solver: str, seconds: float) -> tuple[Plan, bool]:
         return plan_graph(graph, PlanOptions(goal, solver=solver, cost="flops", time_limit=seconds)), False
 
 
-def row(graph: Graph, solver: str, seconds: float) -> str:
+def row(graph: Graph, solver: str, seconds: float) -> dict[str, str]:
+    """One line of the table."""
     start = time.perf_counter()
     try:
         plan, fits = answer(graph, solver, seconds)
     except RekindleError as e:
-        return f"| {solver} | no plan: {str(e).partition(';')[0]} | | | | |"
+        return {"solver": solver, "activations": f"no plan: {str(e).partition(';')[0]}"} | dict.fromkeys(FIGURES, "")
     taken = time.perf_counter() - start
     part = plan.activation_peak_bytes / plan.baseline_activation_bytes
-    return (
-        f"| {solver}{'' if fits else ' *'} | {format_bytes(plan.activation_peak_bytes)} | {part:.1%} "
-        f"| +{plan.overhead:.1%} | {taken:.1f} | {plan.gap:.0%} |"
+    figures = (f"{part:.1%}", f"+{plan.overhead:.1%}", f"{taken:.1f}", f"{plan.gap:.0%}")
+    activations = format_bytes(plan.activation_peak_bytes)
+    return {"solver": f"{solver}{'' if fits else ' *'}", "activations": activations} | dict(
+        zip(FIGURES, figures, strict=True)
     )
 
 
 def section(graph: Graph, solvers: list[str], seconds: float) -> str:
-    lines = [f"## {graph.name}, {len(graph.ops):,} ops", ""]
-    lines += [
-        "| solver | activations | of plain | extra FLOPs | seconds | gap at most |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     for solver in solvers:
         lines.append(row(graph, solver, seconds))
-        print(graph.name, lines[-1], flush=True)
-    return "\n".join(lines)
+        print(graph.name, *lines[-1].values(), sep=" | ", flush=True)
+    return f"## {graph.name}, {len(graph.ops):,} ops\n\n{table(lines)}"
 
 
 def main() -> None:

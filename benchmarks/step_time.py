@@ -55,7 +55,7 @@ def main() -> None:
         return seconds
 
     taken: dict[str, list[float]] = {name: [] for name in forwards}
-    orders = itertools.cycle(itertools.permutations(forwards))  # so that nobody always runs after the same one
+    orders = itertools.cycle(itertools.permutations(forwards))  # so that no one always runs after the same other one
     for _ in range(given.rounds + 2):  # the first two rounds warm up
         for name in next(orders):
             taken[name].append(step(forwards[name]))

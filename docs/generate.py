@@ -47,8 +47,8 @@ def index(solvers: list[Solver]) -> str:
         for s in solvers
     )
     return (
-        "# Solvers\n\nEvery solver proposes schedules; one judge computes the memory and the cost of each. An optimality claim is about "
-        "the solver's own objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
+        "# Solvers\n\nEvery solver proposes schedules; one judge computes the memory and the cost of each. An optimality claim "
+        "is about the solver's own objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
         f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n"
     )
 

@@ -1,4 +1,4 @@
-"""The largest number for which something works, to within a share of it, in few calls and in the time there is."""
+"""Finds the largest batch that works, to within a share of it, in few tries and within a time limit."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 import time
 from collections.abc import Callable
 
-TOLERANCE = 0.04  # of the batch, within which the largest is found
+TOLERANCE_SHARE = 0.04  # of the batch, to within which the search finds the largest
 
 
 class OutOfTime(Exception):
-    """The search ends before its answer is known."""
+    """The time is up before the search has its answer."""
 
 
-def largest(works: Callable[[int], bool], guess: int, tolerance: float = TOLERANCE, good: int = 0) -> int:
-    """The largest batch for which `works`, to within that share of it; 0: none. Few calls where `guess` is near.
+def largest(works: Callable[[int], bool], guess: int, tolerance: float = TOLERANCE_SHARE, good: int = 0) -> int:
+    """The largest batch for which `works` is true, to within that share of it; 0 if there is none.
 
-    good : one for which it is known to work, or 0; none below it is tried.
+    guess : where to begin; a near guess needs few tries.
+    good : a batch that is known to work, or 0; no smaller one is tried.
     """
     at = max(1, guess, good + 1)
     bad, stride, worked = 0, max(1, at // 8), False
@@ -31,14 +32,14 @@ def largest(works: Callable[[int], bool], guess: int, tolerance: float = TOLERAN
             at, stride = at + stride, 2 * stride
         elif worked:
             at = (good + bad) // 2
-        else:  # the guess was near, more likely than not
+        else:  # the guess is probably near
             at, stride = max(1, (good + bad) // 2, bad - stride), 2 * stride
 
 
 class Clock:
-    """The seconds of one search.
+    """The time of one search.
 
-    seconds : for its own tries, waiting for others left out. end : of `time.monotonic`, with all waiting.
+    seconds : limit on its own tries, without its waits for other jobs. end : limit of `time.monotonic`, waits included.
     """
 
     def __init__(self, seconds: float, end: float = math.inf):
@@ -46,7 +47,7 @@ class Clock:
         self.spent, self.slowest, self.waited = 0.0, 0.0, 0.0
 
     def timed(self, works: Callable[[int], bool]) -> Callable[[int], bool]:
-        """`works`, until one more try, as slow as the slowest so far, may take longer than there is: then OutOfTime."""
+        """`works`, but raises OutOfTime if one more try, as slow as the slowest so far, may not end in time."""
 
         def found(batch: int) -> bool:
             begin, waited = time.monotonic(), self.waited

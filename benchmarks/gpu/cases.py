@@ -1,4 +1,4 @@
-"""The models that are measured: where they come from, at which batch, in which precision."""
+"""The models of a GPU run, with batch and precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.torch.trace import call_arguments
 from rekindle.zoo import seeds
 
 MIB, GIB = 2**20, 2**30
-SOLD = 0.95  # a device that has so much of a cap is one of that size: an 80 GB card has 79 GiB
+SOLD_SHARE = 0.95  # a device with this share of a cap counts as one of that size: an 80 GB card has 79 GiB
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Case:
         return model.to(kind), on_device(sample, kind)
 
     def context(self, kind: str) -> AbstractContextManager[Any]:
-        """What forward runs under."""
+        """The context in which forward runs."""
         return torch.autocast(kind, torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
     def step(self, model: nn.Module, sample: Any, kind: str) -> Callable[[], torch.Tensor]:
-        """One training step, forward and backward, by the model's present forward, that gives the loss; gradients add up
-        in `.grad`, but for those of the sample, which are new each time."""
+        """One training step, forward and backward, by the model's present forward; returns the loss. Parameters' gradients
+        add up in `.grad`; the sample's are new in each step."""
         args, kwargs = call_arguments(sample)
         leaves = [t for t in [*args, *kwargs.values()] if isinstance(t, torch.Tensor) and t.requires_grad]
 
@@ -71,7 +71,7 @@ def on_device(sample: Any, kind: str) -> Any:
 
 
 def repeated(sample: Any, times: int) -> Any:
-    """A sample of batch 1 as one of batch `times`; made where it lies, however large."""
+    """A sample of batch 1 repeated to batch `times`, on the same device."""
 
     def repeat(t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
@@ -100,8 +100,10 @@ _TINY_GPT = {"n_layer": 2, "d": 64, "heads": 2, "length": 32, "vocab": 100}
 
 
 def step_cases(small: bool) -> list[Case]:
-    """What is stepped in full: the published suite at its batches, GPT-2 and ViT-B/16 in mixed precision. What tells most
-    comes first. small : two tiny ones instead."""
+    """The cases whose steps are measured: GPT-2 and ViT-B/16 in mixed precision, and the published suite at its batches.
+
+    small : two tiny models instead.
+    """
     if small:
         return [
             Case("gpt2", "gpt", 2, _TINY_GPT, autocast=True, unit="sequences"),
@@ -115,7 +117,7 @@ def step_cases(small: bool) -> list[Case]:
 
 
 def largest_cases(small: bool) -> list[Case]:
-    """What is grown under a cap; the batch is where the search begins. small : one tiny model instead."""
+    """The cases whose batch grows under a cap, with the batch to begin at. small : one tiny model instead."""
     if small:
         return [Case("unet", "unet", 1, {"image": 32, "width": 8, "depth": 2})]
     return [

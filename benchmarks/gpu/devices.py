@@ -1,4 +1,4 @@
-"""Instruments: what a step holds and how long it takes, on a CUDA device or (to prove the script) on the CPU."""
+"""Instruments for the memory and time of a step, on a CUDA device or (to test the script) on the CPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one step, in bytes.
+    """The memory of one step, in bytes. None: the device cannot tell.
 
-    level_bytes : allocated before it. peak_bytes : most allocated above that.
-    requested_peak_bytes : the same before the allocator rounds requests up. reserved_bytes : most that the allocator took
-        from the device in all, from an emptied cache. None where the device does not tell.
+    level_bytes : allocated before the step. peak_bytes : most allocated above that level.
+    requested_peak_bytes : the same before the allocator rounds requests up.
+    reserved_bytes : most that the allocator took from the device in all, beginning with an empty cache.
     """
 
     level_bytes: int
@@ -39,7 +39,7 @@ class Cuda:
     kind = "cuda"
 
     def facts(self) -> dict[str, Any]:
-        """The device and what its results depend on."""
+        """The device and the settings on which its results depend."""
         p = torch.cuda.get_device_properties(0)
         return {
             "device": torch.cuda.get_device_name(0),
@@ -56,11 +56,11 @@ class Cuda:
         }
 
     def memory(self, step: Step, held_bytes: int) -> Memory:
-        """Run `step` from an empty cache. held_bytes is for devices that cannot tell it.
+        """Run `step`, beginning with an empty cache. held_bytes : level for devices that cannot tell it.
 
         Raises
         ------
-        torch.OutOfMemoryError : it does not fit the device, or the cap.
+        torch.OutOfMemoryError : the step does not fit the device, or the cap.
         """
         self.release()
         torch.cuda.synchronize()
@@ -85,25 +85,25 @@ class Cuda:
         return begin.elapsed_time(end) / 1e3
 
     def device_bytes(self) -> int | None:
-        """All memory of the device; None where it is not known."""
+        """All memory of the device; None is unknown."""
         return torch.cuda.mem_get_info(0)[1]
 
     def free_bytes(self) -> int | None:
-        """What this process may hold at most: contexts and other processes have the rest. None where it is not known."""
+        """The most that this process may hold, beside contexts and other processes; None is unknown."""
         return torch.cuda.mem_get_info(0)[0] + torch.cuda.memory_reserved(0)
 
     def cap(self, limit_bytes: int) -> None:
-        """From now on this process may reserve no more than that; at most what the device has."""
+        """Limit what this process may reserve; the limit is at most the device's memory."""
         torch.cuda.set_per_process_memory_fraction(limit_bytes / torch.cuda.mem_get_info(0)[1], 0)
 
     def release(self) -> None:
-        """Give back what the allocator holds unused."""
+        """Return the allocator's unused memory to the device."""
         gc.collect()
         torch.cuda.empty_cache()
 
 
 class Cpu:
-    """This machine's CPU, with a cap that is a check of the measured peak."""
+    """This machine's CPU; a cap only checks the measured peak."""
 
     kind = "cpu"
 
@@ -115,7 +115,7 @@ class Cpu:
         return {"device": cpu_model(), "device_bytes": self.device_bytes()}
 
     def memory(self, step: Step, held_bytes: int) -> Memory:
-        """As Cuda's."""
+        """See `Cuda`."""
         self.release()
         peak = allocator_peak(step).peak_bytes
         if self._limit is not None and held_bytes + peak > self._limit:
@@ -129,15 +129,15 @@ class Cpu:
         return time.perf_counter() - begin
 
     def device_bytes(self) -> int | None:
-        """As Cuda's."""
+        """See `Cuda`."""
         return None
 
     def free_bytes(self) -> int | None:
-        """As Cuda's."""
+        """See `Cuda`."""
         return None
 
     def cap(self, limit_bytes: int) -> None:
-        """From now on `memory` refuses a step that holds more than that."""
+        """Let `memory` refuse a step that holds more than the limit."""
         self._limit = limit_bytes
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs jobs beside each other until all are done or the time is up. Every job leaves at least one row."""
+"""Runs jobs in parallel until all are done or the time is up. Every job leaves at least one record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from gpu.jobs import SECONDS, Job, environment, rows_file
 from gpu.rows import Row, read
 from gpu.turns import turn
 
-GRACE = 10.0  # seconds before the end in which nothing runs any more
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """grace_s : time before the deadline in which nothing runs any more. poll_s : time between two looks at the jobs.
+    Guesses."""
+
+    grace_s: float = 10.0
+    poll_s: float = 0.05
+
+
+SETTINGS = DriverSettings()
 
 
 @dataclass
@@ -41,7 +51,7 @@ def run(
     done : called with each job and its rows when it ends.
     """
     queue, running = list(waiting), list[Running]()
-    deadline -= GRACE
+    deadline -= SETTINGS.grace_s
     try:
         while queue or running:
             now = time.monotonic()
@@ -62,7 +72,7 @@ def run(
                 # those that run alone come last, one after another: each may search for its share of the time
                 share = (deadline - now) / (len(queue) + 1) if job.alone else math.inf
                 running.append(_start(job, work, now, min(deadline, now + job.allowance), share))
-            time.sleep(0.05)
+            time.sleep(SETTINGS.poll_s)
     finally:
         for r in running:  # interrupted
             _stop(r)
@@ -70,7 +80,7 @@ def run(
 
 
 def row_of(job: Job, status: str, note: str) -> Row:
-    """What is to be said of a job as a whole."""
+    """A record of a job as a whole."""
     what, _, which = job.name.partition(":")
     model, _, cap = which.partition(":")
     found: dict[str, Any] = {"part": job.part, "name": job.name, "status": status, "note": note}
@@ -95,7 +105,7 @@ def _start(job: Job, work: Path, now: float, end: float, share: float) -> Runnin
 
 
 def _over(r: Running, now: float) -> str | None:
-    """ "" where the job has ended well, why where it has ended otherwise; None while it runs."""
+    """None while the job runs; "" if it ended well; else why it ended."""
     code = r.process.poll()
     if code is not None:
         return "" if code == 0 else f"ended with code {code}"

@@ -1,4 +1,4 @@
-"""The device and the versions that all rows were measured with."""
+"""The device and the versions with which all rows were measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu.devices import get
 
 
 def run(kind: str, emit: Callable[[dict[str, Any]], None]) -> None:
-    """One row."""
+    """Emit one record."""
     found = provenance()
     found["versions"] |= {name: _version(name) for name in ("numpy", "numba", "torchvision", "transformers")}
     emit(

@@ -1,4 +1,8 @@
-"""The jobs of a run, what tells most first. Each is a process of its own, so that none can lose another's rows."""
+"""The jobs of a run, the most informative first. Each is a process of its own, so that none can lose another's rows.
+
+The pool of `rekindle bench` is not used here: jobs on one GPU need deadlines, turns on the device and whole process groups
+that end.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +23,29 @@ FIRST = ("gpt2", "vit_b16", "resnet50", "vgg16", "densenet121", "resnet152")
 
 
 @dataclass(frozen=True)
+class RunOptions:
+    """The options of a whole run, which all its jobs share.
+
+    kind : "cuda" or "cpu". small : tiny models and caps. work : folder of rows and logs. minutes : time for the whole run.
+    solve_s : time limit of every plan. device_bytes : memory of the device; None is unknown.
+    """
+
+    kind: str
+    small: bool
+    work: Path
+    minutes: float
+    solve_s: float
+    device_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """A command that appends its rows to a file.
 
-    part : the table that its rows belong to. estimate : seconds it takes, about, its waiting for the device included; it
-        is not begun where less is left. allowance : seconds after which it is stopped.
-    holds : name of a lock that others wait for while it runs. alone : whether no other job may run meanwhile.
+    part : the table that its rows belong to.
+    estimate : seconds that it takes, about, including its wait for the device; it does not start with less time left.
+    allowance : seconds after which it is stopped.
+    holds : name of a lock that other jobs wait for while it runs. alone : whether no other job may run meanwhile.
     """
 
     name: str
@@ -43,28 +64,27 @@ CUDA_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 LESS_FRAGMENTED = {"PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}
 
 
-def jobs(
-    kind: str, small: bool, work: Path, minutes: float, solve_seconds: float, device_bytes: int | None = None
-) -> list[Job]:  # fmt: skip
-    """All jobs, in the order in which they are begun. solve_seconds : time limit of every plan. device_bytes : the device's
-    memory, None where it is not known."""
+def jobs(run: RunOptions) -> list[Job]:
+    """All jobs, in the order in which they start."""
     from gpu.cases import caps, largest_cases, step_cases
 
-    whole = 60 * minutes
-    make = partial(_job, kind, small, work, solve_seconds)
-    steps = {c.name: make(f"steps:{c.name}", "steps", 20.0, 0.5 * whole) for c in step_cases(small)}
+    small, device_bytes, whole_s = run.small, run.device_bytes, 60 * run.minutes
+    make, shared = partial(_job, run), _environment(run.kind)
+    steps = {c.name: make(f"steps:{c.name}", "steps", 20.0, 0.5 * whole_s) for c in step_cases(small)}
     first = [steps.pop(name) for name in FIRST if name in steps]
-    tests = make("tests", "tests", 30.0, 0.4 * whole)
+    tests = make("tests", "tests", 30.0, 0.4 * whole_s)
     grown = [
-        make(
-            f"largest:{c.name}:{cap}", "largest", 30.0 if _fits(cap_bytes, device_bytes) else 0.0, 0.6 * whole,
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+        replace(
+            make(f"largest:{c.name}:{cap}", "largest", 30.0 if _fits(cap_bytes, device_bytes) else 0.0, 0.6 * whole_s),
+            environment=shared | LESS_FRAGMENTED,
             alone=_fits(cap_bytes, device_bytes) and _crowds(cap_bytes, max(caps(small).values()), device_bytes),
         )
         for cap, cap_bytes in caps(small).items()
         for c in largest_cases(small)
     ]  # fmt: skip
-    kernels = make("kernels", "kernels", 0.0, 0.6 * whole, {"CUDA_VISIBLE_DEVICES": ""}, KERNELS)
+    kernels = replace(
+        make("kernels", "kernels", 0.0, 0.6 * whole_s), environment=shared | {"CUDA_VISIBLE_DEVICES": ""}, holds=KERNELS
+    )
     alone = [j for j in grown if j.alone]
     once = [j for j in grown[: len(largest_cases(small))] if not j.alone]
     rest = [j for j in grown[len(largest_cases(small)) :] if not j.alone]
@@ -72,29 +92,29 @@ def jobs(
 
 
 def _fits(cap_bytes: int, device_bytes: int | None) -> bool:
-    from gpu.cases import SOLD
+    from gpu.cases import SOLD_SHARE
 
-    return device_bytes is None or SOLD * cap_bytes <= device_bytes
+    return device_bytes is None or SOLD_SHARE * cap_bytes <= device_bytes
 
 
 def _crowds(cap_bytes: int, largest_bytes: int, device_bytes: int | None) -> bool:
-    """Whether what other jobs hold on the device while they wait (a context, a model) may leave less than the cap."""
+    """Whether waiting jobs, which hold contexts and models on the device, may leave less than the cap."""
     return cap_bytes == largest_bytes or 2 * cap_bytes > (device_bytes or 0)
 
 
-def facts(kind: str, small: bool, work: Path) -> Job:
-    """What must be known before the results have a name."""
-    return _job(kind, small, work, 0.0, "facts", "facts", 0.0, 120.0)
+def facts(run: RunOptions) -> Job:
+    """The job that finds the device and versions, after which the results are named."""
+    return _job(run, "facts", "facts", 0.0, 120.0)
 
 
-def _job(
-    kind: str, small: bool, work: Path, solve_seconds: float, name: str, part: str, estimate: float, allowance: float,
-    environment: dict[str, str] | None = None, holds: str | None = None, alone: bool = False,
-) -> Job:  # fmt: skip
-    command = [sys.executable, str(SCRIPT), "--job", name, "--device", kind, "--work", str(work)]
-    command += ["--solve-seconds", str(solve_seconds)]
-    more = (CUDA_ENVIRONMENT if kind == "cuda" else {}) | (environment or {})
-    return Job(name, part, command + ["--small"] * small, 0.0 if small else estimate, allowance, more, holds, alone)
+def _job(run: RunOptions, name: str, part: str, estimate: float, allowance: float) -> Job:
+    command = [sys.executable, str(SCRIPT), "--job", name, "--device", run.kind, "--work", str(run.work)]
+    command += ["--solve-seconds", str(run.solve_s)] + ["--small"] * run.small
+    return Job(name, part, command, 0.0 if run.small else estimate, allowance, _environment(run.kind))
+
+
+def _environment(kind: str) -> dict[str, str]:
+    return dict(CUDA_ENVIRONMENT) if kind == "cuda" else {}
 
 
 def rows_file(work: Path, name: str) -> Path:
@@ -103,7 +123,7 @@ def rows_file(work: Path, name: str) -> Path:
 
 
 def run(name: str, kind: str, small: bool, work: Path, solve_seconds: float) -> None:
-    """Do one job, in this process."""
+    """Run one job in this process."""
     end = time.monotonic() + float(os.environ.get(SECONDS, "inf"))  # before torch is imported, which takes seconds
     from gpu import facts, kernels, largest, steps, suite
     from gpu.cases import caps, largest_cases, step_cases

@@ -1,4 +1,4 @@
-"""Compile the planner's inner loops once, before many processes want them: a minute where no compiled code lies about."""
+"""Compiles the planner's inner loops once, before many processes need them: a minute without a cache of compiled code."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,37 @@ import torch
 
 import rekindle
 from gpu.bracket import Clock, OutOfTime, largest
-from gpu.cases import GIB, SOLD, Case, held_bytes, repeated, with_gradients
+from gpu.cases import GIB, SOLD_SHARE, Case, held_bytes, repeated, with_gradients
 from gpu.devices import Device, get
 from gpu.steps import Emit, Row, Way, by_plan, why
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import InfeasibleBudget, Plan
 from rekindle.torch.costs.devices import closest
 
-OVERHEAD = 1 / 3  # extra seconds that a plan may take where the search begins
-ROOM = (0.02, 0.06)  # shares of the cap left free, tried in turn
-SOLVES = 8  # a search with plans takes no longer than so many plans at their time limit
-ABSENT = "not on this device"
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How the search for the largest batch with a plan goes. All figures are guesses.
+
+    first_overhead_share : extra seconds, as a share, that the plan may take at which the search begins.
+    free_shares : shares of the cap that a plan leaves free, tried in turn.
+    plans_most : a search with plans takes no longer than this many plans at their time limit.
+    """
+
+    first_overhead_share: float = 1 / 3
+    free_shares: tuple[float, ...] = (0.02, 0.06)
+    plans_most: int = 8
+
+
+SETTINGS = SearchSettings()
 OPEN = "the time was up before the batch was known to within 4 %: a larger one may work"
 
 
 class Search:
     """One model under one cap.
 
-    best : the row of the largest batch so far. settled : whether no batch larger by more than TOLERANCE works.
-    found : called with each new `best`, so that it survives whatever comes after. end : of `time.monotonic`.
+    best : the row of the largest batch so far. settled : whether no batch larger by more than TOLERANCE_SHARE works.
+    found : called after each new `best`, so that it survives whatever comes after. end : limit of `time.monotonic`.
     """
 
     def __init__(
@@ -48,17 +61,16 @@ class Search:
         self.begin(math.inf)
 
     def begin(self, seconds: float) -> None:
-        """A new search, of so many seconds at most."""
+        """Begin a new search, of so many seconds at most."""
         self.clock, self.note, self.settled = Clock(seconds, self.end), "", False
         self.best: Row | None = None
-        self.beside, self.room = 0.0, ROOM[0]
+        self.beside, self.room = 0.0, SETTINGS.free_shares[0]
 
     def tried(self, batch: int, way: Way) -> Row | None:
-        """Two steps at that batch: what they hold, and the seconds of the second; None where it does not run, and then
-        the note says why."""
+        """Run two steps at that batch: their memory, and the seconds of the second. None if they fail; the note says why."""
         self.device.release()
         found = self._stepped(batch, way)
-        self.device.release()  # here, where no traceback holds tensors any more
+        self.device.release()  # only here does no traceback hold tensors any more
         return found
 
     def _stepped(self, batch: int, way: Way) -> Row | None:
@@ -77,7 +89,7 @@ class Search:
         }  # fmt: skip
 
     def grown(self, row_at: Callable[[int], Row | None], guess: int) -> None:
-        """Find the largest batch for which there is a row, beginning with the guess, and from `best` on upward."""
+        """Find the largest batch for which `row_at` has a row, beginning with the guess and not below `best`."""
 
         def works(batch: int) -> bool:
             return self._kept(row_at(batch))
@@ -108,17 +120,20 @@ class Search:
         return self.best
 
     def planned(self, plain: int, work: Path, solve_seconds: float) -> Row | None:
-        """The largest batch with a plan: planned for the cap, and stepped. It begins where a plan that costs a third more at
-        the plain step's batch would just fit, once what it took there beside its promise is counted."""
-        self.begin(SOLVES * solve_seconds)
+        """The largest batch with a plan for the cap, really stepped.
+
+        It begins at the batch at which a plan that costs a third more would just fit, judging by a step at the plain batch and
+        the memory which that step took beyond its plan.
+        """
+        self.begin(SETTINGS.plans_most * solve_seconds)
         begin = time.perf_counter()
         guess = self._guess(plain, work, solve_seconds, begin)
         self.grown(lambda batch: self._fitted(batch, work, solve_seconds, begin), guess)
         return self.best
 
     def _guess(self, plain: int, work: Path, solve_seconds: float, begin: float) -> int:
-        """Where to begin, from a step at the plain step's batch."""
-        plan = rekindle.plan(self._trace(plain), max_overhead=OVERHEAD, time_limit=solve_seconds)
+        """The batch to begin at, from a planned step at the largest plain batch."""
+        plan = rekindle.plan(self._trace(plain), max_overhead=SETTINGS.first_overhead_share, time_limit=solve_seconds)
         row = self._run(plain, plan, work, begin)
         if not self._kept(row) or not row:
             return plain
@@ -127,8 +142,8 @@ class Search:
         return int((self.cap_bytes * (1 - self.room) - held_bytes(self.model, None)) / item)
 
     def _fitted(self, batch: int, work: Path, solve_seconds: float, begin: float) -> Row | None:
-        """A step by a plan for the cap; where that takes more than it promised, by one that leaves more of the cap free."""
-        for room in ROOM[ROOM.index(self.room) :]:
+        """Step by a plan for the cap; if the step exceeds its plan, by a plan that leaves more of the cap free."""
+        for room in SETTINGS.free_shares[SETTINGS.free_shares.index(self.room) :]:
             limit = int(self.cap_bytes * (1 - room) - self.beside * batch)
             try:
                 plan = rekindle.plan(self._trace(batch), max(1, limit), time_limit=solve_seconds)
@@ -137,13 +152,13 @@ class Search:
                 return None
             row = self._run(batch, plan, work, begin)
             if row:
-                # only downward: an allocator near the cap takes whatever there is
+                # only downward: an allocator near the cap takes all there is
                 self.room, self.beside = room, min(self.beside, _beside(row))
                 return row
         return None
 
     def _run(self, batch: int, plan: Plan, work: Path, begin: float) -> Row | None:
-        """`tried`, and what the plan promised."""
+        """`tried`, with the plan's predictions."""
         waits = time.monotonic()
         searched = time.perf_counter() - begin
         with turn(work / GPU):
@@ -155,7 +170,7 @@ class Search:
         }  # fmt: skip
 
     def _trace(self, batch: int) -> Any:
-        """By roofline: capture runs nothing, so that any batch can be asked for."""
+        """The trace by roofline: capture runs nothing, so any batch can be captured."""
         with self.case.context(self.kind):
             return rekindle.trace(
                 self.model, repeated(self.one, batch), target=closest(torch.device(self.kind)).name
@@ -169,29 +184,29 @@ def plain_bytes(sample: Any) -> int:
 
 
 def _beside(row: Row) -> float:
-    """Bytes per item that kernels and the allocator took beside what the plan knows of."""
+    """Bytes per item that kernels and the allocator took beyond the plan."""
     return float(max(0, (row["reserved_bytes"] or row["peak_bytes"]) - row["predicted_peak_bytes"]) / row["batch"])
 
 
 def measure(
     case: Case, cap: str, cap_bytes: int, kind: str, work: Path, solve_seconds: float, emit: Emit, end: float = math.inf
 ) -> None:  # fmt: skip
-    """Two rows: without a plan and with one; before each, one per batch that worked. end : of `time.monotonic`."""
+    """Emit two rows, without a plan and with one, and before each a row per batch that worked. end : of `time.monotonic`."""
     known = {
         "part": "largest", "model": case.name, "cap": cap, "cap_bytes": cap_bytes, "unit": case.unit,
         "precision": "bf16 autocast" if case.autocast else "float32",
     }  # fmt: skip
     has = get(kind).device_bytes()
-    if has is not None and SOLD * cap_bytes <= has < cap_bytes:
+    if has is not None and SOLD_SHARE * cap_bytes <= has < cap_bytes:
         known |= {"cap": f"{cap}: all of {has / GIB:.1f} GiB", "cap_bytes": has}
         cap_bytes = has
     if has is not None and has < cap_bytes:
-        note = f"{ABSENT}: it has {has / GIB:.2f} GiB"
+        note = f"the device has {has / GIB:.2f} GiB"
         for method in ("plain", "planned"):
-            emit(known | {"method": method, "status": ABSENT, "note": note})
+            emit(known | {"method": method, "status": "does not apply", "note": note})
         return
 
-    def found() -> None:  # stands only if the job is stopped before the search ends
+    def found() -> None:  # this row stays only if the job is stopped before the search ends
         emit(known | {"status": "ok"} | (search.best or {}) | {"settled": False, "note": OPEN})
 
     search = Search(case, kind, cap_bytes, found, end)

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,42 @@ from torch import nn
 import rekindle
 from gpu.cases import Case, held_bytes, with_gradients
 from gpu.devices import Device, get
-from gpu.parity import differences
 from gpu.turns import GPU, KERNELS, passed, turn
-from rekindle import Plan, Trace
-from rekindle.bench.checkpointing import by_hand
+from rekindle import Plan
+from rekindle.bench.checkpointing import NotApplicable, per_block, sequential
+from rekindle.bench.repeated_blocks import find_blocks
 from rekindle.torch.costs.devices import closest
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
 Way = Callable[[], AbstractContextManager[Any]]
 GOALS: dict[str, dict[str, float]] = {"half": {"budget": 0.5}, "third": {"max_overhead": 1 / 3}}
-ROUNDS, ROUNDS_SECONDS = 7, 3.0  # timed rounds; after so many seconds no further one begins, but three there are
+
+
+@dataclass(frozen=True)
+class ClockSettings:
+    """How often steps are timed. All figures are guesses that gave stable medians on an H100.
+
+    rounds : timed rounds of all ways, after one that warms up.
+    rounds_s : after this time no further round begins.
+    rounds_least : rounds that are timed however long they take.
+    """
+
+    rounds: int = 7
+    rounds_s: float = 3.0
+    rounds_least: int = 3
+
+
+SETTINGS = ClockSettings()
+
+
+def by_hand(model: nn.Module, step: Callable[[], Any]) -> AbstractContextManager[None]:
+    """`torch.utils.checkpoint` around each block if the model has blocks, else around √n segments."""
+    return per_block(model) if find_blocks(model) else sequential(model, step)
 
 
 def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit) -> None:
-    """The rows of one model. What needs no device (capture, planning) runs while others have their turn there."""
+    """Emit the rows of one model. Capture and planning need no device and run while other jobs use it."""
     device = get(kind)
     model, sample = case.load(kind)
     with_gradients(model)
@@ -60,14 +81,23 @@ def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit)
         device.release()
     passed(work / KERNELS)
     rows["plain"] |= _promised(rekindle.plan(traced, 1.0, solver="none"))
+    plans: dict[str, Plan] = {}
     for name, goal in GOALS.items():
-        rows[name] = known | {"method": name, "goal": goal} | _plan(model, traced, goal, solve_seconds, name, ways)
+        rows[name] = known | {"method": name, "goal": goal}
+        try:
+            plans[name] = rekindle.plan(traced, **goal, time_limit=solve_seconds)
+            ways[name] = by_plan(model, plans[name])
+            rows[name] |= {"status": "planned", "note": ""} | _promised(plans[name])
+        except rekindle.InfeasibleBudget as e:  # no failure: half the memory may be less than one operator takes
+            rows[name] |= {"status": "infeasible", "note": why(e)}
+        except Exception as e:
+            rows[name] |= {"status": "failed", "note": why(e)}
         emit(rows[name])
     planned = [name for name in GOALS if name in ways]
     with turn(work / GPU):
         held_by(planned)
         for name in planned:
-            rows[name] |= _checked(model, step, ways[name])
+            rows[name] |= _parity(case, model, sample, plans[name], kind)
         for name, seconds in _clock(device, step, {n: w for n, w in ways.items() if _ok(rows[n])}).items():
             rows[name] |= {"seconds": statistics.median(seconds), "seconds_each": seconds}
         plain = rows["plain"].get("seconds")
@@ -82,29 +112,15 @@ def _ok(row: Row) -> bool:
 
 
 def _memory(device: Device, step: Callable[[], Any], way: Way, held: int) -> Row:
-    """What a step holds, after one that warms up."""
+    """The memory of a step, after one step of warm-up."""
     try:
-        with way() as found:
-            if found == 0:
-                return {"status": "no blocks", "note": "no blocks are known of this model"}
+        with way():
             step()
             return {"status": "ok", "note": ""} | asdict(device.memory(step, held))
-    except Exception as e:  # an out-of-memory, or a kernel that this device has not
+    except NotApplicable as e:
+        return {"status": "does not apply", "note": str(e)}
+    except Exception as e:  # an out-of-memory, or a kernel that this device lacks
         return {"status": "failed", "note": why(e)}
-
-
-def _plan(
-    model: nn.Module, traced: Trace, goal: dict[str, Any], solve_seconds: float, name: str, ways: dict[str, Way]
-) -> Row:
-    """What a plan promises; it is put among the ways."""
-    try:
-        plan = rekindle.plan(traced, **goal, time_limit=solve_seconds)
-        ways[name] = by_plan(model, plan)
-    except rekindle.InfeasibleBudget as e:  # no failure: half the memory may be less than one operator takes
-        return {"status": "infeasible", "note": why(e)}
-    except Exception as e:
-        return {"status": "failed", "note": why(e)}
-    return {"status": "planned", "note": ""} | _promised(plan)
 
 
 def _promised(plan: Plan) -> Row:
@@ -116,7 +132,7 @@ def _promised(plan: Plan) -> Row:
 
 
 def by_plan(model: nn.Module, plan: Plan) -> Way:
-    """Within it the model trains by the plan."""
+    """A context in which the model trains by the plan."""
     forward: Any = rekindle.apply(model, plan, on_new_shape="error").forward
     rekindle.restore(model)
 
@@ -131,22 +147,27 @@ def by_plan(model: nn.Module, plan: Plan) -> Way:
     return way
 
 
-def _checked(model: nn.Module, step: Callable[[], torch.Tensor], way: Way) -> Row:
+def _parity(case: Case, model: nn.Module, sample: Any, plan: Plan, kind: str) -> Row:
+    """Whether a planned step leaves the same bits as a plain one, by `rekindle.verify`.
+
+    On CUDA the jobs set CUBLAS_WORKSPACE_CONFIG, without which cuBLAS may give other bits in every run.
+    """
     try:
-        found = differences(model, step, way)
+        with case.context(kind):
+            found = rekindle.verify(model, sample, plan)
     except Exception as e:
         return {"parity": None, "note": f"parity: {why(e)}"}
-    note = f"{len(found)} tensors differ from the plain step's, first {found[0]}" if found else ""
-    return {"parity": not found, "note": note}
+    note = "" if found.ok else f"{len(found.differences)} differences from the plain step, first {found.differences[0]}"
+    return {"parity": found.ok, "note": note}
 
 
 def _clock(device: Device, step: Callable[[], Any], ways: dict[str, Way]) -> dict[str, list[float]]:
-    """Seconds of steps that take turns, in changing order, so that nobody always runs after the same one."""
+    """Seconds of steps in turns, in changing order, so that no way always runs after the same other way."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     orders = itertools.cycle(itertools.permutations(ways))
     begin = time.perf_counter()
-    for turns in range(ROUNDS + 1):
-        if turns > 3 and time.perf_counter() - begin > ROUNDS_SECONDS:
+    for turns in range(SETTINGS.rounds + 1):
+        if turns > SETTINGS.rounds_least and time.perf_counter() - begin > SETTINGS.rounds_s:
             break
         for name in next(orders):
             with ways[name]():

@@ -1,4 +1,4 @@
-"""The tests marked gpu, one row per test."""
+"""Runs the tests marked gpu; one record per test."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WORDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 
 def run(root: Path, kind: str, work: Path, emit: Callable[[dict[str, Any]], None]) -> None:
-    """Run them on the device."""
+    """Run the tests on the device."""
     report = work / "tests.xml"
-    marked = [str(p) for p in sorted((root / "tests").glob("test_*.py")) if "mark.gpu" in p.read_text(encoding="utf-8")]
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", *marked]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command += map(str, marked(root))
     passed(work / KERNELS)
     with turn(work / GPU):
         done = subprocess.run(command, cwd=root, env=os.environ | {"REKINDLE_GPU_TESTS_ON": kind})
@@ -29,8 +29,14 @@ def run(root: Path, kind: str, work: Path, emit: Callable[[dict[str, Any]], None
         emit(row)
 
 
+def marked(root: Path) -> list[Path]:
+    """The test files that hold tests marked gpu."""
+    files = sorted((root / "tests").rglob("test_*.py"))
+    return [p for p in files if "mark.gpu" in p.read_text(encoding="utf-8")]
+
+
 def outcomes(report: Path) -> list[dict[str, Any]]:
-    """Rows of a JUnit report."""
+    """The records of a JUnit report."""
     rows = []
     for case in ElementTree.parse(report).iter("testcase"):
         told = next((child for child in case if child.tag in WORDS), None)

@@ -1,4 +1,4 @@
-"""Turns between processes, by locked files: a process that dies gives its turn back."""
+"""Turns between processes, by file locks, which end with the process that holds them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ GPU, KERNELS = "gpu.lock", "kernels.lock"
 
 @contextmanager
 def turn(path: Path, shared: bool = False) -> Iterator[None]:
-    """Wait for `path` to be free, and hold it: alone, or shared with others who ask for it shared."""
+    """Wait for the lock on `path` and hold it, alone or shared with other shared holders."""
     with path.open("a") as f:
         fcntl.flock(f, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
 
 def passed(path: Path) -> None:
-    """Wait until nobody holds `path` alone."""
+    """Wait until no process holds `path` alone."""
     with turn(path, shared=True):
         pass

@@ -1,4 +1,4 @@
-"""Checks the arguments of `plan`, `frontier`, `apply` and `checkpoint` before any long work; `torch.accept` checks models."""
+"""Checks the arguments of `plan`, `frontier`, `apply` and `checkpoint` before any long work. (`torch.accept` checks models.)"""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     """`plan` with its options as one object: the way in which every later plan of a model is made."""
     if isinstance(what, Graph):
         return plan_graph(what, options)
-    from .torch.check.kept import bookkeeping
+    from .torch.check.confirm import bookkeeping
     from .torch.run import stages
 
     found = plan_graph(what.graph, options, finish=stages.group, bookkeeping=bookkeeping(what))
@@ -211,7 +211,7 @@ def checkpoint(
     ParityError : the planned step does not give the plain step's numbers.
     """
     from .torch import accept as torch_accept
-    from .torch.check.kept import confirm
+    from .torch.check.confirm import confirm
     from .torch.check.probe import probe
     from .torch.run.planned import NEW_SHAPE, set_aside
     from .torch.run.trial import after_first_call

@@ -11,11 +11,11 @@ from .errors import UsageError
 
 
 def callback(name: str, given: Any) -> None:
-    """Check that it is a function, or None, True or False in its place.
+    """Check that the argument `name` is a function, None, True or False.
 
     Raises
     ------
-    UsageError : it is something else.
+    UsageError : the argument is something else.
     """
     if given is not None and not isinstance(given, bool) and not callable(given):
         raise UsageError(
@@ -24,20 +24,30 @@ def callback(name: str, given: Any) -> None:
 
 
 def choice(name: str, given: Any, known: Iterable[str]) -> None:
-    """Check that it is one of the known names; UsageError lists them where it is not."""
+    """Check that the argument `name` is one of the known names.
+
+    Raises
+    ------
+    UsageError : the argument is something else; the message lists the known names.
+    """
     known = list(known)
     if not isinstance(given, str) or given not in known:
         raise UsageError(f"{name}={given!r} is unknown; {close(given, known)}choose one of {', '.join(known)}")
 
 
 def flag(name: str, given: Any) -> None:
-    """Check that it is True or False; UsageError where it is not."""
+    """Check that the argument `name` is True or False.
+
+    Raises
+    ------
+    UsageError : the argument is something else.
+    """
     if type(given).__name__ not in ("bool", "bool_"):  # NumPy's is as good
         raise UsageError(f"{name}={given!r} must be True or False")
 
 
 def close(given: Any, known: Iterable[str], most: int = 3) -> str:
-    """ "did you mean 'chen-sqrt'? ", or "" where no known name is like the given one."""
+    """A question such as "did you mean 'chen-sqrt'? "; "" if no known name is like the given one."""
     near = difflib.get_close_matches(given, list(known), most) if isinstance(given, str) else []
     return f"did you mean {' or '.join(map(repr, near))}? " if near else ""
 
@@ -47,7 +57,7 @@ def file_name(path: Any) -> str:
 
     Raises
     ------
-    UsageError : it is no path.
+    UsageError : the argument is no path.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):

@@ -53,8 +53,8 @@ class Goal:
             k for k, x in (("budget", budget), ("max_overhead", max_overhead), ("minimize", minimize)) if x is not None
         ]
         if len(given) != 1:
-            what = "none" if not given else " and ".join(given)
-            raise UsageError(f"give exactly one of budget, max_overhead and minimize; got {what}")
+            found = "none" if not given else " and ".join(given)
+            raise UsageError(f"give exactly one of budget, max_overhead and minimize; got {found}")
         if minimize is not None:
             if not isinstance(minimize, str) or minimize != "memory":
                 raise UsageError(f'minimize={value(minimize)} is unknown; the one choice is "memory"')
@@ -95,7 +95,7 @@ class Goal:
         return cls.parse(max_overhead=x) if kind == "max_overhead" else cls.parse(budget=x)
 
     def limit(self, resident: int, baseline_activation: int) -> int | None:
-        """The peak in bytes to stay within, resident included; None where the goal is no budget."""
+        """The largest peak in bytes that is allowed, resident bytes included; None if the goal is no budget."""
         if self.budget is not None:
             return self.budget
         if self.fraction is not None:

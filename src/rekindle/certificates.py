@@ -30,7 +30,7 @@ SETTINGS = CertificateSettings()
 
 
 def holds(plan: Plan) -> bool:
-    """Whether the plan's `bound_bytes` and `status` are proven anew from its graph: about 0.2 s each, a second at most.
+    """Whether the plan's `bound_bytes` and `status` are proven again from its graph: about 0.2 s each, a second at most.
 
     False means that they were not proven here: they may be false, or may need a longer search.
     """

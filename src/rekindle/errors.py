@@ -9,8 +9,7 @@ from .printed import printable
 
 
 class RekindleError(Exception):
-    """Root of all errors raised by Rekindle. Its text may hold names from files and models; control characters
-    in them are spelled out."""
+    """Root of all errors raised by Rekindle. Control characters in its text are spelled out: it may quote names from files."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep="\n")
@@ -44,7 +43,7 @@ class TraceError(RekindleError):
 
 
 class PlanMismatch(RekindleError):
-    """A plan was made for another graph than the one the model shows now."""
+    """The plan belongs to a different graph than the one that the model shows now."""
 
 
 class ParityError(RekindleError):
@@ -52,8 +51,8 @@ class ParityError(RekindleError):
 
 
 class FormatError(RekindleError):
-    """A graph, schedule or plan is damaged, foreign or inconsistent. Nothing of it was executed."""
+    """A graph, schedule or plan file is damaged, foreign or inconsistent. Nothing in it was executed."""
 
 
 class RekindleWarning(UserWarning):
-    """Something is not done as asked, such as a step that runs without its plan; the message says which and why."""
+    """Rekindle did not do something that was asked, such as running a step by its plan; the message says what and why."""

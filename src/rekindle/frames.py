@@ -1,4 +1,4 @@
-"""Whose code a frame runs: the user's, or PyTorch's or Rekindle's own."""
+"""Tells the user's stack frames from those of PyTorch and Rekindle."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LIBRARIES = ("rekindle", "torch")
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether its module is neither PyTorch's nor Rekindle's. Packages whose names begin alike (torchvision) are the user's."""
+    """Whether a frame runs code of neither PyTorch nor Rekindle. Packages with similar names (torchvision) are the user's."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES
 
 
 def depth_of_user() -> int:
-    """Frames from the caller to the user's innermost, as `warnings.warn` counts them for the caller (`stacklevel`)."""
+    """Number of frames from the caller up to the user's innermost one: the `stacklevel` of `warnings.warn` in the caller."""
     depth, frame = 1, sys._getframe(1)
     while frame is not None:
         if is_users(frame):
@@ -26,8 +26,8 @@ def depth_of_user() -> int:
 
 
 def users_line(e: BaseException) -> tuple[FrameType | None, str]:
-    """(frame, words) of the innermost line of the user's that an exception came through, else of a layer of torch's;
-    (None, "") where it came through neither."""
+    """(frame, words) of the innermost line of the user's code through which an exception came. If there is none, the line in a
+    layer of torch.nn; (None, "") if the exception came through neither."""
     own: tuple[FrameType, traceback.FrameSummary] | None = None
     layer = own
     frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
@@ -43,5 +43,5 @@ def users_line(e: BaseException) -> tuple[FrameType | None, str]:
 
 
 def in_words(line: traceback.FrameSummary) -> str:
-    """File, line, function and text."""
+    """File, line, function and text of a line, in words."""
     return f'{line.filename}:{line.lineno}, in {line.name}: "{line.line}"'

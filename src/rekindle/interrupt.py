@@ -1,6 +1,6 @@
-"""Ctrl-C on the command line while the program is still being imported, which takes a second or more.
+"""Answers Ctrl-C on the command line while the program is still being imported, which takes a second or more.
 
-Imported first of all, so it imports little itself. From `cli.main` on, that function answers.
+This module is imported first, so it imports little itself. Once `cli.main` runs, that function answers Ctrl-C.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ def is_command_line(argv: Sequence[str]) -> bool:
 
 
 def watch() -> None:
-    """Where this process is the command line: from now on Ctrl-C ends it with one line, one document and exit code 1."""
+    """If this process is the command line, Ctrl-C ends it from now on with one line, one document and exit code 1."""
     if not is_command_line(getattr(sys, "orig_argv", ())):
         return
-    # A shell starts what runs in the background with the signal ignored; outside of the main thread nothing can be set.
+    # A shell starts background jobs with the signal ignored; outside the main thread no handler can be set.
     with contextlib.suppress(ValueError):
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _end)
 
 
 def _end(signum: int, frame: Any) -> None:
-    """End at once: an import that is cut off leaves nothing that could go on."""
+    """End the process at once: after an import that was cut off, nothing could go on."""
     end_now(1 if "--json" in sys.argv[1:] else None)
 
 
 def end_now(out: int | None) -> None:
-    """One line on stderr, one document on the descriptor `out` if there is one, and the end of the process."""
+    """Print one line on stderr and one document on the descriptor `out` (None: no document), and end the process."""
     for fd, text in ((2, f"error: {MESSAGE}"), (out, document())):
         if fd is not None:
             with contextlib.suppress(OSError):

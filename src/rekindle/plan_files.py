@@ -1,4 +1,4 @@
-"""Reads plans from files, and believes nothing in them: figures are judged again, certificates proven again."""
+"""Reads plans from files and trusts none of their figures: the judge scores the schedule again, bounds are proven again."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""Makes strings and numbers from files and models safe to print: no terminal obeys them."""
+"""Makes strings and numbers from files and models safe to print: they hold nothing that a terminal would obey."""
 
 from __future__ import annotations
 
 import reprlib
 from typing import Any
 
-MOST = 200  # characters of one name
+NAME_MOST_LETTERS = 200
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with everything that is no plain character spelled out: "\\x1b[2J" for the escape that clears a screen.
+    """The text with every unprintable character spelled out: "\\x1b[2J" for the escape that clears a screen.
 
-    Control characters, line breaks, invisible marks and lone surrogates are spelled out, but those in `keep`.
+    Control characters, line breaks, invisible marks and lone surrogates are spelled out, except those in `keep`.
     """
     if text.isprintable():
         return text
@@ -19,8 +19,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def name(text: str) -> str:
-    """A name as it may be printed: `printable`, and cut where it is longer than any name."""
-    text = text if len(text) <= MOST else text[: MOST - 1] + "…"
+    """A name that is safe to print: `printable`, and cut to 200 characters."""
+    text = text if len(text) <= NAME_MOST_LETTERS else text[: NAME_MOST_LETTERS - 1] + "…"
     return printable(text)
 
 

@@ -25,7 +25,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked of a solver.
+    """The question to a solver: a graph, the cost of its ops, and a goal.
 
     graph : the step to schedule.
     weights : float64 [ops], positive where an op costs anything: what one run of each op costs.

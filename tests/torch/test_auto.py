@@ -96,7 +96,7 @@ def test_modes_expand_to_valid_runs_whose_peak_is_the_judges(graph: Graph, drawn
     judged = simulate(graph, Schedule.from_runs(graph, runs))
     n_values = len(graph.values)
     top, at = kernel.peak(
-        np.array(runs, np.int64), len(runs), np.inf, np.zeros(n_values, np.bool_), *graph.arrays, graph.shared
+        np.array(runs, np.int64), len(runs), np.inf, np.zeros(n_values, np.bool_), graph.arrays, graph.shared
     )
     assume(judged.peak_bytes > graph.resident_bytes + sum(graph.arrays.bytes[list(graph.keep)]))
     assert graph.resident_bytes + top == judged.peak_bytes

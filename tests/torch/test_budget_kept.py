@@ -15,7 +15,7 @@ import rekindle
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simulate
 from rekindle.model.held import held_peak, keeping_results
 from rekindle.model.schedule import Free, Run
-from rekindle.torch.check.kept import BLOCK, SCALARS, bookkeeping
+from rekindle.torch.check.confirm import SETTINGS, bookkeeping
 from rekindle.torch.costs.memory import allocator_peak
 from strategies import chains, examples, joint_graphs, schedules, u_nets
 
@@ -234,7 +234,7 @@ class Many(nn.Module):
 def test_many_stages_take_no_more_than_few(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rekindle.torch.run import stages
 
-    monkeypatch.setattr(stages, "MIN_STAGES", 10**9)  # nothing waits
+    monkeypatch.setattr(stages, "SETTINGS", stages.StageSettings(stages_least=10**9))  # nothing waits
     model, x = Many(60, dtype), torch.rand(2, 4, dtype=dtype)
     trace = rekindle.trace(model, x)
     plan = rekindle.plan(trace, 1.0, solver="none")
@@ -242,10 +242,10 @@ def test_many_stages_take_no_more_than_few(dtype: torch.dtype, monkeypatch: pyte
     assert len(next(model.forward.bounds).runner.program.stages) == 60  # type: ignore[operator, union-attr]
     beside = allocator_peak(loop(model, x)).peak_bytes - held_peak(trace.graph, plan.schedule)
     assert beside + trace.graph.resident_bytes <= 2 * x.element_size()  # the loss and its gradient
-    assert bookkeeping(trace) == SCALARS * BLOCK
+    assert bookkeeping(trace) == SETTINGS.scalars * SETTINGS.block_bytes
 
 
 def test_a_random_op_on_the_cpu_has_room_for_the_state_of_the_generator() -> None:
     model, x = MODELS["dropout"]()
     state = allocator_peak(lambda: torch.get_rng_state()).peak_bytes
-    assert bookkeeping(rekindle.trace(model, x)) == SCALARS * BLOCK + state
+    assert bookkeeping(rekindle.trace(model, x)) == SETTINGS.scalars * SETTINGS.block_bytes + state

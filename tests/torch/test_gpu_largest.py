@@ -13,8 +13,7 @@ import pytest
 from gpu import devices
 from gpu.cases import largest_cases
 from gpu.largest import largest
-from gpu.report import markdown
-from gpu.rows import Row, newest
+from gpu.rows import Row, bench_row
 
 import rekindle
 
@@ -35,6 +34,14 @@ def test_the_largest_batch_is_found(limit: int, guess: int) -> None:
 
 GIB = 2**30
 HEAD = {"date": "2026-01-01", "command": "python", "seconds": 1.0}
+
+
+def markdown(head: dict[str, Any], rows: list[Row]) -> str:
+    """The report of measurements as jobs emit them."""
+    pytest.importorskip("pandas")
+    from gpu.report import markdown as report
+
+    return report(head, [bench_row(r) for r in rows])
 
 
 class Mock(gpu_largest.Search):
@@ -102,7 +109,7 @@ def test_a_search_without_time_says_so_and_keeps_what_it_found(tmp_path: Path, m
     monkeypatch.setattr(Mock, "tick", 0.05)
     case = largest_cases(True)[0]
     gpu_largest.measure(case, "1000 B", 1000, "cpu", tmp_path, 0.03, rows.append)  # eight times 0.03 s for plans
-    ended = {r["method"]: r for r in newest(rows)}
+    ended = {r["method"]: r for r in rows}
     assert ended["plain"]["settled"] is True
     assert ended["plain"]["batch"] in range(289, 301)
     planned = ended["planned"]
@@ -148,11 +155,11 @@ def test_a_cap_above_what_the_device_has_gives_no_figure(tmp_path: Path, monkeyp
     gpu_largest.measure(largest_cases(True)[0], "80 GiB", 80 * GIB, "cpu", tmp_path, 1.0, rows.append)
     assert [r["method"] for r in rows] == ["plain", "planned"]
     for row in rows:
-        assert row["note"] == "not on this device: it has 24.00 GiB"
+        assert row["note"] == "the device has 24.00 GiB"
         assert not {"batch", "per_second", "peak_bytes"} & set(row)
         assert row["status"] not in ("ok", "failed", "left out")
     text = markdown(HEAD, rows)
-    assert "unet, 80 GiB, plain: not on this device: it has 24.00 GiB" in text
+    assert "unet, 80 GiB, plain: does not apply: the device has 24.00 GiB" in text
     assert "Left out" not in text
 
 

@@ -153,12 +153,11 @@ def test_a_check_tells_nothing_of_its_own_calls() -> None:
 
 
 def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch.run import plans as kept
-    from rekindle.torch.run import refusals
+    from rekindle.torch.run import bound_plans, refusals
 
     plain, planned, x = pair()
-    monkeypatch.setattr(refusals, "MOST", 3)
-    monkeypatch.setattr(kept, "MOST_KEPT", 4)
+    monkeypatch.setattr(refusals, "SETTINGS", refusals.RefusalSettings(wasted_plans_most=3))
+    monkeypatch.setattr(bound_plans, "SETTINGS", bound_plans.BoundPlansSettings(plans_most=4))
     with silent():
         for epoch in range(8):
             for m in (plain, planned):

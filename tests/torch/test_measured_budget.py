@@ -12,7 +12,7 @@ from torch import nn
 import rekindle
 from checked_models import Body, planned
 from rekindle import InfeasibleBudget
-from rekindle.torch.check import kept
+from rekindle.torch.check import confirm
 from rekindle.torch.check.verify import Check, check_step
 
 
@@ -30,13 +30,13 @@ def test_the_peak_with_results_held_is_measured_on_request() -> None:
 
 def with_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) -> None:
     """Let the measured steps take so much more than they do: a kernel's workspace that was not known, say."""
-    real = kept.check_step
+    real = confirm.check_step
 
     def more(*args: Any, **kwargs: Any) -> Check:
         check = real(*args, **kwargs)
         return replace(check, held_peak_bytes=check.held_peak_bytes + beyond.pop(0))  # type: ignore[operator]
 
-    monkeypatch.setattr(kept, "check_step", more)
+    monkeypatch.setattr(confirm, "check_step", more)
 
 
 def deep() -> tuple[nn.Module, torch.Tensor]:

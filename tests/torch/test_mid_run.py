@@ -16,7 +16,7 @@ from torch import nn
 import rekindle
 from rekindle import PlanMismatch, RekindleWarning
 from rekindle.torch.capture import guards
-from rekindle.torch.run import new_call
+from rekindle.torch.run import replanner
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages"}
 
@@ -255,7 +255,7 @@ def test_an_argument_that_varies_is_not_looked_into_at_each_call(monkeypatch: py
     with told("times differ"):
         for k in range(1, 12):
             assert equal(plain, planned, x, times=k)
-    calls = [*map(counted, [monkeypatch] * 2, [new_call, guards], ["changed_numbers", "ModuleState"])]
+    calls = [*map(counted, [monkeypatch] * 2, [replanner, guards], ["changed_numbers", "ModuleState"])]
     for k in range(20, 24):
         assert equal(plain, planned, x, times=k)
     assert calls == [[], []]
@@ -283,7 +283,7 @@ def test_a_plan_whose_trial_fails_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
         raise MemoryError("no room for the trial")
 
     plain, planned, _ = pair()
-    monkeypatch.setattr(new_call.trial, "differences", fails)
+    monkeypatch.setattr(replanner.trial, "differences", fails)
     with told("no room for the trial"):
         for _ in range(2):
             assert equal(plain, planned, torch.randn(5, 8))

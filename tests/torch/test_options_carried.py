@@ -48,13 +48,13 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def checkpointed(path: Path, **options: Any) -> nn.Module:
-    return rekindle.checkpoint(Net(), sample(6), **options, minimize="memory", check=False)
+    return rekindle.checkpoint(Net(), sample(64), **options, minimize="memory", check=False)
 
 
 def planned(path: Path, **options: Any) -> nn.Module:
     model = Net()
     searched, captured = split(options)
-    plan = rekindle.plan(rekindle.trace(model, sample(6), **captured), **searched, minimize="memory")
+    plan = rekindle.plan(rekindle.trace(model, sample(64), **captured), **searched, minimize="memory")
     return rekindle.apply(model, plan)
 
 
@@ -62,27 +62,27 @@ def planned_for_a_target(path: Path, **options: Any) -> nn.Module:
     model = Net()
     searched, captured = split(options)
     target = captured.pop("target", None)
-    trace = rekindle.trace(model, sample(6), **captured)
+    trace = rekindle.trace(model, sample(64), **captured)
     return rekindle.apply(model, rekindle.plan(trace, **searched, target=target, minimize="memory"))
 
 
 def of_a_frontier(path: Path, **options: Any) -> nn.Module:
     model = Net()
     searched, captured = split(options)
-    return rekindle.apply(model, rekindle.frontier(rekindle.trace(model, sample(6), **captured), **searched)[-1])
+    return rekindle.apply(model, rekindle.frontier(rekindle.trace(model, sample(64), **captured), **searched)[0])
 
 
 def loaded(path: Path, **options: Any) -> nn.Module:
     planned(path, **options).forward.plan.save(path / "plan.json")  # type: ignore[union-attr]
     model = rekindle.apply(Net(), rekindle.load(path / "plan.json"))
-    step(model, sample(6))
+    step(model, sample(64))
     return model
 
 
 def loaded_twice(path: Path, **options: Any) -> nn.Module:
     loaded(path, **options).forward.plan.save(path / "again.json")  # type: ignore[union-attr]
     model = rekindle.apply(Net(), rekindle.load(path / "again.json"))
-    step(model, sample(6))
+    step(model, sample(64))
     return model
 
 
@@ -106,7 +106,7 @@ def test_a_plan_for_a_new_shape_has_the_options_of_the_first(
     given = {"solver": "storages", "time_limit": 2.0, "progress": False} | options
     model = way(tmp_path, **given)
     first = model.forward.plan  # type: ignore[union-attr]
-    step(model, sample(4))
+    step(model, sample(16))
     bound = model.forward.last  # type: ignore[union-attr]
     assert bound.plan is not first
     new = bound.plan
@@ -134,7 +134,7 @@ def test_a_plan_for_a_new_shape_has_the_options_of_the_first(
 @pytest.mark.parametrize("time_limit", [np.float32(2), np.float64(2), np.int32(2), Fraction(2), 2])
 @pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), 3])
 def test_options_given_as_any_kind_of_number_are_saved(time_limit: Any, seed: Any, tmp_path: Path) -> None:
-    trace = rekindle.trace(Net(), sample(6), target="h200")
+    trace = rekindle.trace(Net(), sample(64), target="h200")
     for plan in (
         rekindle.plan(trace, minimize="memory", solver="chen-sqrt", time_limit=time_limit, seed=seed),
         rekindle.frontier(trace, solver="chen-sqrt", time_limit=time_limit, seed=seed)[0],
@@ -145,7 +145,7 @@ def test_options_given_as_any_kind_of_number_are_saved(time_limit: Any, seed: An
 
 
 def test_an_optimizer_named_with_spaces_around_it_is_saved(tmp_path: Path) -> None:
-    trace = rekindle.trace(Net(), sample(6), target="h200", optimizer=" AdamW\n")
+    trace = rekindle.trace(Net(), sample(64), target="h200", optimizer=" AdamW\n")
     rekindle.plan(trace, minimize="memory", solver="chen-sqrt").save(tmp_path / "plan.json")
     again = rekindle.load(tmp_path / "plan.json").trace_options
     assert (again.optimizer, again.state_bytes) == ("AdamW", trace.state_bytes)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.torch.run.uses import additions
+from rekindle.torch.run.gradient_sums import additions
 
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": 0.5}
 

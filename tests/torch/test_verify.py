@@ -60,7 +60,8 @@ def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPat
     handle = layers[0].weight.register_hook(lambda g: g)
     handle.remove()
     monkeypatch.setattr(
-        "rekindle.torch.run.steps._backward", lambda value: (value.backward(), [t.add_(1) for t in late], late.clear())
+        "rekindle.torch.run.measured_step._backward",
+        lambda value: (value.backward(), [t.add_(1) for t in late], late.clear()),
     )
     check = rekindle.verify(model, x, plan)
     assert check.buffers_equal is False

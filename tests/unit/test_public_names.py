@@ -12,7 +12,7 @@ import rekindle
 IN_A_NEW_PROCESS = """
 import sys
 import rekindle
-print("imported:", *sorted({"scipy", "torch", "typer", "rich", "matplotlib"} & set(sys.modules)))
+print("imported:", *sorted({"scipy.optimize", "torch", "typer", "rich", "matplotlib"} & set(sys.modules)))
 
 sys.modules["torch"] = None  # an import of it fails from here on
 from rekindle import Graph, Op, Value

@@ -54,7 +54,7 @@ def best(graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.
 
 
 def _looking_ahead(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
-    """What holds at any cost."""
+    """A bound that holds at any cost."""
     return look_ahead(graph)
 
 

@@ -1,12 +1,12 @@
-"""What must be live, or made again, at the first runs of a row of ops, for graphs of any size: Lagrangian relaxation.
+"""A bound by Lagrangian relaxation, for graphs of any size: values live, or recomputed, at the first runs of a row of ops.
 
-A relaxation of the program of `staged` by prices: on memory at each of v_1, ..., v_K (together 1), and on cost. What is
-left falls apart by value: each is kept or made again from stage to stage, at least price. Making it again takes its
-inputs, live then or made again too; of an input that waits for its own sake at that time nothing is charged, of any
-other an equal share to each op that reads it (no more than all of it, so the sum stays below the truth). The sum of
-these prices, less that of the extra cost that is allowed, is a bound for any prices (weak duality). They climb by
-subgradients (Held, Wolfe, Crowder, Validation of subgradient optimization, 1974; here multiplicative steps, as the
-prices of memory are shares). O((edges + values * K) K) per evaluation, at the worst.
+A relaxation of the program of `staged` by prices: on memory at each of v_1, ..., v_K (together 1), and on cost. The
+relaxed program falls apart by value: each is saved or recomputed from stage to stage, at least price. Recomputing it
+takes its inputs, live then or recomputed too. An input that waits for its own sake at that time is free; the price of
+any other input is shared equally by the ops that read it (together no more than its price, so that the sum stays below
+the truth). The sum of all prices, less the price of the extra cost that is allowed, is a bound for any choice of prices
+(weak duality). The prices climb by subgradients (Held, Wolfe, Crowder, Validation of subgradient optimization, 1974;
+here with multiplicative steps, as the prices of memory are shares). O((edges + values * K) K) per evaluation, at the worst.
 
 First with the one op where most waits, where no price of memory is left to choose: on residual networks and
 transformers that comes close to the linear program of one stage, in a fraction of its time. More ops add little.

@@ -1,8 +1,8 @@
-"""What must be live, or made again, at the first runs of a row of ops: a linear program.
+"""A bound by a linear program: values live, or recomputed, at the first runs of a row of ops.
 
 Take ops v_1, ..., v_K of which each depends on the one before: their first runs come in that order in every schedule.
-Stage k is the time from the first run of v_{k-1} to that of v_k, and stage K + 1 what follows. r[k, i]: op i runs in
-stage k (at least once). x[k, u]: value u is live just before v_k runs first. What is live was live a stage before, or
+Stage k is the time from the first run of v_{k-1} to the first run of v_k, and stage K + 1 the rest. r[k, i]: op i runs
+in stage k (at least once). x[k, u]: value u is live just before v_k runs first. A live value was live a stage before, or
 its op ran since; an op that runs finds each input live a stage before, or made since. Every schedule is a point of this
 program, so its optimum is a bound; so it is with any choice of ops and without the lesser values. With `integer` it is a
 mixed-integer program, and the bound what the solver has proven when it stops.
@@ -50,7 +50,7 @@ def staged(
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
 
     through : an op to be among v_1, ..., v_K; else the one that says most by itself. With one stage this is the
-    knapsack of `at_overhead` in which what is made again must find its inputs, live or made again too.
+    knapsack of `at_overhead`, with the inputs of each recomputed op live or recomputed too.
     """
     floor = at_overhead(graph, weights, overhead) if through is None else single_op(graph)
     op = floor.op if through is None else through

@@ -1,8 +1,8 @@
-"""What must wait while one op runs for the first time: a knapsack over what can be made again within a cost.
+"""A bound by a knapsack: the values that wait while one op runs for the first time, less those recomputed within a cost.
 
 When op v runs for the first time, a value that was made before it in every schedule, and is read after it in every
 schedule, is live, or its op runs again later. So the peak is at least v's working set and all such values less the most
-bytes that can be made again within the extra cost. Holds for every order of the ops.
+bytes that can be recomputed within the extra cost. Holds for every order of the ops.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def extras_at(graph: Graph, weights: np.ndarray, peaks: Sequence[int]) -> list[f
 
 
 def most_waiting(graph: Graph, count: int) -> list[int]:
-    """The ops at whose first runs most is live or must be made again."""
+    """The ops at whose first runs most bytes are live or must be recomputed."""
     return list(_all_waiting(graph))[:count]
 
 

@@ -29,7 +29,7 @@ WORK = 2.5e8  # pairs of lives looked at over all tries: about half a second
 
 @dataclass(frozen=True)
 class Arena:
-    """Where everything that a schedule makes lies. What is held during the whole step is not in it.
+    """The offset of every storage that a schedule makes; storages held during the whole step are not among them.
 
     first, last : int64 [lives]; the steps in which a life begins and ends, both included.
     bytes : int64 [lives]; its size, before alignment.

@@ -19,7 +19,7 @@ from .schedule import FREE, RUN, Free, Run, Schedule
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a schedule costs.
+    """The memory and the cost of a schedule, as the judge finds them.
 
     peak_bytes : the most memory held during any run, resident bytes included.
     peak_step : index of the step where it is held.
@@ -109,7 +109,7 @@ def _explain(graph: Graph, status: int, step: int, detail: int) -> str:
 
 
 def simulate_plain(graph: Graph, schedule: Schedule) -> tuple[int, float]:
-    """(peak bytes, seconds) by product.md's rules, word for word; the readable twin of the compiled judge."""
+    """(peak bytes, seconds) by the rules of `simulate`, in plain Python; the readable twin of the compiled judge."""
     produced = {v for op in graph.ops for v in op.outputs}
     live: set[int] = set()
     ran: set[int] = set()

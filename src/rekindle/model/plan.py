@@ -23,7 +23,7 @@ from .schedule import Schedule
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, what it costs, and how far from the best possible it is.
+    """A schedule with its costs and its certificate: how far it is from the best possible.
 
     peak_bytes : bytes held at the peak of the step, everything included: parameters, buffers, the user's inputs,
         a gradient for every trained parameter, activations, workspace.

@@ -74,7 +74,7 @@ class Schedule:
 
     @cached_property
     def array(self) -> np.ndarray:
-        """The rows of `steps`. What nobody may write into is told apart from nothing: it is -2."""
+        """The rows of `steps`. An `into` below 0, which no op may write into, becomes -2, as -1 means none."""
         rows = [
             (RUN, s.op, -1 if s.into is None else s.into if s.into >= 0 else -2)
             if isinstance(s, Run)

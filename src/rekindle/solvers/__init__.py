@@ -1,1 +1,1 @@
-"""One algorithm, one file. See `base` for what a solver is and `registry` for how it is found."""
+"""One algorithm, one file. See `problem` for what a solver is and `registry` for how it is found."""

@@ -229,7 +229,7 @@ class Search:
         return Found(kernel.runs_of(self.records, now.record[best]), extra, extra / max(1.0, dropped))
 
     def _start(self, pool: kernel.Pool) -> None:
-        """What must be there at the end."""
+        """The first state: the values that must be there at the end."""
         a = self.graph.arrays
         live = a.keep & (a.producer >= 0)
         pool.live[0], pool.retired[0] = live, ~self.graph.needed

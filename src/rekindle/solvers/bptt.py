@@ -73,6 +73,6 @@ def bptt(problem: Problem) -> Iterator[Schedule]:
 
 
 def internal_size(chain: Chain) -> int:
-    """What backward needs of a stage, in inputs of a stage, on average and rounded."""
+    """Bytes that backward needs of a stage, as a multiple of the bytes of a stage's input, on average and rounded."""
     states, internals = int(chain.input[1:].sum()), int(chain.saved[: chain.turn].sum())
     return min(SETTINGS.internal_most_states, max(1, round(internals / states))) if states else 1

@@ -106,7 +106,7 @@ def checkmate(problem: Problem) -> Iterator[Schedule]:
 
 
 class Program:
-    """Rows and columns. Stages and ops by position in the baseline order; values that nobody reads are no columns."""
+    """Rows and columns. Stages and ops by position in the baseline order; values that no op reads are no columns."""
 
     def __init__(self, graph: Graph, weights: np.ndarray):
         a = graph.arrays
@@ -195,8 +195,10 @@ class Program:
         self, t: int, rows: _Columns, run: dict[tuple[int, int], int], hold: dict[tuple[int, int], int], peak: int,
         scale: float,
     ) -> None:  # fmt: skip
-        """What is held during each run of stage t is at most the peak. A value that is in memory after op i is freed
-        there only if it is not held on, and no later op of the stage reads it."""
+        """Rows that keep the bytes held during each run of stage t within the peak.
+
+        A value that is in memory after op i is freed there only if it is not held on, and no later op of the stage reads it.
+        """
         size, n = self.graph.arrays.bytes, len(self.ops)
         live = [(hold[t, v], size[v] / scale) for v in self.values if (t, v) in hold]
         for i in range(t + 1):

@@ -6,15 +6,15 @@ arXiv:2006.09616.
 Problem: none is solved; a greedy online policy, which knows nothing of what comes. The ops run in the baseline order
 within a number of bytes. Where one does not fit, the value of least h = c / (m s) is evicted: m its bytes, s the time
 since its last use, c what it costs to make it again, with all that is evicted around it (the values from which it is
-made and those made from it). What is missing when an op reads it is made again, and so on backwards. The cost around a
-value is kept as in the paper, by sets that join and from which the cost of what is made again is taken off.
+made and those made from it). An evicted value that an op reads is recomputed first, and so are its evicted inputs, in
+turn. The cost around a value is kept as in the paper: by sets that join, less the cost of values that have come back.
 
-Here the policy is run beforehand, over modelled costs, and gives a schedule. A value is let go when its last reader is
-through, as the garbage collector does.
+Here the policy is run beforehand, over modelled costs, and gives a schedule. A value is freed once its last reader has
+run, as the garbage collector would.
 
 Optimality: none. A chain of n equal ops takes O(n) runs within O(sqrt(n)) values; on some graphs every online policy is
-worse than the best plan by a factor of order n / budget. What a budget gives is not monotone in it, so several are
-tried.
+worse than the best plan by a factor of order n / budget. A larger budget may give a slower plan, so several budgets
+are tried.
 
 Complexity: O(runs x values) per budget.
 """
@@ -92,7 +92,7 @@ def budgets(problem: Problem) -> list[int]:
 
 
 def evicting(graph: Graph, weights: np.ndarray, budget: int) -> np.ndarray | None:
-    """The runs that the policy makes within a budget of bytes, or None where it makes no end of them."""
+    """The runs of the policy within a budget of bytes, or None where it evicts and recomputes without end."""
     order = np.flatnonzero(graph.needed).astype(np.int64)
     runs = np.empty(SETTINGS.runs_per_op_most * len(order) + SETTINGS.spare_runs, np.int64)
     readers = compressed_rows([o for o in row if graph.needed[o]] for row in graph.consumers)

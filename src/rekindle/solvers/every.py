@@ -1,7 +1,7 @@
 """Checkpoint every block.
 
-What is done by hand with `torch.utils.checkpoint` around each block of a model: each block keeps its inputs, and
-backward runs the whole block again.
+The usual way by hand, `torch.utils.checkpoint` around each block of a model: each block saves its inputs, and backward
+runs the whole block again.
 
 Problem: none is solved. A block is a module path cut after its first number ("layer1.0", "transformer.h.3"), else after
 its first name; in a model that has hardly any such numbers, after the first name that ends in one

@@ -3,8 +3,8 @@
 Feng, Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation Graphs, CVPR 2021, arXiv:1808.00079.
 
 Problem: of the forward tensors, choose those to keep, so that what is kept and the longest segment between kept ones
-take the fewest bytes together. Backward runs each segment again once, the last one too. What the source and the target
-of the forward DAG stand for is there in any case and is not counted.
+take the fewest bytes together. Backward runs each segment again once, the last one too. The source and the target of the
+forward DAG stand for values that are there in any case, and are not counted.
 
 Optimality: for this objective, among the kept sets that follow the division tree: a part is one segment, or it is
 opened; then a branch or complicate part keeps every vertex at which it is divided, a linear one any of them, and both

@@ -4,10 +4,10 @@ Kusumoto, Inoue, Watanabe, Akiba, Koyama, A Graph Theoretic Framework of Recompu
 Backpropagation, NeurIPS 2019, arXiv:1905.11722.
 
 Problem: a lower set of the forward DAG holds with a vertex all from which it is made. A strategy is a chain of them, from
-none to all. Between two of them lies a block. Of a block is kept what is read outside the larger set, its boundary; the
-rest is made again when backward comes to the block. The peak is the largest, over blocks, of what was kept before, twice
-the block (activations and gradients), and the gradients of what reads the block and of what else that reads. Least time
-of what is made again, within a budget for that peak.
+none to all. Between two of them lies a block. A block saves its boundary, the values that are read outside the larger
+set; the rest is recomputed when backward comes to the block. The peak is the largest, over blocks, of the bytes saved
+before, twice the block (activations and gradients), and the gradients of the vertices that read the block and of all
+else that these read. Least time of recomputation, within a budget for that peak.
 
 Optimality: for this objective, among the chains of a family: all lower sets where there are few of them, else those that
 consist of a vertex and all from which it is made (in large graphs, evenly spread ones of those). Time is counted in whole
@@ -67,7 +67,7 @@ class Chains(NamedTuple):
 @register(
     "kusumoto",
     graphs="any",
-    objective="time made again, within a budget for what is kept + twice the block at hand + gradients around it",
+    objective="time of recomputation, within a budget for saved bytes + twice the block at hand + gradients around it",
     optimal="for its objective in levels of time, among chains of lower sets: all of them in small graphs, else those "
     "that a single vertex spans",
     complexity="O(levels x sets^2) per budget",
@@ -76,7 +76,7 @@ class Chains(NamedTuple):
 )
 def kusumoto(problem: Problem) -> Iterator[Schedule]:
     """Blocks between lower sets of the forward, by dynamic programming, at several budgets: a candidate from each, with
-    least and with most time made again."""
+    least and with most recomputation."""
     graph = problem.graph
     yield Schedule.baseline(graph, "kusumoto")
     forward = forward_dag(graph)
@@ -149,7 +149,7 @@ def spanned(dag: Dag) -> np.ndarray:
 
 
 def steps(dag: Dag, times: np.ndarray, sets: np.ndarray) -> Chains:
-    """What each step from a set to a larger one takes."""
+    """The costs of each step from a set to a larger one."""
     n = len(dag.cost)
     reads = np.zeros((n, n), np.float64)
     reads[dag.head, dag.tail] = 1.0
@@ -182,7 +182,7 @@ def budgets(chains: Chains, everything: int) -> list[int]:
 
 
 def strategies(chains: Chains, budget: int) -> list[list[int]]:
-    """The sets, from none to all, of the chains with least and with most time made again."""
+    """The sets, from none to all, of the chains with least and with most recomputation."""
     levels = int(chains.again[0, -1])
     kept, before = kernel.cheapest_chains(budget, levels, chains.subset, chains.held, chains.work, chains.again)
     reached = np.flatnonzero(kept[-1] < kernel.NONE)

@@ -1,13 +1,13 @@
-"""What forward keeps for backward as a minimum cut, for a price on what is made again.
+"""The values that forward saves for backward, as a minimum cut, for every price on recomputation.
 
 After He, Yu, Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware, MLSys 2023 (the partitioner
-of torch.compile). There what is made again is free, up to a list of ops that may not be; here it has a price.
+of torch.compile). There recomputation is free, but for a list of ops that may not run again; here it has a price.
 
 Problem: of the values that forward makes, choose those to keep, so that
 
     bytes kept + price * cost of the ops that run again
 
-is least, where every value that backward reads is kept or made again, from inputs that are kept or made again in turn.
+is least, where every value that backward reads is saved or recomputed, from inputs that are saved or recomputed in turn.
 The answers over all prices are the corners of a convex curve, from the fewest bytes (price 0) to where nothing runs
 again. They are found from both ends: the price at which two answers are equal either has a better one, which lies between
 them, or they are neighbours (the widest gaps first). Between neighbours lie some that follow one up to a part of the
@@ -18,7 +18,7 @@ backward reads, and from an op to its inputs, edges that are never cut; from a v
 bytes, cut where the value is kept; from an op to the sink one of its price.
 
 Optimality: for this objective at each price, up to rounding to a millionth of all bytes. It says nothing about the
-peak: what is made again takes room in backward, all of it at once if the price is low, and that is not counted.
+peak: recomputed values take room in backward, all of them at once if the price is low, and this is not counted.
 
 Complexity: one maximum flow for each corner and each gap between two, at most 96, on a graph with as many edges as
 the forward.
@@ -70,7 +70,7 @@ SETTINGS = MinCutSettings()
     citation="after He, Yu, Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware, MLSys 2023",
 )
 def min_cut(problem: Problem) -> Iterator[Schedule]:
-    """What is kept for backward, as a minimum cut, for every price on what is made again; good where little is."""
+    """Saves the values of a minimum cut, for every price on recomputation; good where little is recomputed."""
     graph = problem.graph
     yield Schedule.baseline(graph, "min-cut")
     network = Network(graph, problem.weights)
@@ -85,7 +85,12 @@ def min_cut(problem: Problem) -> Iterator[Schedule]:
 
 @dataclass(frozen=True)
 class Cut:
-    """kept : bool [values of the graph]. bytes : of what is kept. cost : of the ops that run again."""
+    """A set of saved values.
+
+    kept : bool [values of the graph].
+    bytes : bytes of the saved values.
+    cost : cost of the ops that run again.
+    """
 
     kept: np.ndarray
     bytes: float
@@ -165,7 +170,7 @@ class Network:
         return float(self.bytes.sum() / cost.min()) if len(cost) else 0.0
 
     def cut(self, price: float) -> Cut:
-        """What is kept at a price, in bytes per unit of cost."""
+        """The cut at a price, in bytes per unit of cost."""
         keep = np.zeros(len(self.dropping.drop_at), np.bool_)
         if not len(self.values):
             return Cut(keep, 0.0, 0.0)

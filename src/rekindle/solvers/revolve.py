@@ -84,7 +84,7 @@ def spread(most: int, count: int) -> list[int]:
 
 
 def operations(choice: np.ndarray, memory: int, state: int, internal: int) -> Iterator[Operation]:
-    """What the choices of `kernels.revolve.fewest_steps` come to, on a chain of as many stages and the turn."""
+    """The operations that the choices of `kernels.revolve.fewest_steps` mean, on a chain of as many stages and the turn."""
     turn = len(choice) - 1
     todo = [(0, turn, memory)]  # first stage, stages, memory; without stages: run that one backward
     while todo:

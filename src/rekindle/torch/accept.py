@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .capture import private, tree
 from .capture.module_paths import is_marked
 
-# Classes by name: most of them live in modules that cost seconds to import, or are not there on every platform.
+# Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
@@ -26,7 +26,7 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 def process(what: str) -> None:
     """Check that planning can work here.
 
-    what : what was called, for the message.
+    what : the function that was called, for the message.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def process(what: str) -> None:
 
 @contextlib.contextmanager
 def gradients_on() -> Iterator[None]:
-    """Gradients are recorded inside, also where the caller is under no_grad or inference_mode."""
+    """Record gradients inside, even if the caller is under no_grad or inference_mode."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
@@ -78,11 +78,11 @@ def measurable(model: nn.Module, args: Any, kwargs: Any) -> None:
 
 # -- the module --------------------------------------------------------------------------------------------------------
 def module(model: Any) -> None:
-    """Check that it is a plain module, neither wrapped nor compiled.
+    """Check that the model is a plain module, neither wrapped nor compiled.
 
     Raises
     ------
-    UsageError : it is something else; the message says what to give instead.
+    UsageError : the model is something else; the message says what to give instead.
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise UsageError(f"model is the class {model.__name__}, not a module; make one first: {model.__name__}(…)")
@@ -163,11 +163,11 @@ def _is_sharded(t: torch.Tensor) -> bool:
 
 
 def optimizer(given: Any) -> None:
-    """Check that it is an optimizer, its class, a known name, or None.
+    """Check that the argument is an optimizer, its class, a known name, or None.
 
     Raises
     ------
-    UsageError : it is something else.
+    UsageError : the argument is something else.
     """
     from .costs.optimizers import check
 
@@ -180,7 +180,7 @@ def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
 
     Raises
     ------
-    UsageError : they are no strings, or one matches no submodule; the message lists names that are close.
+    UsageError : a name is no string, or matches no submodule; the message lists names that are close.
     """
     given = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else given
     if not isinstance(given, tuple) or not all(isinstance(x, str) for x in given):
@@ -201,11 +201,11 @@ def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
 
 # -- the sample --------------------------------------------------------------------------------------------------------
 def sample(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the call that a sample stands for.
+    """(args, kwargs) of the call with this sample.
 
     Raises
     ------
-    UsageError : it is no tensor, tuple or mapping, or holds something that a plan cannot be made for; the message says where.
+    UsageError : the sample is no tensor, tuple or mapping, or holds something that cannot be planned; the message says where.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -242,7 +242,7 @@ def _instead(x: Any) -> str:
 
 
 def _walk(x: Any, at: str) -> None:
-    """Look at everything that `tree.flatten` would keep."""
+    """Check everything in which `tree.flatten` would look for tensors."""
     if isinstance(x, torch.Tensor):
         _fit(x, at)
     elif isinstance(x, set | frozenset):
@@ -256,7 +256,7 @@ def _walk(x: Any, at: str) -> None:
         raise UsageError(f"{at} is a NumPy array, which a plan would fix for good; make it a tensor (torch.from_numpy)")
     elif isinstance(x, Iterator):
         raise UsageError(f"{at} is a {type(x).__name__}, which can be read only once; give a list or a tuple")
-    elif hasattr(x, "get_seq_length"):  # transformers' caches: state, that `tree` leaves as it is
+    elif hasattr(x, "get_seq_length"):  # a cache of transformers: state, which `tree` does not take apart
         return
     elif isinstance(x, Mapping):
         for k in x:
@@ -292,7 +292,12 @@ def _fit(t: torch.Tensor, at: str) -> None:
 
 
 def _plain(t: torch.Tensor, at: str) -> None:
-    """Check that a tensor is neither nested, quantised nor sparse; UsageError where it is."""
+    """Check that a tensor is neither nested, quantised nor sparse.
+
+    Raises
+    ------
+    UsageError : the tensor is one of those.
+    """
     if t.is_nested:
         raise UsageError(
             f"{at} is a nested tensor, whose shape a plan cannot be made for; pad it to one shape and pass a mask"

@@ -1,4 +1,4 @@
-"""module + sample -> Trace: the Graph of one training step, costed, with the way back to the module."""
+"""Traces a module on a sample: the costed Graph of one training step, and how its ops map back to the module."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from .costs.optimizers import not_counted, state_bytes
 
 @dataclass(frozen=True)
 class Trace:
-    """One call of a module, captured: `graph` is the step, without torch.
+    """One captured call of a module. `graph` is the training step, free of torch.
 
-    key : what the arguments of the call looked like; another key is another graph.
-    expected : the state of the module that the graph holds for.
+    key : shapes, dtypes and constants of the call's arguments; another key is another graph.
+    expected : the state of the module for which the graph holds.
     module_name : class of the module.
-    module_kinds : (qualified name, class) of it and all its submodules.
-    fake : whether it was made from fake tensors, so that nothing could be measured.
-    options : how it was made.
+    module_kinds : (qualified name, class) of the module and all its submodules.
+    fake : whether the trace was made from fake tensors, so that nothing could be measured.
+    options : the options with which the step was captured.
     spec : the structure of the call's arguments, by name of forward's parameters.
-    not_counted : text that says what a budget in bytes leaves out.
-    state_bytes : of the optimizer, as counted.
+    not_counted : text that names the optimizer state that a budget in bytes leaves out; "" if nothing is left out.
+    state_bytes : bytes of optimizer state that are counted.
     """
 
     graph: Graph
@@ -72,8 +72,11 @@ class Trace:
         return f"Trace({self.module_name}, {self.graph!r})"
 
     def costed(self, target: str | None = None, progress: Callable[[str], None] | None = None) -> Trace:
-        """The same trace with each op's seconds, FLOPs and workspace: measured on the device at hand, or the
-        roofline of `target`; modelled wherever an op cannot run here (fake tensors, a device that is absent)."""
+        """The same trace with the seconds, FLOPs and workspace of each op.
+
+        Seconds are measured on the device at hand, or follow from the roofline of `target`. An op that cannot run here (fake
+        tensors, a device that is absent) gets modelled costs.
+        """
         graph = _costed(self.lowered, self.fake, target, progress)
         options = replace(self.options, target=target)
         return replace(self, graph=graph, lowered=replace(self.lowered, graph=graph), options=options)
@@ -96,19 +99,19 @@ def trace(
     sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Shapes, dtypes, devices and
         constants matter, and where forward branches on what integer inputs hold (whether a mask masks anything), their
         values. Fake tensors serve as well: there a library that knows of tracing takes the branch that is right for all.
-    loss : "auto": where the result holds a scalar under the key `loss`, or a scalar comes first, gradients come back to
-        it alone; else to every result that requires grad. "all": to every one.
-    target : name of a device whose roofline gives the seconds, instead of measuring on the device at hand.
-    optimizer : a torch optimizer, its class or a name such as "adamw": its state counts among what is held during the
-        whole step, also before the first step has made it.
+    loss : the results to which gradients come back. "auto": only the scalar under the key `loss`, or the first result if that
+        is a scalar; without such a scalar, every result that requires grad. "all": every result that requires grad.
+    target : name of a device whose roofline gives the seconds; None: they are measured on the device at hand.
+    optimizer : a torch optimizer, its class or a name such as "adamw". Its state counts as held during the whole step, even
+        before the first step has made it.
     must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
-        decision that recomputation could flip, say); what backward needs of them is kept.
+        decision that recomputation could flip, say); their results that backward needs are saved.
 
     Raises
     ------
     TraceError : the call cannot be captured, or the module itself fails on the sample; the message names the source line
         and the remedy.
-    UsageError : an argument makes no sense, or is nothing that can be planned (a wrapper, a sharded or lazy model, …).
+    UsageError : an argument makes no sense, or cannot be planned (a wrapper, a sharded or lazy model, …).
     """
     accept.process("trace")
     accept.module(model)
@@ -140,7 +143,7 @@ def trace_call(
     by_values: bool = True,
     inputs: Mapping[Place, Any] | None = None,
 ) -> Trace:
-    """`trace` of the call `forward(*args, **kwargs)`, the model's own forward unless given.
+    """`trace` of the call `forward(*args, **kwargs)`. forward : None is the model's own.
 
     by_values : False: forward cannot branch on values of inputs.
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
@@ -201,15 +204,15 @@ def _trace_call(
 
 
 def _state_bytes(model: nn.Module, options: TraceOptions) -> int | None:
-    """Bytes of the optimizer's state; None: none was named."""
+    """Bytes of the optimizer's state; None: no optimizer was named."""
     if options.state_bytes is not None or options.optimizer is None:
         return options.state_bytes
     return state_bytes(options.optimizer, model)
 
 
 def known_options(plan: Plan) -> TraceOptions:
-    """How a plan's step was captured, as far as it can be done again here: a file may name an optimizer or a device that this
-    version does not know; a warning says so."""
+    """The options of a plan's capture, without an optimizer or a device that this version does not know (a plan file may name
+    one); a warning says so."""
     options = plan.trace_options
     if plan.trace is not None:
         return options
@@ -237,7 +240,7 @@ def _share(s: torch.Tensor, t: torch.Tensor) -> bool:
 
 
 def _newly_held(model: nn.Module, captured: Captured) -> int:
-    """Bytes by which what forward sets attributes to exceeds what they held before."""
+    """Extra bytes of the tensors to which forward sets attributes, over the tensors that the attributes held before."""
     old = dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
     new = {k: captured.outputs[a.output].meta["val"] for k, a in captured.assigned.items() if a.output is not None}
     return sum(max(0, storage_bytes(t) - (storage_bytes(old[k]) if k in old else 0)) for k, t in new.items())
@@ -255,7 +258,7 @@ def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable
 
 
 def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of the call that a sample stands for.
+    """(args, kwargs) of the call with this sample.
 
     Raises
     ------
@@ -265,7 +268,7 @@ def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.ModuleCall, Callable[..., Any]]:
-    """(the call that a sample stands for, the module's own forward)."""
+    """(the call with this sample, the module's own forward)."""
     forward = plain_forward(model)
     return calls.bind(forward, *call_arguments(sample)), forward
 
@@ -276,7 +279,7 @@ def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 
 def plain_forward(model: nn.Module) -> Callable[..., Any]:
-    """The module's own forward, also where it is planned already."""
+    """The module's own forward, even if the module is planned already."""
     forward = model.forward
     return getattr(forward, "plain", forward)
 

@@ -1,0 +1,21 @@
+"""Captures one call of a module as a joint graph, and decides when the captured step is valid for a later call.
+
+The graph: `capture` begins, `flat` is the traced function, `attempts` trace it, `joint_graph` reads the result into a
+`Captured`. `in_place` and `duplicates` change it, and `normalise` lowers it to a `Graph`, with `lowered`,
+`node_tensors`, `phases` and `storages`.
+
+Eager's numbers: `eager_kernels`, `eager_strides`, `tensor_iterator`, `hidden_writes`, `compiling_flag`. Properties of
+single ops: `rules`, `overwrites`.
+
+The call: `tree` takes arguments apart, `module_call` names them, `surroundings` is the process state that matters.
+`numbers`, `stand_in`, `number_places` and `same_graph` make Python numbers inputs; `known_values` and `questions`
+answer branches on integers.
+
+The module's state: `guards` compares it; `module_state`, `globals`, `code_reads` and `attribute_reads` find what to
+compare; `values`, `identity`, `fields`, `arrays` and `watch` make keys of it.
+
+Traces left behind: `attributes`, `side_effects`, `hooks`, `callables`, `restorable`, `containers`. Random numbers:
+`rng`, `random_state`, `other_random`, `generators`.
+
+`private` holds the private names of torch that other rooms need.
+"""

@@ -1,4 +1,4 @@
-"""One call of the module beforehand, to see that it works on the sample."""
+"""Calls the module once before it is planned, to see that it works on the sample."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,16 +18,24 @@ from ..capture import tree
 from ..capture.private import fake_mode_of
 from ..run.as_before import WritesUndone, as_before
 
-LONGEST = 20.0  # seconds that the call may take; what it has met by then is enough
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """Limits of the call. call_s : seconds after which a call that has gone well so far is ended (a guess)."""
+
+    call_s: float = 20.0
+
+
+SETTINGS = ProbeSettings()
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forward: Callable[..., Any]) -> None:
-    """Check that the module works on this sample: one plain call of `forward` on real tensors, which leaves no trace.
+    """Check that the module works on this sample: one plain call of `forward` on real tensors, which changes nothing.
 
-    Under no_grad, so that nothing is kept for backward; only where that fails, once more with gradients, for a forward that
-    needs them itself. Fake and meta tensors hold nothing to try, and a call that does not fit into memory or takes longer
-    than `LONGEST` says nothing.
+    The call is made under no_grad, so that nothing is saved for backward. If it fails, it is made once more with gradients,
+    for a forward that needs them itself. Fake and meta tensors hold nothing to try. A call that does not fit into memory,
+    or takes longer than `SETTINGS.call_s`, proves nothing.
 
     Raises
     ------
@@ -77,7 +86,7 @@ class _InTime(WritesUndone):
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         super().__init__(tensors)
-        self.end = time.monotonic() + LONGEST
+        self.end = time.monotonic() + SETTINGS.call_s
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         if time.monotonic() > self.end:

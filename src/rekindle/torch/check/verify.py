@@ -1,4 +1,4 @@
-"""One real step each way: the same numbers, and the peak that was promised."""
+"""Compares a planned step with a plain one: the same numbers, and the peak that the plan predicts."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
 from ..run.as_before import same
+from ..run.measured_step import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
-from ..run.steps import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..trace import call_arguments
 
 
 @dataclass(frozen=True)
 class Check:
-    """What `verify` found.
+    """The result of `verify`.
 
     loss_equal, gradients_equal, buffers_equal, rng_equal : bitwise equality of the planned step with the plain one;
-        None where it could not be told (fake tensors, or the plain step does not fit the device). The gradients are those
-        of parameters and inputs; with the buffers goes whatever else forward writes: attributes, inputs.
+        None if they could not be compared (fake tensors, or the plain step does not fit the device). Gradients are taken of
+        parameters and inputs; `buffers_equal` covers everything that forward writes: buffers, attributes, inputs.
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
         step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
-    flops_overhead : extra FLOPs of the executed step over the plain one, counted; None where it was not asked for.
-    differences : what differs, in words.
+    flops_overhead : extra FLOPs of the executed step / FLOPs of the plain one, counted; None if not asked for.
+    differences : the differences, in words.
     held_peak_bytes : the measured activation peak of the planned step in a loop that holds the results until the step is
-        over; None where it was not asked for.
+        over; None if not asked for.
     """
 
     loss_equal: bool | None
@@ -56,7 +56,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Nothing differs."""
+        """Whether nothing differs."""
         return not self.differences
 
     @property
@@ -87,24 +87,24 @@ def verify(
     loss: LossOf | None = None,
     count_flops: bool = False,
 ) -> Check:
-    """Run one step plain and one planned, from the same parameters, buffers and RNG state, and compare them bit by bit. A
-    model that draws random numbers, or uses a parameter more than once, makes a second step each way: it is called twice,
-    random numbers are drawn in between, and one backward goes through both calls.
+    """Run a plain step and a planned step from the same state and compare them bit by bit.
 
-    The module and the sample are left as they were: gradients, buffers, inputs and RNG state. Algorithms are deterministic
-    meanwhile.
+    Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
+    than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
+    goes through both calls. Deterministic algorithms are used throughout. The module and the sample are left as they were:
+    gradients, buffers, inputs and RNG state.
 
     Parameters
     ----------
-    plan : the plan to check; None: the one the module has (see `apply`).
+    plan : the plan to check; None: the plan that the module has (see `apply`).
     loss : result of the model -> scalar; default `default_loss`.
     count_flops : run one more step each way and count its FLOPs.
 
     Raises
     ------
     UsageError : there is no plan, or no result that requires grad, or the model has no numbers (on the meta device).
-    PlanMismatch : the sample is not what the plan is for.
-    RekindleError : a step fails; the message tells the error of the module, which is its cause.
+    PlanMismatch : the plan is not for calls with this sample.
+    RekindleError : a step fails; the message gives the error of the module, which is its cause.
     """
     return check_step(model, sample, plan, loss=loss, count_flops=count_flops)
 
@@ -118,7 +118,7 @@ def check_step(
     count_flops: bool = False,
     held: bool = False,
 ) -> Check:
-    """`verify`; with `held` one more planned step is run and measured, in which the results are held to its end."""
+    """`verify`. held : run and measure one more planned step, in which the caller holds the results to the end."""
     accept.process("verify")
     accept.module(model)
     if plan is not None:
@@ -137,13 +137,13 @@ def check_step(
 
     with (
         accept.gradients_on(),
-        planned.untold(),
+        planned.silent(),
         gradients_as_before(model, s.sample.tensors),
         s.fake or deterministic(),
     ):
         ours = run(s, planned, "planned")
         theirs = None
-        with contextlib.suppress(torch.OutOfMemoryError):  # that it does not fit plain may be why there is a plan
+        with contextlib.suppress(torch.OutOfMemoryError):  # a model may have a plan because it does not fit without one
             theirs = run(s, plain, "plain")
         equal, differences = _compare(ours, theirs, fake)
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
@@ -193,13 +193,13 @@ def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForwar
 
 
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, equal: dict[str, bool | None]) -> list[str]:
-    """Differences, in words, where the model is called twice, random numbers are drawn in between, and one backward goes
-    through both calls; `equal` is updated."""
+    """Differences, in words, of steps that call the model twice; `equal` is updated. Random numbers are drawn between the
+    calls, and one backward goes through both."""
     # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
     found, now = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED)
     bound = planned.last
     if found and bound is not None and bound.runner.adds_up:
-        # What one backward adds up from both calls may round otherwise; a warning says so when such a call is made.
+        # The sums of one backward through both calls may round differently; a warning says so when such a call is made.
         wrong = [k for k in ("loss", "buffers", "rng") if not now[k]]
         apart, now_apart = _twice(s, planned, plain, Way.TWICE)
         if not wrong and not apart:
@@ -215,17 +215,18 @@ def _twice(s: Subject, planned: Any, plain: Any, way: Way) -> tuple[list[str], d
     try:
         theirs = run(s, plain, "plain", way)
     except (RekindleError, torch.OutOfMemoryError):
-        return [], nothing  # it cannot be called twice before one backward, or there is no room
+        return [], nothing  # the module cannot be called twice before one backward, or memory is too small
     try:
         ours = run(s, planned, "planned", way)
     except (PlanMismatch, torch.OutOfMemoryError):
-        return [], nothing  # the first call left something by which the second is another call; or there is no room
+        # The first call changed something, so that the second needs another plan; or memory is too small.
+        return [], nothing
     equal, found = _compare(ours, theirs, False)
     return found, equal
 
 
 def _compare(ours: Outcome, theirs: Outcome | None, fake: bool) -> tuple[dict[str, bool | None], list[str]]:
-    """(equality of each kind, what differs in words)."""
+    """(equality of each kind, the differences in words)."""
     found: list[str] = []
     equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
     if theirs is None or fake:

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from ..capture.private import disable_modes, tree_map_only
 from ..capture.rules import runnable
+from .op_tensors import storages_of, tensors_in
 from .operator_calls import OperatorCall, call_of, span
-from .storages import storages_of, tensors_in
 
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:

@@ -18,7 +18,7 @@ import torch
 from ...errors import UsageError
 from .allocations import cpu_allocations, peak_and_end
 from .instrument import Instrument, Together
-from .storages import storage_of, tensors_in
+from .op_tensors import storage_of, tensors_in
 
 
 @dataclass(frozen=True)

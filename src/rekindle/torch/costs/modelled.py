@@ -8,8 +8,8 @@ from typing import Any
 from ..capture.private import HigherOrderOperator, OpOverload
 from . import devices
 from .instrument import Instrument
+from .op_tensors import tensors_in
 from .operator_calls import costs_nothing, flops_of, moved_bytes, roofline
-from .storages import tensors_in
 
 
 def op_seconds(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, device: devices.Device) -> float:

@@ -17,7 +17,7 @@ from ..capture.private import HigherOrderOperator, OpOverload
 from ..capture.rules import UNWRITTEN
 from . import devices
 from .flops import op_flops
-from .storages import storages_of, tensors_in
+from .op_tensors import storages_of, tensors_in
 
 log = logging.getLogger(__name__)
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)

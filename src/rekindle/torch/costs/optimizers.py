@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from ...arguments import close
 from ...errors import UsageError
 from ...sizes import format_bytes
+from .op_tensors import storage_of
 from .optimizer_names import Options, names, optimizers_by_name
 from .optimizer_trial import bytes_by_shape, tensors_of_state
-from .storages import storage_of
 
 Given = Optimizer | type | str
 

@@ -1,4 +1,4 @@
-"""Under `torch.autograd.set_detect_anomaly(True)`: which op of a planned backward made a NaN, and of which module."""
+"""Names the op and the module that made a NaN in a planned backward, under `torch.autograd.set_detect_anomaly(True)`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .program import Program
 
 
 class NamesNaN(TorchDispatchMode):
-    """Raises RuntimeError, as autograd does, where a backward op gives a NaN that leaves the autograd function it is part
-    of; inside of one, NaNs may be masked away again."""
+    """Raises RuntimeError, as autograd does, when a backward op returns a NaN that leaves its autograd function. NaNs inside
+    an autograd function may be masked away again."""
 
     def __init__(self, lowered: Lowered, program: Program):
         super().__init__()
@@ -45,7 +45,7 @@ class NamesNaN(TorchDispatchMode):
         return out
 
     def _leaves(self, node: fx.Node) -> bool:
-        """Whether another autograd function reads what the node gives, or the caller does."""
+        """Whether another autograd function or the caller reads the node's result."""
         seq = node.meta.get("seq_nr")
         stack = [node]
         while stack:
@@ -66,7 +66,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _line(file: str) -> int:
-    """The line of that file that is being run, or 0."""
+    """The line of the file that is running now; 0: none is."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename != file:
         frame = frame.f_back  # type: ignore[assignment]

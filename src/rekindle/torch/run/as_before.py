@@ -1,4 +1,4 @@
-"""Leaves a model as it was after steps that are run to learn something, not to train."""
+"""Runs steps that are no training and puts the model back as it was."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..capture.private import versions_preserved
 from ..capture.rng import cuda_indices
 from ..capture.side_effects import SideEffects
 from ..costs.instrument import Instrument
-from ..costs.storages import storage_of, tensors_in
+from ..costs.op_tensors import storage_of, tensors_in
 
 
 @contextlib.contextmanager
@@ -29,14 +29,15 @@ def as_before(
     writes: WritesUndone | None = None,
     fake: bool = False,
 ) -> Iterator[None]:
-    """Afterwards buffers, attributes, these parameters, every random state (torch on the CPU and on the model's GPUs, Python,
-    NumPy, generators in attributes) and the Python objects that forward and hooks reach are as they were.
+    """Put everything back at the end that a step inside may change.
 
-    A graph that the user holds may have saved any of these tensors for its backward: their versions stay, too.
+    This covers buffers, attributes, the named parameters, every random state (torch on the CPU and on the model's GPUs, Python,
+    NumPy, generators in attributes) and the Python objects that forward and hooks reach. Version counters of the tensors stay
+    too, since a graph that the user holds may have saved the tensors for its backward.
 
-    given : the arguments that forward is called with, and what they hold: objects among them are put back, and random states of
-        the GPUs that tensors among them lie on.
-    writes : tensors that are put back where it saw a write. The caller enters it.
+    given : the arguments of forward and the objects in them: those objects are put back, and the random states of the GPUs on
+        which tensors among them lie.
+    writes : records writes to other tensors, which are then put back. The caller enters it.
     fake : the tensors hold no numbers that could be put back.
     """
     given = list(given)
@@ -90,7 +91,7 @@ def _put_back(t: torch.Tensor, old: torch.Tensor) -> None:
 
 
 def _once(t: torch.Tensor) -> torch.Tensor:
-    """The tensor with every element of an expanded one once: others cannot be written to."""
+    """A view that holds each element of an expanded tensor once: PyTorch refuses to write to elements that share memory."""
     t = t.detach()
     for d in range(t.dim() if t.layout is torch.strided else 0):
         if t.stride(d) == 0 and t.shape[d] > 1:

@@ -1,4 +1,4 @@
-"""A plan on its module: the program, and where on the module and among the arguments its inputs are found."""
+"""A plan bound to its module: it finds the inputs of its program on the module and among the arguments, and runs it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from ..trace import Trace
 from .execute import Runner
 from .program import build
 
-# The user's tensor of that index; or an attribute of a submodule, or of the module itself (None), which must not be held
+# Index of a tensor of the call; or (submodule, attribute). None is the module itself, to which no reference may be held.
 Place = int | tuple[nn.Module | None, str]
 
 
 @dataclass(frozen=True)
 class _Places:
-    """modules : the submodules where these places were found, by id. sources : of what the program is given. assigned : of the
-    attributes that it sets, with the output, or the place of the source. aliased : of results that are no outputs."""
+    """Where the inputs and results of a program stand.
+
+    modules : ids of the submodules for which these places were found.
+    sources : one place per input of the program.
+    assigned : (attribute that is set, the output that it is set to or None, the place that it is set to then).
+    aliased : position among the results -> place, for results that are inputs of the module.
+    """
 
     modules: tuple[int, ...]
     sources: list[Place]
@@ -34,10 +39,10 @@ class _Places:
 
 
 class Bound:
-    """Runs a plan for the calls that it is for.
+    """Runs one plan for the calls that it fits.
 
-    plan, trace : what it runs. guards : whether the module is still as it was captured. turn : when it ran last. uses : how
-    often it ran.
+    plan, trace : the plan and the trace that it was made for. guards : tell whether the module is still as it was captured.
+    turn : number of the module's planned call in which it ran last. uses : how often it ran.
     """
 
     def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
@@ -50,9 +55,9 @@ class Bound:
         self._places: _Places | None = None
 
     def serves(self, model: nn.Module, call: ModuleCall, at_a_glance: bool = False) -> bool:
-        """Whether this plan may run the call; the caller has seen that the call has the trace's key.
+        """Whether this plan may run the call. The caller has checked that the call has the trace's key.
 
-        at_a_glance : only if the module is as it was when the plan ran last, which a quick look tells.
+        at_a_glance : take only a quick look, which holds if nothing changed since the plan ran last.
         """
         if self.numbers.places:
             numbers = read(self.numbers.places, call.spec, model)
@@ -62,14 +67,16 @@ class Bound:
         return look(model) and answered(self.questions, call.tensors)
 
     def let_go(self) -> None:
-        """Keep no submodule and no attribute alive until the next look whether it serves."""
+        """Hold no reference to submodules and attributes until the next call of `serves`."""
         self.guards.let_go()
         self._places = None
 
     def __call__(self, model: nn.Module, call: ModuleCall) -> Any:
         """The module's result for a call that it serves."""
         tensors, places = call.tensors, self._places
-        if places is None or places.modules != self.guards.modules:  # submodules exchanged for others in the same state
+        if (
+            places is None or places.modules != self.guards.modules
+        ):  # submodules were replaced by others in the same state
             places = self._places = self._find_places(model)
 
         def find(place: Place) -> Any:

@@ -1,4 +1,4 @@
-"""A program inside autograd: one Function per stage, chained by a token, so that gradients arrive when they are ready.
+"""Runs a program inside autograd: one Function per stage, chained by a token, so that gradients arrive early.
 
 Forward runs once, whole. Each stage's Function takes the token of the stage that comes after it in backward and the
 parameters whose gradients it finishes; the engine calls the stages in order and hands each one's gradients to `.grad`
@@ -20,8 +20,8 @@ from ...errors import RekindleError
 from ..capture.lowered import Lowered
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
+from .gradient_sums import additions
 from .program import Program
-from .uses import additions
 
 
 @dataclass(eq=False)
@@ -43,13 +43,13 @@ class TrainingStep:
         with disable_autocast():
             results, saved = self.runner.program.forward(inputs, self.rng)
         for i, t in enumerate(results):
-            if id(t) in known:  # autograd would take two results, or a result and a parameter, for one tensor
+            if id(t) in known:  # autograd would treat two results, or a result and a parameter, as one tensor
                 results[i] = t.detach()
             known.add(id(t))
         return results, saved
 
     def start(self, saved: list[Any], tangents: list[Any]) -> None:
-        """Begin a backward; one left unfinished before (autograd.grad on a subset) is dropped."""
+        """Begin a backward. An earlier backward that was left unfinished (autograd.grad on a subset) is dropped."""
         self.runner.waiting.discard(self)
         self.out.clear()
         apart = _given_before(self.trained, self.runner.may_part)
@@ -72,7 +72,7 @@ class TrainingStep:
             with disable_autocast(), self.runner.watched():
                 next(self.generator)
         except BaseException:
-            self.generator = None  # what it held must not outlive the error
+            self.generator = None  # its tensors must not outlive the error
             self.out.clear()
             raise
         gradients = self.out[:]
@@ -85,17 +85,17 @@ class TrainingStep:
         return self.runner.in_parts(j, gradients)
 
 
-# What each of the latest backward calls has brought gradients to so far: the engine's number of the call -> ids of tensors.
+# The engine's number of a backward call -> ids of the tensors to which that call has brought gradients so far.
 _given: dict[int, frozenset[int]] = {}
-_MOST_BACKWARDS = 8  # that run at the same time: in several threads, or one inside of another
+_BACKWARDS_MOST = 8  # backward calls that run at the same time: in several threads, or one inside another
 
 
 def _given_before(tensors: frozenset[int], ask: bool) -> bool:
-    """Whether the backward call at work has brought gradients to one of these tensors before; only looked up if asked for."""
+    """Whether the running backward call has already brought gradients to one of these tensors; False unless `ask`."""
     number = backward_number()
     before = _given.pop(number, frozenset())
     _given[number] = before | tensors if before else tensors
-    while len(_given) > _MOST_BACKWARDS:
+    while len(_given) > _BACKWARDS_MOST:
         _given.pop(next(iter(_given)), None)
     return ask and not before.isdisjoint(tensors)
 
@@ -132,7 +132,7 @@ class _Boundary(torch.autograd.Function):
 
 
 class _Stage(torch.autograd.Function):
-    """One stage: nothing in forward, its piece of the program in backward."""
+    """One stage: does nothing in forward, and runs its piece of the program in backward."""
 
     @staticmethod
     def forward(ctx: Any, step: TrainingStep, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ class _Stage(torch.autograd.Function):
 
 
 def _token() -> torch.Tensor:
-    # no memory on any device, and always on the same one: gradients that join must agree
+    # Empty, so that it takes no memory; always on the CPU, since gradients that are added must lie on one device.
     return torch.empty(0, device="cpu")
 
 
@@ -158,8 +158,8 @@ class Runner:
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         place = {p: i for i, p in enumerate(self.given)}
         self._sums = additions(c)
-        self._parts = program.whole
-        # A tensor whose gradient may be handed over in parts stands there as often.
+        self._parts = program.parts
+        # A tensor whose gradient may be handed over in parts is passed once per part.
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]
@@ -182,18 +182,18 @@ class Runner:
         return list(_Boundary.apply(step, token))
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
-        """The context of a stage: in autograd's anomaly mode, one that names the op that makes a NaN."""
+        """The context in which a stage runs: in autograd's anomaly mode, one that names the op that made a NaN."""
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             return NamesNaN(self.lowered, self.program)
         return contextlib.nullcontext()
 
     @property
     def may_part(self) -> bool:
-        """Whether a gradient is added up inside, or handed over in parts where that is needed."""
+        """Whether the program adds up a gradient inside that it can also hand over in parts."""
         return bool(self._parts)
 
     def trained(self, inputs: list[Any]) -> frozenset[int]:
-        """ids of the tensors among a call's that gradients come to."""
+        """ids of a call's input tensors to which gradients come."""
         return frozenset([id(inputs[i]) for i in self._trained])
 
     def in_parts(self, j: int, gradients: list[Any]) -> list[Any]:
@@ -208,27 +208,27 @@ class Runner:
 
     @property
     def rounds(self) -> str:
-        """Names of parameters whose gradients differ from eager's by rounding where one backward goes through two calls."""
+        """Names of the parameters whose gradients differ from eager's by rounding if one backward goes through two calls."""
         names = self.lowered.captured.rounds
         return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
     def let_round(self) -> None:
-        """Note that the gradients that are added up from several uses do so."""
+        """Note that gradients added up from several uses differ from eager's by rounding."""
         c = self.lowered.captured
         c.rounds = [name for p in self._sums if (name := c.params.get(p))] or ["an input"]
 
     @property
     def waits(self) -> bool:
-        """Whether a call lives whose backward has not begun."""
+        """Whether the backward of an earlier call has not begun yet."""
         return len(self.waiting) > 0
 
     def zero_tangent(self, i: int) -> torch.Tensor:
-        """The gradient of a result that the loss does not depend on."""
+        """A zero gradient, for a result on which the loss does not depend."""
         t = self._tangents[i].meta["val"]
         return torch.zeros(t.shape, dtype=t.dtype, device=t.device)
 
     def without(self, j: int, absent: tuple[int, ...]) -> list[int]:
-        """Positions in stage j of gradients that depend on no tangent that came: eager leaves them None."""
+        """Positions in stage j of gradients that depend on no gradient from the loss: eager leaves them None."""
         return [
             k for k, p in enumerate(self.program.stages[j])
             if not self._depends[self.lowered.captured.gradients[p]] - set(absent)

@@ -1,4 +1,4 @@
-"""Whether a plan is for the module at hand, and in words where it is not."""
+"""Compares a plan with a module or a graph, and says in words how they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..trace import Trace, module_kinds
 
 
 def check_same_module(model: nn.Module, traced: Trace) -> None:
-    """
+    """Check that the plan's trace fits the module.
+
     Raises
     ------
     PlanMismatch : the module lacks a parameter of the one that was traced, or has other submodules.
@@ -39,7 +40,7 @@ def check_same_module(model: nn.Module, traced: Trace) -> None:
 
 
 def mismatch(planned: Graph, found: Graph) -> str:
-    """Both fingerprints and the first difference."""
+    """The message of a PlanMismatch: both fingerprints and the first difference."""
     for i, (a, b) in enumerate(zip(planned.ops, found.ops, strict=False)):
         if a.name != b.name:
             where = f"op {i} is '{printed(b.name)}', the plan has '{printed(a.name)}'"

@@ -1,5 +1,4 @@
-"""A module's forward that runs plans: one per kind of call and state of the module, the module's own forward where none
-applies."""
+"""The forward of a planned module: runs the plan for the call, or the module's own forward if no plan applies."""
 
 from __future__ import annotations
 
@@ -27,32 +26,33 @@ from ..capture.surroundings import shares_casts
 from ..trace import Trace
 from . import unused
 from .bound import Bound
-from .new_call import NewCall, Planner, Replan
+from .new_call import NewCall
+from .replanner import Replan, Replanner
 
 NEW_SHAPE = ("plan", "plain", "error")
 
 
 class PlannedForward:
-    """What `apply` puts in the place of a module's forward.
+    """The object that `apply` puts in place of a module's forward. It holds one plan per kind of call and state of the module.
 
-    plain : the module's own forward. plan : the plan that `apply` was given. last : what ran last.
+    plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
-        self._model = weakref.ref(model)  # the module holds this object; the other way would make a cycle
+        self._model = weakref.ref(model)  # weak: the module holds this object
         own = model.__dict__.get("forward")
         self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
-        self._planner = Planner(model, plan, on_new_shape, replan, check)
+        self._replanner = Replanner(model, plan, on_new_shape, replan, check)
         self._in_eval = not model.training  # then calls in `eval()` are planned as well
-        self._steps_in_eval = unused.Steps()
+        self._steps_in_eval = unused.StepCount()
         self._used = self._off = self._checked = False
         self._turn = 0
-        self._unbound: list[tuple[Trace, Plan]] = []  # of a copy: its submodules exist only once the copying is over
+        self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
         self.last: Bound | None = None
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
-        self._planner.bind(model, plan.trace, plan)
+        self._replanner.bind(model, plan.trace, plan)
 
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
@@ -62,7 +62,7 @@ class PlannedForward:
         unused.watch(model)
 
     def give_back(self, model: nn.Module) -> None:
-        """Put the module's own forward back. Where somebody has wrapped this one, it runs plain from now on."""
+        """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
         self._off = True
         unused.used(model)
         _PLANNED.pop(model, None)
@@ -73,7 +73,7 @@ class PlannedForward:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Meanwhile calls run plain, also where somebody has wrapped this forward."""
+        """Inside, calls run plain, even if something has wrapped this forward."""
         model, before = self._model(), self._off
         self._off = True
         if model is not None:
@@ -87,12 +87,12 @@ class PlannedForward:
 
     @property
     def is_off(self) -> bool:
-        """Whether it was given back."""
+        """Whether the module has its own forward back."""
         return self._off
 
     @property
     def plan(self) -> Plan:
-        return self._planner.plan
+        return self._replanner.plan
 
     @property
     def source(self) -> str:
@@ -103,11 +103,11 @@ class PlannedForward:
     @property
     def bounds(self) -> Iterator[Bound]:
         """Every plan on the module, as it is bound."""
-        return iter(self._planner.plans)
+        return iter(self._replanner.plans)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Of the module's own forward: training loops ask for it to know which columns of a batch to pass."""
+        """The signature of the module's own forward: training loops read it to choose the columns of a batch."""
         return inspect.signature(self.plain)
 
     @property
@@ -118,14 +118,14 @@ class PlannedForward:
         return self._own if self._own is not None else type(model).forward.__get__(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if LOCK.mine:  # this thread looks at a module, and whoever has wrapped this forward may lead back here
+        if LOCK.mine:  # this thread is capturing a module, and a wrapper of this forward may call it
             return self.plain(*args, **kwargs)
         caller = sys._getframe(1)
-        with LOCK.calls:  # a module that another thread looks at is in no state to be called
+        with LOCK.calls:  # a module that another thread is capturing must not be called
             model = self._model()
             called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
             if called is not None and called is not model and (model is None or type(called) is type(model)):
-                # a shallow copy of the module, which has this forward too; one of its own it would share plain as well
+                # called through a shallow copy of the module, which shares this forward: run the plain forward on the copy
                 return (self._own or type(called).forward.__get__(called))(*args, **kwargs)
             plain = self.plain
             assert model is not None
@@ -142,36 +142,36 @@ class PlannedForward:
     def _bound_for(
         self, model: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Bound, ModuleCall] | None:
-        """The plan that the call is to run by, and the call; None: it runs plain."""
+        """(the plan that runs the call, the call); None: the call runs plain."""
         if not self._used and not self._checked:
             self._used = True
             unused.used(model)
-        planner, name = self._planner, type(model).__name__
+        replanner, name = self._replanner, type(model).__name__
         if where := _runs_plain_in():
-            planner.told.tell(f"{name} was called {where}: it runs plain there")
+            replanner.warned.warn(f"{name} was called {where}: it runs plain there")
             return None
         call = calls.bind(plain, args, kwargs)
-        plans = model.training or self._in_eval  # whether a call without a plan gets one
+        may_plan = model.training or self._in_eval
         if odd := call.odd:
             new = NewCall(model, plain, call, (), time.perf_counter())
-            if plans and new.trains:
-                planner.leave_plain(new, f" and {odd}, which cannot be planned")
+            if may_plan and new.trains:
+                replanner.leave_plain(new, f" and {odd}, which cannot be planned")
             return None
         if self._unbound:
             self._bind_copied(model)
         key = call.key
-        bound = planner.plans.find(model, key, call)
-        if bound is None and plans and not planner.refusals.hold(model, key):
+        bound = replanner.plans.find(model, key, call)
+        if bound is None and may_plan and not replanner.refusals.hold(model, key):
             new = NewCall(model, plain, call, key, time.perf_counter())
-            if new.trains:  # else there is nothing to save
+            if new.trains:  # without gradients there is nothing to save
                 with LOCK:
-                    bound = planner.plans.find(model, key, call)
+                    bound = replanner.plans.find(model, key, call)
                     if bound is None:
                         with _own_saved_tensors():
-                            bound = planner.new_plan(new)
+                            bound = replanner.new_plan(new)
         if bound is None:
-            if not plans and self._steps_in_eval.count >= unused.FEW:
-                planner.told.tell(
+            if not may_plan and self._steps_in_eval.count >= unused.SETTINGS.calls_before_warning:
+                replanner.warned.warn(
                     f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
                     "recomputed. Plan it while it is in eval(), or call train() first",
                     kind="eval",
@@ -180,7 +180,7 @@ class PlannedForward:
         shared = shares_casts()
         if (shared or bound.runner.rounds) and any(b.runner.waits for b in self.bounds):
             which = "parameters that autocast casts once for both" if shared else bound.runner.rounds
-            planner.told.tell(
+            replanner.warned.warn(
                 f"{name} was called again before the backward of an earlier call. Where one backward goes "
                 f"through both, the gradients of {which} are added up in another order than eager's: they are "
                 "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
@@ -193,11 +193,11 @@ class PlannedForward:
         return bound, call
 
     @contextlib.contextmanager
-    def untold(self) -> Iterator[None]:
-        """Meanwhile nothing is told, and calls do not count: a check calls the module in ways of its own."""
+    def silent(self) -> Iterator[None]:
+        """Inside, no warnings are given and calls do not count: a check calls the module in its own ways."""
         before, self._checked = self._checked, True
         try:
-            with self._planner.told.mute(), unused.paused():
+            with self._replanner.warned.mute(), unused.paused():
                 yield
         finally:
             self._checked = before
@@ -208,7 +208,7 @@ class PlannedForward:
         twin = memo.get(id(self._model()))
         copied = object.__new__(PlannedForward)
         copied.__dict__.update(self.__dict__)
-        copied._planner, copied._steps_in_eval, copied.last = self._planner.copied(), unused.Steps(), None
+        copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.StepCount(), None
         copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]
         if twin is not None:
             copied._model = weakref.ref(twin)
@@ -220,7 +220,7 @@ class PlannedForward:
     def _bind_copied(self, model: nn.Module) -> None:
         with LOCK:
             for traced, plan in reversed(self._unbound):
-                self._planner.bind(model, traced, plan)
+                self._replanner.bind(model, traced, plan)
             self._unbound = []
 
     def __reduce__(self) -> Any:
@@ -230,8 +230,8 @@ class PlannedForward:
 
 
 def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile hooks on saved tensors (of torch.utils.checkpoint around the call, say) see nothing that steps of planning
-    save. Where there are none none are set: torch.func, in forward, refuses to work with any."""
+    """Inside, hooks on saved tensors (of torch.utils.checkpoint around the call, say) do not see what steps of planning save.
+    Without such hooks nothing is set, since torch.func in forward refuses to work with any."""
     if not private.saved_tensors_hooks_are_set():
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
@@ -242,7 +242,7 @@ def _itself(t: torch.Tensor) -> torch.Tensor:
 
 
 def _runs_plain_in() -> str:
-    """Where the call is made, in words, if planned steps do not serve that; "" elsewhere."""
+    """The surroundings of the call in words, if planned steps do not work in them; "" if they do."""
     if private.in_func_transform():
         return "under a transform of torch.func"
     if private.in_forward_ad():
@@ -256,7 +256,7 @@ _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKey
 
 
 def planned_forward(model: nn.Module) -> PlannedForward | None:
-    """The planned forward of a module, also where somebody has wrapped it since; None: the module has no plan."""
+    """The planned forward of a module, even if something has wrapped it since; None: the module has no plan."""
     forward = model.__dict__.get("forward")
     if isinstance(forward, PlannedForward):
         return forward
@@ -266,7 +266,7 @@ def planned_forward(model: nn.Module) -> PlannedForward | None:
 
 @contextlib.contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the module runs plain: another plan is made for it."""
+    """Inside, the module runs plain, so that another plan can be made for it."""
     planned = planned_forward(model)
     with contextlib.nullcontext() if planned is None else planned.aside():
         yield

@@ -1,4 +1,4 @@
-"""Calls that were found to run plain, so that the next one like them costs a look instead of a search."""
+"""Calls that run plain because they cannot be planned: the next call like them is recognised without another search."""
 
 from __future__ import annotations
 
@@ -10,17 +10,35 @@ from torch import nn
 
 from ..capture.guards import Expected, Guards
 from ..capture.module_call import Key
-from .plans import Plans
+from .bound_plans import BoundPlans
 
-MOST = 8  # plans for calls of the same shapes that ran at most TWICE each; then something varies from call to call
-TWICE = 2  # a plan that ran more often is no waste: a rate that changes with each epoch may go on changing
-MOST_TRIES = 3  # states of the module in which one call could not be planned, after which it is not tried again
+
+@dataclass(frozen=True)
+class RefusalSettings:
+    """When planning is given up for a kind of call. All are guesses.
+
+    wasted_plans_most : plans for calls of the same shapes that were hardly used; after as many, something varies from call to
+        call, and no further plan is made.
+    hardly_used_runs : a plan that ran more often than this is no waste: a rate that changes every epoch may go on changing.
+    failed_states_most : states of the module in which one call could not be planned; after as many, it is not tried again.
+    """
+
+    wasted_plans_most: int = 8
+    hardly_used_runs: int = 2
+    failed_states_most: int = 3
+
+
+SETTINGS = RefusalSettings()
 
 
 @dataclass(frozen=True)
 class _Varying:
-    """names : parameters of forward whose arguments vary. rest : the key of a call without those. guards : the state of the
-    module, but for what varies in it."""
+    """A kind of call of which something varies from call to call.
+
+    names : parameters of forward whose arguments vary.
+    rest : the key of such a call without those arguments.
+    guards : check the module's state, except for the parts of it that vary.
+    """
 
     names: frozenset[Any]
     rest: Key
@@ -28,9 +46,9 @@ class _Varying:
 
 
 class Refusals:
-    """Of one planned module, whose plans are `plans`."""
+    """The calls of one planned module that run plain; `plans` are its plans."""
 
-    def __init__(self, plans: Plans) -> None:
+    def __init__(self, plans: BoundPlans) -> None:
         self._plans = plans
         self._failed: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
         self._varying: list[_Varying] = []
@@ -38,22 +56,24 @@ class Refusals:
     def hold(self, model: nn.Module, key: Key) -> bool:
         """Whether it is known that this call runs plain."""
         failed = self._failed.get(key, ())
-        if len(failed) >= MOST_TRIES or any(g.hold(model) for g in failed):
+        if len(failed) >= SETTINGS.failed_states_most or any(g.hold(model) for g in failed):
             return True
         return any(
-            _without(key, v.names) == v.rest and self._tried(key) >= MOST and v.guards.hold(model)
+            _without(key, v.names) == v.rest and self._tried(key) >= SETTINGS.wasted_plans_most and v.guards.hold(model)
             for v in self._varying
         )
 
     def add(self, model: nn.Module, key: Key) -> None:
-        """In the module's present state this call cannot be planned."""
+        """Note that this call cannot be planned in the module's present state."""
         self._failed.setdefault(key, []).append(Guards(model, Expected.of(model)))
 
     def what_varies(self, model: nn.Module, key: Key) -> str:
-        """Why so many plans were made for calls of the same shapes that another one is not worth it; "" where they were not.
-        It is remembered of calls that differ from this one in nothing else."""
+        """Why another plan for calls of these shapes is not worth making, as part of a message; "" if it is.
+
+        The reason is remembered: later calls that differ only in the varying parts run plain at once.
+        """
         count = self._tried(key)
-        if count < MOST:
+        if count < SETTINGS.wasted_plans_most:
             return ""
         alike = [k for k in (*self._keys(), *self._failed) if k[0] == key[0]]
         names = [x for x, values in _by_name([k[1] for k in (*alike, key)]) if len(set(values)) > 1]
@@ -65,13 +85,13 @@ class Refusals:
             changed = list(dict.fromkeys(d for b in family for d in b.trace.expected.differences(model)))
         if expected is not None:
             state = Expected.of(model, expected.reads, {*expected.ignored, *changed})
-            self._varying = self._varying[-MOST:]
+            self._varying = self._varying[-SETTINGS.wasted_plans_most :]
             self._varying.append(_Varying(frozenset(names), _without(key, names), Guards(model, state)))
         what = ", ".join([*map(str, names), *changed]) or "the values of its inputs"
         return f"{what} differ from call to call: {count} plans were tried"
 
     def let_go(self) -> None:
-        """Keep no submodule and no attribute alive until the next look."""
+        """Hold no reference to submodules and attributes until the next look at the module."""
         for guards in (*(g for family in self._failed.values() for g in family), *(v.guards for v in self._varying)):
             guards.let_go()
 
@@ -79,13 +99,13 @@ class Refusals:
         return list(dict.fromkeys(b.trace.key for b in self._plans))
 
     def _tried(self, key: Key) -> int:
-        """Plans that calls of the same shapes did not use for long, and calls that could not be planned."""
-        count = sum(b.uses <= TWICE for b in self._plans if b.trace.key[0] == key[0])
+        """Number of hardly used plans for calls of these shapes, plus number of such calls that could not be planned."""
+        count = sum(b.uses <= SETTINGS.hardly_used_runs for b in self._plans if b.trace.key[0] == key[0])
         return count + sum(k[0] == key[0] for k in self._failed)
 
 
 def _without(key: Key, names: Any) -> Key:
-    """The key of a call, whatever the arguments of these names are."""
+    """The key of a call without the arguments of these names."""
     shapes, constants, surroundings = key
     rest = [(k, x) for table in _tables([constants]) for k, x in table.items() if k not in names]
     return shapes, tuple(rest), surroundings
@@ -96,7 +116,7 @@ def _tables(constants: list[Any]) -> list[dict[Any, Any]]:
 
 
 def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """(parameter of forward, what calls gave for it)."""
+    """(parameter of forward, its arguments in the calls)."""
     tables = _tables(constants)
     for name in dict.fromkeys(k for t in tables for k in t):
         yield name, [t.get(name) for t in tables]

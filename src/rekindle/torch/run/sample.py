@@ -1,4 +1,4 @@
-"""The tensors of a call, copied for each step that is run with them: the user's own are never written to."""
+"""Copies the tensors of a call for each step that is run with them, so that the user's own are never written to."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from torch import nn
 
 from ..capture import tree
 from ..capture.private import negated_view
-from ..costs.storages import storage_of
+from ..costs.op_tensors import storage_of
 
-_ALIGNED = 512  # bytes: kernels may choose by the alignment of what they read, so copies keep it
+_ALIGNMENT = 512  # bytes: kernels may be chosen by the alignment of their inputs, so copies have the same
 
 
 class Sample:
-    """The arguments of a model's call. tensors : the user's. names : of each tensor, a readable place."""
+    """The arguments of a call of a model.
+
+    tensors : the user's tensors. names : a readable place of each, such as "sample[0]".
+    """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], fake: bool):
         self.tensors, self._spec = tree.flatten((args, dict(kwargs)))
@@ -26,8 +29,8 @@ class Sample:
         self._owned = owned(model)
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
-        """(args, kwargs, their tensors): copies with the same strides, which share storage where the user's do, and are
-        leaves. Fake tensors hold nothing that could be written over: those come as they are, made leaves."""
+        """(args, kwargs, their tensors), copied: leaves with the same strides, which share storage if the user's tensors do.
+        Fake tensors hold no numbers that could be overwritten: they are not copied, only made leaves."""
         if self._fake:
             twins = [_as_leaf(t.detach(), t) if t.requires_grad and not t.is_leaf else t for t in self.tensors]
         else:
@@ -37,7 +40,7 @@ class Sample:
 
     @property
     def objects(self) -> list[Any]:
-        """What is no tensor among the arguments and in their containers."""
+        """Everything among the arguments and in their containers that is no tensor."""
         return [x for x in tree.leaves(self._spec) if not isinstance(x, tree.Leaf)]
 
     def is_owned(self, i: int) -> bool:
@@ -46,13 +49,13 @@ class Sample:
 
 
 def owned(model: nn.Module) -> set[Any]:
-    """The storages of a model's own tensors, which are passed as they are: forward would not know a copy of them."""
+    """The storages of a model's own tensors. They are passed as they are, since forward would not recognise copies."""
     return {_storage(t) for t in [*model.parameters(), *model.buffers()]}
 
 
 def copies(tensors: list[torch.Tensor], apart_from: set[Any]) -> list[torch.Tensor]:
-    """Copies with the same strides, which share storage where these tensors do, and are leaves. apart_from : storages whose
-    tensors come as they are."""
+    """Copies of tensors: leaves with the same strides, which share storage if the given tensors do. apart_from : storages
+    whose tensors are not copied."""
     together: dict[Any, list[int]] = {}  # storage -> tensors that lie in it
     twins = list(tensors)
     for i, t in enumerate(tensors):
@@ -75,13 +78,13 @@ def _storage(t: torch.Tensor) -> Any:
 
 @torch.no_grad()
 def _copy_storage(tensors: list[torch.Tensor], ids: list[int], twins: list[torch.Tensor]) -> None:
-    """Copies of tensors that lie in one storage, in one new storage as long as the part that they take."""
+    """Copy tensors of one storage into one new storage, which holds only the part that they use."""
     ends = [
         t.storage_offset()
         + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0)
         for t in tensors
     ]
-    low = min(t.storage_offset() * t.element_size() for t in tensors) // _ALIGNED * _ALIGNED
+    low = min(t.storage_offset() * t.element_size() for t in tensors) // _ALIGNMENT * _ALIGNMENT
     high = max(end * t.element_size() for end, t in zip(ends, tensors, strict=True))
     device, storage = tensors[0].device, tensors[0].untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage, low, (max(0, high - low),), (1,))

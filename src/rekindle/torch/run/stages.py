@@ -1,12 +1,26 @@
-"""Where the backward is cut into stages: finished gradients wait for each other as long as that costs no memory."""
+"""Cuts the backward into few stages: finished gradients wait for each other as long as waiting costs no memory."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from ...model.graph import ACCUMULATE, Graph
 from ...model.judge import simulate
 from ...model.schedule import RUN, Schedule
 
-MIN_STAGES = 8
+
+@dataclass(frozen=True)
+class StageSettings:
+    """How long finished gradients may wait.
+
+    stages_least : waiting gradients hold at most 1 / stages_least of all gradient bytes, so that data-parallel communication
+        starts early. A guess.
+    """
+
+    stages_least: int = 8
+
+
+SETTINGS = StageSettings()
 
 
 def group(graph: Graph, schedule: Schedule) -> Schedule:
@@ -23,7 +37,7 @@ def group(graph: Graph, schedule: Schedule) -> Schedule:
     judged = simulate(graph, schedule)
     size = graph.arrays.bytes
     gradient = {i: sum(int(size[v]) for v in graph.ops[i].inputs if not graph.arrays.keep[v]) for i in waits}
-    most = sum(gradient.values()) // MIN_STAGES
+    most = sum(gradient.values()) // SETTINGS.stages_least
     during = judged.memory[schedule.array[:, 0] == RUN].tolist()
     out: list[int] = []
     waiting: list[int] = []

@@ -1,4 +1,4 @@
-"""A plan made in the middle of a run is tried on the very call that it was made for, before that call trains by it."""
+"""Tries a plan that was made in the middle of a run on the call that it was made for, before that call trains by it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast
 from .as_before import as_before, same
 from .bound import Bound
+from .measured_step import gradients_as_before
 from .sample import copies, owned
-from .steps import gradients_as_before
 
 
 def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall) -> list[str]:
-    """Where one planned step differs from one plain step, both on copies of the call's inputs; [] where the steps agree, or
-    the plain step does not fit the device.
+    """How one planned step differs from one plain step, both on copies of the call's inputs, in words. [] if the steps agree,
+    or if the plain step does not fit the device.
 
     Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; the model is put back.
     """
@@ -51,7 +51,7 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
 def _step(
     model: nn.Module, forward: Callable[[list[torch.Tensor]], Any], given: list[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
-    """The loss, and gradients by name."""
+    """(the loss, gradients by name) of one step."""
     twins = copies(given, owned(model))
     leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
@@ -65,8 +65,8 @@ def _step(
 def after_first_call(
     model: nn.Module, call: ModuleCall, forward: Callable[..., Any], written: Sequence[str] = ()
 ) -> Iterator[None]:
-    """The module as its first plain call leaves it (position indices and states that forward makes then); afterwards it is as
-    it was. written : parameters that forward writes to."""
+    """Inside, the module is as its first plain call leaves it, with the attributes that forward sets then (position indices,
+    states). Afterwards it is as it was. written : parameters to which forward writes."""
     args, kwargs = call.form.arguments(tree.unflatten(copies(call.tensors, owned(model)), call.spec))
     with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
         forward(*args, **kwargs)

@@ -1,5 +1,8 @@
-"""A planned module whose plan no step uses says so once: its submodules are called, and it is not (a training loop that calls
-`self.model` where the plan is on the module around it); or it is trained in `eval()`, and that is not what was planned."""
+"""Warns once if no step uses the plan of a module.
+
+Either the training loop calls submodules and never the planned module itself (it calls `self.model`, and the plan is on the
+module around it), or the module is trained in `eval()` and was planned in `train()`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +21,18 @@ from ... import notices
 from ..capture import tree
 from ..capture.lock import LOCK
 
-FEW = 3  # calls of one submodule, with the planned forward never called, or steps in `eval()`, after which it is said
+
+@dataclass(frozen=True)
+class UnusedSettings:
+    """When the user is warned.
+
+    calls_before_warning : calls of one submodule while the planned forward is never called, or steps in `eval()`. A guess.
+    """
+
+    calls_before_warning: int = 3
+
+
+SETTINGS = UnusedSettings()
 
 # submodule -> (the planned module, calls so far)
 _waiting: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], int]] = weakref.WeakKeyDictionary()
@@ -36,13 +51,13 @@ def watch(model: nn.Module) -> None:
 
 
 def used(model: nn.Module) -> None:
-    """The planned forward was called: there is nothing to say."""
+    """Note that the planned forward was called: there is nothing to warn about."""
     _forget(model)
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Meanwhile calls in this thread do not count: a check makes them."""
+    """Inside, calls in this thread do not count: a check makes them."""
     before = getattr(_checks, "running", False)
     _checks.running = True
     try:
@@ -51,8 +66,8 @@ def paused() -> Iterator[None]:
         _checks.running = before
 
 
-class Steps:
-    """Counts calls that backward reaches: only those are steps, and not evaluation with gradients left on."""
+class StepCount:
+    """Counts the calls that backward reaches. Only those are training steps; evaluation with gradients left on is none."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -81,7 +96,7 @@ def _called(module: nn.Module, args: Any) -> None:
     ref, calls = _waiting[module]
     model = ref()
     _waiting[module] = ref, calls + 1
-    if model is None or calls + 1 >= FEW:
+    if model is None or calls + 1 >= SETTINGS.calls_before_warning:
         name = "" if model is None else type(model).__name__
         _forget(model)
         if model is not None:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from rekindle.report.benchmarks import page
-from rekindle.report.domination import dominated, standings
-from rekindle.report.rows import Row
-from test_benchmark_report import PLAIN, cells, row
+from rekindle.bench.row import Row
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+
+import page.standings  # noqa: E402
+from page.document import page as whole_page  # noqa: E402
+from page.rows import table  # noqa: E402
+
+from test_benchmark_page import PLAIN, cells, row  # noqa: E402
+
+
+def standings(rows: list[Row], tolerance: float = 0.01) -> list[SimpleNamespace]:
+    found = page.standings.standings(table(rows), tolerance).to_dict("records")
+    return [SimpleNamespace(**{k: None if pd.isna(x) else x for k, x in s.items()}) for s in found]
+
+
+def dominated(rows: list[Row], tolerance: float = 0.01) -> list[SimpleNamespace]:
+    return [s for s in standings(rows, tolerance) if s.loss > tolerance]
 
 
 def test_a_row_that_auto_matches_within_the_tolerance_is_no_loss() -> None:
@@ -68,7 +85,7 @@ def test_each_measure_is_judged_by_itself_and_unknown_costs_not_at_all() -> None
     assert lost.loss == pytest.approx(1.3 / 1.1 - 1)
     twice = [row("auto", 900.0, 0.5), row("compile-0", 800.0, 0.1), row("compile-0", 800.0, 0.1, cost="seconds")]
     assert [s.cost for s in standings(twice)] == [None]  # nothing was planned: once, whatever the cost of the others
-    text, _ = page(rows, "x")
+    text, _ = whole_page(rows, "x")
     assert cells(text, "FLOPs", "matched") == ["2"]
     assert cells(text, "modelled time", "rows compared") == ["1"]
     assert cells(text, "m", "not asked") == ["-", "feng (FLOPs) +18.2%"]
@@ -76,8 +93,8 @@ def test_each_measure_is_judged_by_itself_and_unknown_costs_not_at_all() -> None
 
 def test_losses_are_listed_the_greatest_first() -> None:
     rows = [PLAIN, row("auto@8%", 700.0, 0.08), row("feng", 600.0, 0.05), row("every", 500.0, 0.05)]
-    text, _ = page(rows, "x")
-    part = text[text.index("## Where we lose") : text.index("## The published")]
+    text, _ = whole_page(rows, "x")
+    part = text[text.index("## Where auto loses") : text.index("## Peak against")]
     losses = [line for line in part.splitlines() if line.startswith("| m ")]
     assert [line.split(" | ")[1] for line in losses] == ["every", "feng"]
     assert cells(part, "m", "worse by") == ["+40.0%", "+16.7%"]

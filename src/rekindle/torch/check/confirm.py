@@ -1,9 +1,9 @@
-"""Keeps a budget in bytes: bytes of a step that its graph does not count, and a measured step that confirms the plan."""
+"""Confirms a plan by a measured step, and makes another one if the step exceeds a budget in bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -18,22 +18,38 @@ from ..capture.node_tensors import tensors_of
 from ..trace import Trace
 from .verify import Check, check_step
 
-BLOCK = 512  # bytes of the smallest block that CUDA's allocator gives, to a scalar too
-SCALARS = 4  # at once: the loss and its gradient, and two more while a loss is added up from several results
-GENERATOR = 5056  # bytes of the state of the CPU's generator, which is read where a random op runs again
-AGAIN = 2  # times that a plan is made anew because its measured step took more than the budget
+
+@dataclass(frozen=True)
+class ConfirmSettings:
+    """Memory beside the graph's storages, and how often a plan is made again.
+
+    block_bytes : the smallest block of CUDA's allocator, which a scalar takes too (PyTorch's constant).
+    scalars : scalars alive at once: the loss and its gradient, and two more while a loss is added up from several results.
+    generator_bytes : the state of the CPU's random generator, which is saved if a random op runs again (measured).
+    replans_most : plans that are made anew because a measured step took more than the budget (a guess).
+    """
+
+    block_bytes: int = 512
+    scalars: int = 4
+    generator_bytes: int = 5056
+    replans_most: int = 2
+
+
+SETTINGS = ConfirmSettings()
 
 
 def bookkeeping(trace: Trace) -> int:
-    """Bytes that a step may take beside the storages of its graph. The tokens between stages are empty."""
+    """Bytes that a step may take beside the storages of its graph. (The tokens between stages are empty.)"""
     nodes = [c.node for c in trace.lowered.calls if c.node is not None and rules.draws_random(c.node.target)]
     on_cpu = any(t.device.type == "cpu" for n in nodes for _, t in tensors_of(n))
-    return BLOCK * SCALARS + (GENERATOR if on_cpu else 0)
+    return SETTINGS.block_bytes * SETTINGS.scalars + (SETTINGS.generator_bytes if on_cpu else 0)
 
 
 def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Plan]) -> tuple[Plan, Check]:
-    """A plan whose measured step gives the plain step's numbers and, where its goal is a budget in bytes, stays within it
-    in a loop that holds the results; and the check that says so. Where the plan's step takes more, others are made.
+    """(a plan that a measured step confirms, the check of that step).
+
+    The planned step gives the plain step's numbers. If the goal is a budget in bytes, the step also stays within it in a loop
+    that holds the results; if it takes more, plans for smaller budgets are tried.
 
     again : function from a budget in bytes to another plan of the same trace.
 
@@ -58,7 +74,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
         if measured[-1] <= budget:
             return _as_asked(plan, budget), check
         aim -= measured[-1] - budget
-        if len(measured) > AGAIN or aim <= 0:
+        if len(measured) > SETTINGS.replans_most or aim <= 0:
             raise _exceeded(plan, budget, measured)
         try:
             plan = again(aim)
@@ -67,7 +83,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
 
 
 def _as_asked(plan: Plan, budget: int) -> Plan:
-    """The plan as one for the budget that was asked for, not for the one that was aimed at; later plans are for it too."""
+    """The plan with the user's budget as its goal, not the smaller one that was aimed at; later plans are made for it too."""
     asked = None if plan.asked is None else replace(plan.asked, goal=replace(plan.asked.goal, budget=budget))
     return replace(plan, goal=replace(plan.goal, budget=budget), asked=asked)
 

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 
 from ... import notices
 
-# Lines that differ in these alone are the same warning: the shapes of a batch, and numbers of bytes.
+# Lines that differ only in the shapes of a batch or in numbers of bytes are the same warning.
 _OF_ONE_CALL = re.compile(r"\[[\d, ]*\]|\d[\d.]* ([KMGT]i?)?B\b")
 
 
-class Told:
-    """Remembers what was told."""
+class WarnOnce:
+    """Gives warnings and remembers them."""
 
     def __init__(self) -> None:
         self._lines: set[str] = set()
         self._mute = False
 
-    def tell(self, line: str, kind: str = "") -> None:
-        """Warn, where nothing of this kind (default: such a line) was told before."""
+    def warn(self, line: str, kind: str = "") -> None:
+        """Warn, if no warning of this kind (default: no line like this one) was given before."""
         kind = kind or _OF_ONE_CALL.sub("", line)
         if not self._mute and kind not in self._lines:
             self._lines.add(kind)
@@ -29,15 +29,15 @@ class Told:
 
     @contextlib.contextmanager
     def mute(self) -> Iterator[None]:
-        """Meanwhile nothing is told: a check calls the module in ways of its own."""
+        """No warnings inside: a check calls the module in its own ways."""
         before, self._mute = self._mute, True
         try:
             yield
         finally:
             self._mute = before
 
-    def copied(self) -> Told:
-        """What was told of a module was told of its copies."""
+    def copied(self) -> WarnOnce:
+        """For a copy of the module: warnings about a module count as given for its copies."""
         twin = copy.copy(self)
         twin._lines = set(self._lines)
         return twin

@@ -1,10 +1,10 @@
-"""The plans on one module, and which of them is for the call at hand."""
+"""The plans on one module, and the choice of the plan for a call."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -13,13 +13,21 @@ from ..capture.number_places import numbers_in, replaced
 from ..capture.numbers import Place
 from .bound import Bound
 
-MOST_KEPT = 16  # plans in all; the one that was used longest ago goes
+
+@dataclass(frozen=True)
+class BoundPlansSettings:
+    """Limits. plans_most : plans that a module holds; the one that ran longest ago makes room for a new one (a guess)."""
+
+    plans_most: int = 16
 
 
-class Plans:
-    """Calls with one key may have several plans: one per state of the module.
+SETTINGS = BoundPlansSettings()
 
-    changing : places of the numbers that are inputs of plans.
+
+class BoundPlans:
+    """The plans on one module. Calls with one key may have several plans: one per state of the module.
+
+    changing : places of the Python numbers that are inputs of plans.
     """
 
     def __init__(self) -> None:
@@ -35,8 +43,8 @@ class Plans:
         return self._by_key.get(key, [])
 
     def find(self, model: nn.Module, key: Key, call: ModuleCall) -> Bound | None:
-        """The plan for the call. All plans get a quick look before one gets a thorough one: a module may go to and fro
-        between two states."""
+        """The plan for the call; None: there is none. Every plan gets a quick look before any gets a thorough one, since a
+        module may alternate between two states."""
         keys = [key]
         for k in itertools.chain((key,), (_key_with(p, call) for p in [*self.changing])):
             if (found := self._in_family(k, model, call, True)) is not None:
@@ -53,13 +61,13 @@ class Plans:
         return None
 
     def add(self, bound: Bound) -> None:
-        """Serve calls by this plan too."""
-        if len(every := list(self)) >= MOST_KEPT:
+        """Let this plan serve calls too."""
+        if len(every := list(self)) >= SETTINGS.plans_most:
             self.remove(min(every, key=lambda b: b.turn))
         self._put_first(bound.trace.key, bound)
 
     def remove(self, bound: Bound) -> None:
-        """Serve no call by this plan any more."""
+        """Let this plan serve no more calls."""
         key = bound.trace.key
         left = [b for b in self.family(key) if b is not bound]
         if left:
@@ -68,13 +76,13 @@ class Plans:
             self._by_key.pop(key, None)
 
     def _put_first(self, key: Key, bound: Bound) -> None:
-        """It is likely the next one too. Lists are replaced, not changed: another thread may go through them."""
+        """Try this plan first next time. Lists are replaced, not changed: another thread may be reading them."""
         family = self.family(key)
         if not family or family[0] is not bound:
             self._by_key[key] = [bound, *(b for b in family if b is not bound)]
 
 
 def _key_with(places: tuple[Place, ...], call: ModuleCall) -> Key:
-    """The key of the call, whatever the numbers at these places are."""
+    """The key of the call with the types of the numbers at these places instead of the numbers."""
     given = numbers_in(call.spec)
     return replace(call, spec=replaced(call.spec, {p: type(given[p]) for p in places if p in given})).key

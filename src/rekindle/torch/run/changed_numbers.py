@@ -1,4 +1,4 @@
-"""Finds calls that differ from a planned call in Python numbers alone."""
+"""Finds calls that differ from a planned call only in Python numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .bound import Bound
 def changed_numbers(
     model: nn.Module, key: Key, call: ModuleCall, bound: Bound
 ) -> tuple[Bound, tuple[Place, ...]] | None:
-    """(the plan, places of the numbers) where nothing but numbers differs from what the plan was made for."""
+    """(the plan, places of the numbers that differ) if the call differs from the planned one only in numbers; else None."""
     theirs = bound.trace
     if (theirs.key[0], theirs.key[2]) != (key[0], key[2]) or bound.numbers.places or theirs.fake:
         return None
@@ -42,7 +42,7 @@ def changed_numbers(
 
 
 def numbers_of(bound: Bound, places: tuple[Place, ...]) -> dict[Place, Any] | None:
-    """The numbers there when the plan was made."""
+    """The numbers that stood at these places when the plan was made."""
     was = numbers_in(bound.trace.spec)
     found: dict[Place, Any] = {}
     for p in places:

@@ -1,4 +1,4 @@
-"""One step of a model, plain or planned, run and measured from the model's present state."""
+"""Runs and measures one step of a model, plain or planned, and puts the model back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ class Way(Enum):
 
 @dataclass
 class Outcome:
-    """The results of a step. gradients, written : by name. drew : whether it drew random numbers."""
+    """The results of one step.
+
+    gradients, written : tensors by name. rng : random states after the step. drew : whether the step drew random numbers.
+    peak : bytes above those held before. seconds : with the instruments on.
+    """
 
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
@@ -50,13 +54,17 @@ class Outcome:
     seconds: float
 
     def figures(self) -> Outcome:
-        """The outcome without its tensors, which take as much as the model."""
+        """The outcome without its tensors, which take as much memory as the model."""
         return Outcome(torch.empty(0), {}, {}, [], self.drew, self.peak, self.seconds)
 
 
 @dataclass
 class Subject:
-    """A model and its sample. device : its allocator is measured. written : parameters that forward writes to."""
+    """A model, its sample and its loss, for steps that are compared.
+
+    fake : the fake mode of the tensors, or None. device : its allocator is measured. cuda : indices of the GPUs.
+    written : parameters to which forward writes.
+    """
 
     model: nn.Module
     sample: Sample
@@ -68,7 +76,7 @@ class Subject:
 
 
 def run(s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE) -> Outcome:
-    """One step with this forward, from the model's present state, which is put back. which : its name in errors."""
+    """Run one step with this forward from the model's present state, and put the state back. which : its name in errors."""
     left: list[torch.Tensor] = []
     args, kwargs, tensors = s.sample.fresh()
 
@@ -92,7 +100,7 @@ def run(s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE
     with (
         as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
         _forward(s.model, forward),
-        _telling(s.model, which),
+        _naming(s.model, which),
     ):
         for p in s.model.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
@@ -118,9 +126,9 @@ def run(s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE
 
 
 def flops(s: Subject, forward: Callable[..., Any]) -> int:
-    """FLOPs of one more step, apart from those that are compared: counting gets between the model and its kernels."""
+    """FLOPs of one step. The steps that are compared are not counted, since counting gets between the model and its kernels."""
     for p in s.model.parameters():
-        p.grad = None  # those of the compared steps are not to be added to
+        p.grad = None  # gradients of the compared steps would be added to
     args, kwargs, _ = s.sample.fresh()
     with (
         as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
@@ -133,9 +141,9 @@ def flops(s: Subject, forward: Callable[..., Any]) -> int:
 
 @contextlib.contextmanager
 def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Gradients as before, afterwards; their hooks (an optimizer that steps in backward, say) are off meanwhile."""
+    """Put gradients back at the end; their hooks (an optimizer that steps in backward, say) are off inside."""
     leaves: list[Any] = [*model.parameters(), *(t for t in tensors if t.is_leaf and t.requires_grad)]
-    kept = [(t, t.grad) for t in leaves]
+    before = [(t, t.grad) for t in leaves]
     hooks = [h for t in leaves for h in (t._backward_hooks, t._post_accumulate_grad_hooks) if h]
     off = [(h, dict(h)) for h in hooks]
     for h in hooks:
@@ -143,7 +151,7 @@ def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterat
     try:
         yield
     finally:
-        for t, grad in kept:
+        for t, grad in before:
             t.grad = grad
         for h, content in off:
             h.update(content)
@@ -151,7 +159,7 @@ def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterat
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Kernels are deterministic inside, where there are such ones."""
+    """Use deterministic kernels inside, if PyTorch has them."""
     on, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -161,7 +169,7 @@ def deterministic() -> Iterator[None]:
 
 
 def _backward(value: torch.Tensor) -> None:
-    with disable_autocast():  # backward belongs outside of it, also where the caller compares inside
+    with disable_autocast():  # backward belongs outside autocast, even if the caller compares inside
         value.backward()  # type: ignore[no-untyped-call]
 
 
@@ -172,8 +180,8 @@ def _draw(s: Subject) -> None:
 
 
 @contextlib.contextmanager
-def _telling(model: nn.Module, which: str) -> Iterator[None]:
-    """An exception of the module becomes the cause of an error that names the step."""
+def _naming(model: nn.Module, which: str) -> Iterator[None]:
+    """Turn an exception of the module into the cause of an error that names the step."""
     try:
         yield
     except (RekindleError, torch.OutOfMemoryError):

@@ -1,0 +1,146 @@
+"""A schedule cut at the boundary: the steps of forward and of backward, and what forward hands to backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx
+
+from ...errors import RekindleError
+from ...model.graph import ACCUMULATE, Graph
+from ...model.schedule import Free, Run, Schedule, Step
+from ..capture import rules
+from ..capture.lowered import Lowered
+
+Steps = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two halves of a schedule.
+
+    forward : the steps before the boundary. dropped : the frees right after it. backward : the steps after those.
+    saved : values that backward takes from forward.
+    read : placeholders that backward reads.
+    replayed : random ops that run more than once: later runs draw the numbers of the first again.
+    """
+
+    forward: Steps
+    dropped: Steps
+    backward: Steps
+    saved: list[int]
+    read: list[fx.Node]
+    replayed: set[int]
+
+
+def cut(low: Lowered, schedule: Schedule) -> Halves:
+    """The halves of a schedule.
+
+    Raises
+    ------
+    RekindleError : the schedule runs random ops in another order than the model does.
+    """
+    steps = schedule.steps
+    boundary = next(i for i, s in enumerate(steps) if isinstance(s, Run) and s.op == low.graph.boundary)
+    after = boundary + 1
+    while after < len(steps) and isinstance(steps[after], Free):
+        after += 1
+    forward, dropped, backward = steps[:boundary], steps[boundary + 1 : after], steps[after:]
+    _check_random_order(low, forward, backward)
+    twice = [o for o, times in Counter(schedule.runs).items() if times > 1]
+    replayed = {o for o in twice if _is_random(low, o)}
+    return Halves(
+        forward, dropped, backward, _live_after(low, forward, dropped), _placeholders_read(low, backward), replayed
+    )
+
+
+def read_late(low: Lowered, forward: Steps) -> set[int]:
+    """Snapshots that forward reads after the mutation: solvers may move the mutation to before the readers."""
+    mutated: set[int] = set()
+    late: set[int] = set()
+    for s in forward:
+        if isinstance(s, Run):
+            late |= mutated.intersection(low.graph.ops[s.op].inputs)
+            call = low.calls[s.op]
+            if call.kind == "copy_" and call.node in low.snapshots:
+                mutated.add(low.snapshots[call.node])
+    return late
+
+
+def last_reads(low: Lowered, backward: Steps) -> dict[int, list[int]]:
+    """Position in backward -> values to keep that no later step of it reads: gradients, which belong to the caller then."""
+    graph = low.graph
+    kept = {v for v in graph.keep if low.parts[v] and graph.arrays.producer[v] >= 0}
+    rows: dict[int, list[int]] = {}
+    for i in range(len(backward) - 1, -1, -1):
+        s = backward[i]
+        if isinstance(s, Run):
+            for v in graph.ops[s.op].inputs:
+                if v in kept:
+                    kept.discard(v)
+                    rows.setdefault(i, []).append(v)
+    return rows
+
+
+def tangent_values(graph: Graph) -> set[int]:
+    """The values of the gradients that come back from the loss."""
+    assert graph.boundary is not None
+    return set(graph.ops[graph.boundary].outputs)
+
+
+def _live_after(low: Lowered, forward: Steps, dropped: Steps) -> list[int]:
+    """Values that forward has made and not freed, in the order in which they were made."""
+    live: dict[int, None] = {}
+    for s in forward:
+        if isinstance(s, Free):
+            live.pop(s.value)
+        else:
+            live |= dict.fromkeys(low.graph.ops[s.op].outputs)
+            if s.into is not None:
+                live.pop(s.into)
+    for s in dropped:
+        assert isinstance(s, Free)
+        live.pop(s.value, None)
+    return [v for v in live if low.parts[v] or v in low.snapshots.values()]
+
+
+def _placeholders_read(low: Lowered, backward: Steps) -> list[fx.Node]:
+    found: dict[fx.Node, None] = {}
+    for s in backward:
+        if isinstance(s, Run):
+            call = low.calls[s.op]
+            node = low.captured.gradients[call.node] if call.kind == ACCUMULATE else call.node  # type: ignore[index]
+            if node is not None:
+                found |= dict.fromkeys(_leaves(low, node, call.kind == ACCUMULATE))
+    return [p for p in low.captured.placeholders if p in found and p.op == "placeholder"]
+
+
+def _leaves(low: Lowered, node: fx.Node, itself: bool) -> Iterator[fx.Node]:
+    """Placeholders that the arguments of a call are views of. itself : the node stands for the only argument."""
+    stack = [node] if itself else list(node.all_input_nodes)
+    swaps = node in low.reads_snapshot
+    while stack:
+        n = stack.pop()
+        if n.op == "placeholder" and n not in low.captured.tangents:
+            if not (swaps and n in low.snapshots):
+                yield n
+        elif n in low.views:
+            stack += n.all_input_nodes
+
+
+def _check_random_order(low: Lowered, forward: Steps, backward: Steps) -> None:
+    """Check that each half draws the random numbers that the model draws there, in the model's order."""
+    ops = low.graph.ops
+    drawing = [o for o in range(len(low.calls)) if _is_random(low, o)]
+    draws = set(drawing)
+    ran = dict.fromkeys(s.op for steps in (forward, backward) for s in steps if isinstance(s, Run))
+    early = {s.op for s in forward if isinstance(s, Run)}
+    if [o for o in ran if o in draws] != drawing or any((o in early) == ops[o].backward for o in drawing):
+        raise RekindleError("the schedule draws random numbers in another order than the model; it cannot be run")
+
+
+def _is_random(low: Lowered, op: int) -> bool:
+    node = low.calls[op].node
+    return node is not None and rules.draws_random(node.target)

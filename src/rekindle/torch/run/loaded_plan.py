@@ -1,0 +1,104 @@
+"""A plan from a file, which waits for the first call that it fits."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+
+from ...ask import TraceOptions
+from ...errors import PlanMismatch, TraceError
+from ...model.judge import simulate
+from ...model.plan import Plan
+from ...sizes import format_bytes
+from ..capture.guards import Expected
+from ..capture.module_call import Key
+from ..capture.questions import Question
+from ..trace import Trace
+from .bound import answered
+from .mismatch import mismatch
+from .new_call import NewCall
+
+
+class LoadedPlan:
+    """Looks at calls until one has the graph that the plan was made for.
+
+    waits : no call has fitted the plan so far.
+    """
+
+    def __init__(self, plan: Plan, how: TraceOptions, report: Callable[[str], None] | None):
+        self.waits = plan.trace is None
+        self._plan, self._how, self._report = plan, how, report
+        self._unlike: list[tuple[Key, Expected, list[Question]]] = []  # calls that the plan does not fit
+        self._first_is_over = False  # the first call, if it set attributes that later calls find
+
+    def copied(self) -> LoadedPlan:
+        """For a copy of the module, which may be in another state."""
+        twin = copy.copy(self)
+        twin._unlike = []
+        return twin
+
+    def look_at(self, new: NewCall, may_wait: bool) -> tuple[Trace | None, Trace | None]:
+        """(the call's trace if one was made, the trace by which the plan can run the call or None).
+
+        may_wait : whether the plan may wait for other values of the inputs than this call's.
+
+        Raises
+        ------
+        PlanMismatch : no call like this one can fit the plan.
+        """
+        if not self.waits or self._is_unlike(new):
+            return None, None
+        found, fits = self._alike(new)
+        if fits is not None:
+            self.waits = False
+            return found, fits
+        if self.is_for_later_calls(found):
+            return found, None
+        asked = found.lowered.captured.questions
+        if not asked or not may_wait:
+            raise PlanMismatch(mismatch(self._plan.graph, found.graph))
+        # The plan may be for other answers: it waits for a call that gives them.
+        self._unlike.append((new.key, Expected.of(new.model), asked))
+        return found, None
+
+    def is_for_later_calls(self, found: Trace) -> bool:
+        """Whether this may be the first call of a module that sets attributes then, and the plan is for the calls after it."""
+        return self.waits and not self._first_is_over and found.lowered.captured.settles
+
+    def first_is_over(self) -> None:
+        """Note that the first call has been run."""
+        self._first_is_over = True
+
+    def exceeded(self, fits: Trace) -> str:
+        """How the plan exceeds its budget with this module, as a warning; "" if it keeps the budget."""
+        limit = self._plan.goal.budget
+        if limit is None:
+            return ""
+        peak = simulate(fits.graph, self._plan.schedule, self._plan.cost).peak_bytes
+        if peak <= limit:
+            return ""
+        return (
+            f"the plan's file says that its step takes {format_bytes(self._plan.peak_bytes)}, but with what "
+            f"{fits.module_name} holds here it takes {format_bytes(peak)}, above its budget of {format_bytes(limit)}; "
+            "make the plan again"
+        )
+
+    def _is_unlike(self, new: NewCall) -> bool:
+        return any(
+            new.key == k and not expected.differences(new.model) and answered(asked, new.call.tensors)
+            for k, expected, asked in self._unlike
+        )
+
+    def _alike(self, new: NewCall) -> tuple[Trace, Trace | None]:
+        """(the call's trace, the trace that has the plan's graph or None). If forward branches on values of inputs, the trace
+        in which it cannot, as on fake tensors, is tried too."""
+        found, wanted = new.trace(self._how, report=self._report), self._plan.graph_hash
+        if found.graph.hash == wanted:
+            return found, found
+        if found.lowered.captured.questions:
+            with contextlib.suppress(TraceError):
+                general = new.trace(self._how, report=self._report, by_values=False)
+                if general.graph.hash == wanted:
+                    return found, general
+        return found, None

@@ -1,0 +1,257 @@
+"""Plans for new calls, made in the middle of a run.
+
+In this order: the plan from a file; the same plan with Python numbers among its inputs; the plan of the same graph; a new plan.
+Each is tried on the call before it is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ... import notices
+from ...ask import Goal, PlanOptions
+from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
+from ...model.graph import Graph
+from ...model.judge import simulate
+from ...model.plan import Plan
+from ...sizes import format_bytes
+from ..capture import tree
+from ..capture.number_places import name_of, read
+from ..capture.numbers import Place
+from ..capture.same_graph import matches
+from ..trace import Trace, known_options
+from . import trial
+from .bound import Bound
+from .bound_plans import BoundPlans
+from .changed_numbers import changed_numbers, numbers_of
+from .loaded_plan import LoadedPlan
+from .mismatch import check_same_module
+from .new_call import NewCall
+from .refusals import Refusals
+from .warn_once import WarnOnce
+
+log = logging.getLogger("rekindle")
+Replan = Callable[[Trace, PlanOptions], Plan]
+
+
+class Replanner:
+    """Makes plans for the new calls of one module, all with the options of the first plan.
+
+    plan : the plan that `apply` was given.
+    plans : the plans on the module. refusals : calls that are known to run plain.
+    warned : the warnings that were given.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool):
+        self.plan, self.on_new_shape, self._replan, self._check = plan, on_new_shape, replan, check
+        self._options = plan.options
+        self.plans, self.warned = BoundPlans(), WarnOnce()
+        self.refusals = Refusals(self.plans)
+        # hooks that do more than compute: the user was warned of them when the plan was made
+        self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
+        self._trace_options = known_options(plan)
+        self._loaded = LoadedPlan(plan, self._trace_options, self._options.report)
+        self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
+        if plan.trace is not None:
+            check_same_module(model, plan.trace)
+            self.bind(model, plan.trace, plan)
+
+    def copied(self) -> Replanner:
+        """A replanner for a copy of the module; it has no plans yet."""
+        twin = copy.copy(self)
+        twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
+        twin.plans.changing = dict(self.plans.changing)
+        twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
+        return twin
+
+    def bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
+        """Let the plan serve the module."""
+        dropped = tree.opaque_kinds(traced.lowered.captured.output_spec)
+        if dropped:
+            log.warning(
+                "results of type %s hold state for later calls, not gradients; planned calls return None in their place",
+                ", ".join(sorted(set(dropped))),
+            )
+        bound = Bound(model, traced, plan)
+        self._let_go()
+        self.plans.add(bound)
+        return bound
+
+    def new_plan(self, new: NewCall) -> Bound | None:
+        """A plan for the call; None: the call runs plain.
+
+        Raises
+        ------
+        PlanMismatch : the loaded plan does not fit the call, or calls without a plan are errors (on_new_shape="error").
+        """
+        if once := new.call.used_up:
+            self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
+            return None
+        try:
+            found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
+            if fits is not None:
+                if exceeded := self._loaded.exceeded(fits):
+                    self.warned.warn(exceeded)
+                return self.bind(new.model, fits, self.plan)
+            if found is not None and self._loaded.is_for_later_calls(found):
+                self._loaded.first_is_over()
+                self._say(
+                    f"{new.words}: it sets attributes that later calls find. It runs plain; the loaded plan is for the "
+                    "later calls"
+                )
+                return None
+            return self._planned(new, found)
+        except Exception as e:  # any error at all: a run that has gone well so far goes on
+            if self.on_new_shape == "error" or isinstance(e, PlanMismatch) and new.model.training:
+                raise
+            why = str(e) if isinstance(e, RekindleError) else f"{type(e).__name__}: {e}"
+            self.leave_plain(new, f", for which there is no plan, and none can be made: {why}")
+            self._remember(new)
+            return None
+
+    def leave_plain(self, new: NewCall, why: str, kind: str = "") -> None:
+        """Warn that the call runs plain.
+
+        Raises
+        ------
+        PlanMismatch : such calls are errors (on_new_shape="error").
+        """
+        if self.on_new_shape == "error":
+            raise PlanMismatch(f"{new.words}{why}; apply with on_new_shape='plan' or 'plain' to run such calls plain")
+        self.warned.warn(f"{new.words}{why}; such calls run plain, with nothing recomputed", kind)
+
+    # -- a plan of its own -------------------------------------------------------------------------------------------
+    def _planned(self, new: NewCall, found: Trace | None) -> Bound | None:
+        """A plan for the call; None: the call runs plain. found : the call's trace, if it was made already."""
+        family = self.plans.family(new.key)
+        if self.on_new_shape != "plan" and not family:
+            self._no_plan(new, "(or modes, dtypes, constants)")
+            return None
+        if known := self._with_changing_numbers(new):
+            return known
+        if varying := self.refusals.what_varies(new.model, new.key):
+            self.leave_plain(new, f"; {varying}")
+            return None
+        found = found or new.trace(self._trace_options, report=self._options.report)
+        if effects := [x for x in found.lowered.captured.effects if x not in self._accepted]:
+            raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
+        plan = self._plan_for(new, found)
+        if plan is None:
+            self._no_plan(new, "in another state of its attributes, hooks or inputs' values,")
+            self._remember(new)
+            return None
+        why = family[0].trace.expected.differences(new.model) if family else []
+        bound = self.bind(new.model, found, plan)
+        if wrong := self._tried(new, bound):
+            self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
+            self._remember(new)
+            return None
+        how = f", {' and '.join(why[:2])} having changed" if why else ""
+        again = any(b.plan is plan for b in self.plans if b is not bound)
+        did = "took over the plan of the same graph" if again else "planned anew"
+        self._say(f"{new.words}{how}: {did} in {new.took:.1f} s, {plan.sentence}")
+        return bound
+
+    def _with_changing_numbers(self, new: NewCall) -> Bound | None:
+        """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
+        more than such numbers, or they cannot be inputs."""
+        found = next(filter(None, (changed_numbers(new.model, new.key, new.call, b) for b in self.plans)), None)
+        if found is None or found[1] in self._fixed:
+            return None
+        like, places = found
+        bound = self._with_inputs(new, like, places)
+        if bound is None:
+            self._fixed.add(places)
+            return None
+        self.plans.changing[places] = None
+        names = ", ".join(name_of(p, new.call.spec) for p in places)
+        are = "is an input" if len(places) == 1 else "are inputs"
+        self._say(f"{new.words}: {names} {are} of its plan from now on, made in {new.took:.1f} s")
+        return bound
+
+    def _with_inputs(self, new: NewCall, like: Bound, places: tuple[Place, ...]) -> Bound | None:
+        """The plan `like` with the numbers at these places as inputs; None: they cannot be."""
+        numbers, before = read(places, new.call.spec, new.model), numbers_of(like, places)
+        if numbers is None or before is None:
+            return None
+        try:
+            traced = new.trace(self._trace_options, report=self._options.report, inputs=numbers)
+        except TraceError:
+            return None
+        held, was = traced.lowered.captured, like.trace.lowered.captured
+        same = traced.graph.hash == like.trace.graph.hash and matches(held, was, held.numbers, before)
+        if not same or set(held.effects) - self._accepted:
+            return None
+        bound = self.bind(new.model, traced, like.plan)
+        if not bound.serves(new.model, new.call):
+            self.plans.remove(bound)
+            return None
+        return None if self._tried(new, bound) else bound
+
+    def _plan_for(self, new: NewCall, found: Trace) -> Plan | None:
+        """The plan of the same graph if there is one, else a new plan; None: on_new_shape forbids a new plan."""
+        known = [b.plan for b in (*self.plans.family(new.key), *self.plans)]
+        same = next((p for p in known if p.graph_hash == found.graph.hash and _keeps_goal(p, found.graph)), None)
+        if same is not None or self.on_new_shape != "plan":
+            return same
+        try:
+            return self._replan(found, self._options)
+        except InfeasibleBudget as e:
+            least = self._replan(found, replace(self._options, goal=Goal(least_memory=True)))
+            self.warned.warn(
+                f"{new.words}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
+                f"{format_bytes(least.peak_bytes)}"
+            )
+            return least
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+    def _tried(self, new: NewCall, bound: Bound) -> str:
+        """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
+        no check was asked for."""
+        if not self._check or bound.trace.fake or _communicates(bound.trace.graph):
+            return ""
+        wrong = "the trial failed"
+        try:
+            wrong = "; ".join(trial.differences(new.model, new.plain, bound, new.call))
+        finally:
+            if wrong:
+                self.plans.remove(bound)
+        return wrong
+
+    def _no_plan(self, new: NewCall, how: str) -> None:
+        if self.on_new_shape == "error":
+            raise PlanMismatch(
+                f"{new.words} {how} for which there is no plan; plan for them, or apply with on_new_shape='plan' or 'plain'"
+            )
+        self.leave_plain(new, " for which there is no plan", kind="no plan")
+
+    def _remember(self, new: NewCall) -> None:
+        """From now on run this call plain in the module's present state."""
+        self._let_go()
+        self.refusals.add(new.model, new.key)
+
+    def _let_go(self) -> None:
+        """The module is in a new state: plans for earlier states must not keep submodules and attributes alive."""
+        for b in self.plans:
+            b.let_go()
+        self.refusals.let_go()
+
+    def _say(self, line: str) -> None:
+        notices.say(line, aloud=self._options.progress is not False)
+
+
+def _communicates(graph: Graph) -> bool:
+    """Whether a step talks to other processes, which would not answer if this process alone tried a plan."""
+    return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
+
+
+def _keeps_goal(plan: Plan, graph: Graph) -> bool:
+    """Whether the plan keeps its budget on this graph, whose module may hold other bytes during the step."""
+    budget = plan.goal.budget
+    return budget is None or simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget

@@ -1,0 +1,246 @@
+"""Writes the Python source of one step: a function for forward, a generator for backward.
+
+One variable holds one storage and a `free` is a `del`, so what is live is what the judge counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...model.graph import ACCUMULATE, Graph
+from ...model.schedule import Free, Run, Schedule
+from ..capture import rules
+from ..capture.lowered import Lowered, OpCall
+from ..capture.module_paths import printable
+from ..capture.node_tensors import tensors_of
+from ..capture.overwrites import OVERWRITES
+from .expressions import Expressions, keyword_argument
+from .gradient_sums import additions, handed_over, unaliased
+from .halves import Halves, last_reads, read_late, tangent_values
+
+PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How gradients that are added up from several uses of a tensor reach autograd.
+
+    handed_over : additions that autograd makes itself, from parts -> the placeholder whose gradient it is.
+    inside : the other additions, which the program makes.
+    parts : placeholder -> number of parts, for gradients that are added up inside.
+    """
+
+    handed_over: dict[fx.Node, fx.Node]
+    inside: set[fx.Node]
+    parts: dict[fx.Node, int]
+
+    @classmethod
+    def of(cls, low: Lowered, schedule: Schedule) -> Sums:
+        found = additions(low.captured)
+        ran = [n for s in schedule.steps if isinstance(s, Run) and (n := low.calls[s.op].node) is not None]
+        handed = handed_over(found, ran)
+        parts = {p: len(nodes) + 1 for p, nodes in found.items() if nodes[0] not in handed}
+        return cls(handed, {n for p in parts for n in found[p]}, parts)
+
+
+class Source:
+    """The lines of a program, as they are written.
+
+    ops : number of a line, from 1 -> id of the op that it runs.
+    stages : for each stage of backward, the placeholders whose gradients it puts into `out`, in order.
+    """
+
+    def __init__(self, lowered: Lowered, halves: Halves, sums: Sums):
+        self.low, self.halves, self.sums = lowered, halves, sums
+        self.text = Expressions(lowered)
+        self.lines: list[str] = []
+        self.ops: dict[int, int] = {}
+        self._write_forward()
+        self.stages = self._write_backward()
+
+    @property
+    def _graph(self) -> Graph:
+        return self.low.graph
+
+    # -- the two halves ----------------------------------------------------------------------------------------------
+    def _write_forward(self) -> None:
+        captured, halves = self.low.captured, self.halves
+        given = [p for p in captured.placeholders if p.op == "placeholder"]
+        self.lines += ["def forward(inputs, rng):", f"    {_unpack(map(self.text.variable, given), 'inputs')}"]
+        self.lines += self._numbers()
+        cloned = set(halves.saved) | read_late(self.low, halves.forward)
+        ran: set[int] = set()
+        for s in halves.forward:
+            if isinstance(s, Free):
+                self._delete(s.value)
+                continue
+            call = self.low.calls[s.op]
+            first = s.op not in ran
+            if s.op in halves.replayed and first:
+                self.lines.append(f"    rng[{s.op}] = rng_state({_device(call)!r})")
+            if call.kind == "copy_":
+                self._copy(call)
+            elif call.kind == "snapshot":
+                self._snapshot(s, call, cloned)
+            else:
+                self._run(s, call, replay=s.op in halves.replayed and not first, first=first)
+            ran.add(s.op)
+        results = ", ".join(self.text.tensor(o, False) for o in captured.outputs)
+        self.lines += [f"    return [{results}], [{', '.join(self._saved_names())}]", ""]
+
+    def _write_backward(self) -> list[list[fx.Node]]:
+        captured, halves = self.low.captured, self.halves
+        self.lines += [
+            "def backward(saved, tangents, rng, out, retain, apart):",
+            f"    {_unpack(self._saved_names(), 'saved')}",
+            f"    {_unpack(map(self.text.variable, captured.tangents), 'tangents')}",
+            *self._numbers(),
+        ]
+        tangents = tangent_values(self._graph)
+        for s in halves.dropped:
+            if isinstance(s, Free) and s.value in tangents:
+                self._delete(s.value)
+        stages: list[list[fx.Node]] = []
+        handed: list[fx.Node] = []
+        untouched = set(halves.saved)  # copies that forward made
+        last_read = last_reads(self.low, halves.backward)
+        for i, s in enumerate(halves.backward):
+            if isinstance(s, Free):
+                self._delete(s.value)
+                continue
+            call = self.low.calls[s.op]
+            placeholder = None if call.node is None else self.sums.handed_over.get(call.node)
+            if call.kind != ACCUMULATE and placeholder is None and handed:
+                self.lines.append("    yield")
+                stages.append(handed)
+                handed = []
+            if call.kind == ACCUMULATE:
+                assert call.node is not None
+                if call.node not in self.sums.handed_over.values():
+                    self.lines.append(f"    out.append({self.text.tensor(captured.gradients[call.node], False)})")
+                    handed.append(call.node)
+            elif placeholder is not None:
+                handed += [placeholder] * self._hand_over(s, call)
+            else:
+                self._run_again(s, call, untouched)
+                untouched -= {*self._graph.ops[s.op].outputs, s.into}
+            for v in last_read.get(i, []):  # from here on this gradient belongs to the caller
+                self._delete(v)
+        if handed:
+            self.lines.append("    yield")
+            stages.append(handed)
+        return stages
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+    def _run_again(self, s: Run, call: OpCall, untouched: Container[int]) -> None:
+        """A run in backward."""
+        if call.kind == "copy_":
+            self._copy(call)
+        elif call.kind == "snapshot":
+            self._snapshot(s, call, ())
+        else:
+            self._run(s, call, replay=s.op in self.halves.replayed, saved=untouched)
+
+    def _copy(self, call: OpCall) -> None:
+        assert call.node is not None
+        written = self.text.tensor(self.low.captured.mutations[call.node], False)
+        self.lines.append(f"    copy_({self.text.variable(call.node)}, {written})")
+
+    def _snapshot(self, s: Run, call: OpCall, cloned: Container[int]) -> None:
+        """A copy is made only if a later op reads it after the mutation."""
+        assert call.node is not None
+        value, variable = self._graph.ops[s.op].outputs[0], self.text.variable(call.node)
+        self.lines.append(
+            f"    {self.text.variables(value)[0]} = {f'clone({variable})' if value in cloned else variable}"
+        )
+
+    def _run(self, s: Run, call: OpCall, replay: bool, saved: Container[int] = (), first: bool = False) -> None:
+        """A run of an ATen op. replay : it draws the random numbers of its first run. saved : values that forward saved and
+        that nothing has been written over yet. first : the op has not run before."""
+        n = call.node
+        assert n is not None
+        self.ops[len(self.lines) + 1] = s.op
+        name, arguments = self._function_and_arguments(s, call, saved, first)
+        if replay:
+            arguments = [f"rng[{s.op}]", repr(_device(call)), name, *arguments]
+            name = "replay"
+        shown = f"{name}({', '.join(arguments)})"
+        note = self._note(n)
+        members = [(i, self.text.name_of((n, i))) for i, _ in tensors_of(n) if (n, i) in self.low.value_of]
+        if not members:
+            self.lines.append(f"    {shown}{note}")
+        elif isinstance(n.meta["val"], torch.Tensor):
+            self.lines.append(f"    {members[0][1]} = {shown}{note}")
+        else:
+            picks = ", ".join(f"members[{i}]" for i, _ in members)
+            self.lines.append(f"    members = {shown}{note}")
+            self.lines.append(f"    {', '.join(x for _, x in members)} = {picks}")
+            self.lines.append("    del members")
+        if s.into is not None:
+            self._delete(s.into)
+
+    def _function_and_arguments(
+        self, s: Run, call: OpCall, saved: Container[int], first: bool
+    ) -> tuple[str, list[str]]:
+        """(source of the function, sources of its arguments)."""
+        n = call.node
+        assert n is not None
+        target: Any = n.target
+        args: Any = n.args
+        if first and n in self.low.captured.writing:
+            target, args = self.low.captured.writing[n]
+        name = self.text.function(rules.runnable(target))
+        if s.into is not None:
+            position = call.over[s.into]
+            over = self.text.function(OVERWRITES[target][position], f"{name}_over{position}")
+            name = f"({name} if retain else {over})" if s.into in saved else over
+        if n in self.sums.inside:
+            name = f"(join if apart else {name})"
+        arguments = [self.text.argument(a, n) for a in args]
+        return name, arguments + [keyword_argument(k, self.text.argument(a, n)) for k, a in n.kwargs.items()]
+
+    def _hand_over(self, s: Run, call: OpCall) -> int:
+        """Give autograd the parts that an addition would add; returns how many parts there are."""
+        assert call.node is not None
+        so_far, part = call.node.args
+        parts = [part] if unaliased(so_far) in self.sums.handed_over else [so_far, part]
+        self.lines += [f"    out.append({self.text.argument(x, call.node)})" for x in parts]
+        self.lines.append(f"    {self.text.name_of((call.node, 0))} = None")
+        if s.into is not None:
+            self._delete(s.into)
+        return len(parts)
+
+    def _delete(self, value: int) -> None:
+        if names := self.text.variables(value):
+            self.lines.append(f"    del {', '.join(names)}")
+
+    # -- small things ------------------------------------------------------------------------------------------------
+    def _saved_names(self) -> list[str]:
+        """Variables that forward hands to backward."""
+        values = [x for v in self.halves.saved for x in self.text.variables(v)]
+        return [*values, *map(self.text.variable, self.halves.read)]
+
+    def _numbers(self) -> list[str]:
+        return ["    numbers = rng['numbers']"] if self.low.captured.numbers.markers else []
+
+    def _note(self, n: fx.Node) -> str:
+        """A comment that names the module whose op it is."""
+        path = printable(self.low.captured.module_path.get(n, ""))
+        path = path if len(path) <= PATH_MOST_LETTERS else f"…{path[-PATH_MOST_LETTERS:]}"
+        return f"  # {path}" if path else ""
+
+
+def _unpack(names: Iterable[str], given: str) -> str:
+    """A line that takes a list apart and empties it."""
+    left = list(names)
+    return f"{', '.join(left)}, = {given}; {given}.clear()" if left else f"{given}.clear()"
+
+
+def _device(call: OpCall) -> str:
+    assert call.node is not None
+    return str(tensors_of(call.node)[0][1].device)
