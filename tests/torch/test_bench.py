@@ -136,7 +136,7 @@ def test_a_solver_that_declines_a_graph_says_why() -> None:
     exact, checkmate = rows("seeds", ["resnet34"], ["exact", "checkmate"])
     assert (exact["status"], checkmate["status"]) == ("failed", "failed")
     assert exact["note"] == "does not apply: the graph has more than 128 needed ops or values"
-    assert checkmate["note"].startswith("does not apply: 1")
+    assert checkmate["note"].startswith("does not apply: ")
     assert checkmate["note"].endswith("variables or more are too many")
 
 
