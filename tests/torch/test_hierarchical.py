@@ -356,7 +356,7 @@ def test_what_runs_inside_a_block_is_a_valid_step(graph: Graph) -> None:
     assume(forward is not None)
     chain = chain_at(graph, forward, cuts(graph, forward, 50))
     blocks = [Block(chain, stage, Kinds(graph, graph.weights())) for stage in range(len(chain))]
-    for block, program in ((block, program) for block in blocks for program in nested(block, 1)):
+    for block, program in [(b, p) for b in blocks for p in nested(b, 1)]:
         plain = set(block.plain.tolist())
         runs = [*range(block.turn + 1), *program.tolist()]
         simulate(block.graph, Schedule.from_runs(block.graph, runs))
