@@ -87,7 +87,7 @@ def test_programs_run_all_of_backward_and_make_what_they_need(graph: Graph, size
 def test_what_is_the_same_is_planned_once() -> None:
     def planned(n: int) -> tuple[int, int]:
         plain = uniform(n)
-        named = [replace(o, name=f"layer.{o.name}|{'back' if o.backward else 'forth'}") for o in plain.ops]
+        named = [replace(o, module=f"layer.{o.name}", target="back" if o.backward else "forth") for o in plain.ops]
         graph = replace(plain, ops=(*named[:n], plain.ops[n], *named[n + 1 :]))
         forward = forward_dag(graph)
         assert forward is not None
