@@ -21,3 +21,12 @@ def few(values: Iterable[Any], keep: Collection[Any]) -> list[Any]:
     if unknown := [k for k in keep if k not in every]:
         raise ValueError(f"{unknown} are not among the values")
     return [v if v in keep else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=sweep) for v in every]
+
+
+def every(nth: int, values: Iterable[Any]) -> list[Any]:
+    """All values for `parametrize`; all but every `nth` are marked sweep."""
+    return [
+        v if i % nth == 0 else pytest.param(*v.values, marks=(*v.marks, sweep), id=v.id) if isinstance(v, type(pytest.param()))
+        else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=sweep)
+        for i, v in enumerate(values)
+    ]  # fmt: skip

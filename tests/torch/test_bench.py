@@ -237,6 +237,7 @@ def test_a_small_copy_of_a_model_of_the_zoo(suite: str, name: str, monkeypatch: 
         assert blocks["overhead"] is None
 
 
+@sweep
 def test_several_processes_give_the_same_rows() -> None:
     one, two = (
         {(r["model"], r["method"]): r for r in rows("smoke", ["cnn", "unet"], ["plain"], jobs=jobs)} for jobs in (1, 2)

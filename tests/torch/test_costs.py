@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from marks import sweep
 from rekindle.errors import UsageError
 from rekindle.model import files
 from rekindle.torch.costs import cache as cost_cache
@@ -238,6 +239,7 @@ for i in range(25):
 """
 
 
+@sweep
 def test_four_processes_that_write_at_once_keep_all_entries(cache):
     run = [sys.executable, "-c", WRITER]
     writers = [subprocess.Popen([*run, str(n)], stdin=subprocess.PIPE, text=True) for n in range(4)]

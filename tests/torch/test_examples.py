@@ -76,6 +76,7 @@ def test_cifar10_on_synthetic_images(capsys):
     assert losses[-1] < losses[0]
 
 
+@sweep
 @pytest.mark.usefixtures("solver")
 def test_cifar10_on_the_real_format(cifar_folder, capsys):
     args = ["--data", str(cifar_folder), "--steps", "2", "--batch", "8", "--budget", "0.6", "--device", "cpu"]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import rekindle
+from marks import sweep
 
 CONFIG = types.SimpleNamespace(gain=1.0)
 ACT = torch.tanh
@@ -245,6 +246,7 @@ def test_another_state_without_a_plan_is_traced_once(monkeypatch: pytest.MonkeyP
     assert len(traced) == 1
 
 
+@sweep
 def test_threads_that_meet_new_shapes() -> None:
     _, one, _ = twins()
     two = copy.deepcopy(one)

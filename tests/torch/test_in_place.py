@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
+from marks import every
 from rekindle.bench.compiled import compiled
 from rekindle.torch.check.verify import same
 from rekindle.torch.costs.operator_calls import costs_nothing
@@ -77,7 +78,7 @@ WAYS = ["apart", "twice", "same", "one storage", "one buffer", "unread", "read a
         "returned", "counted", "counted last"]  # fmt: skip
 
 
-@pytest.mark.parametrize("minimize", [True, False])
+@pytest.mark.parametrize("minimize", every(3, [True, False]))
 @pytest.mark.parametrize("how", WAYS)
 def test_training_leaves_the_same_buffers(how: str, minimize: bool) -> None:
     torch.manual_seed(0)

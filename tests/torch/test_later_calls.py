@@ -12,6 +12,7 @@ from torch import nn
 
 import rekindle
 from changing_net import equal, pair, plans, silent, step
+from marks import every, sweep
 from rekindle import RekindleWarning
 
 
@@ -70,7 +71,7 @@ class Counts(nn.Module):
         return h * float(t) + len(f"{t:.3f}")
 
 
-@pytest.mark.parametrize("way", ["arithmetic", "branch", "dropout", "loop", "size", "math", "tensor", "text"])
+@pytest.mark.parametrize("way", every(3, ["arithmetic", "branch", "dropout", "loop", "size", "math", "tensor", "text"]))
 def test_whatever_forward_does_with_a_number_the_bits_are_eagers(way: str) -> None:
     plain, x = Counts(), torch.randn(8, 4)
     planned = rekindle.checkpoint(copy.deepcopy(plain), (x, 1, 0.25, way), minimize="memory", solver="storages")
@@ -152,6 +153,7 @@ def test_a_check_tells_nothing_of_its_own_calls() -> None:
         rekindle.checkpoint(Drawn(), torch.randn(5, 4), minimize="memory", solver="storages")
 
 
+@sweep
 def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     from rekindle.torch.run import bound_plans, refusals
 

@@ -188,6 +188,7 @@ def test_bench_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(Path(out).read_text().splitlines()) == 2
 
 
+@sweep
 def test_a_row_whose_process_ended_early_is_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = Task("smoke", "nothing of that name", ("plain",), "rtx2080ti", "flops")
     (lost,) = run_in_processes([task], 1, pytest.fail)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from marks import every
 from rekindle.bench.pool import _told_to_end
 
 SCRIPT = """
@@ -32,7 +33,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", every(2, [signal.SIGTERM, signal.SIGKILL]))
 def test_they_end_when_it_is_ended(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
