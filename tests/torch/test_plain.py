@@ -11,7 +11,7 @@ from rekindle.torch.costs.memory import storage_peak
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("gpt_blocks", {"d": 64, "length": 32}), ("unet", {"image": 32, "width": 8, "depth": 2})]
+    ("name", "options"), [("gpt_blocks", {"d": 64, "length": 32}), ("unet", {"image": 64, "width": 16})]
 )
 def test_the_plain_peak_is_that_of_eager(name: str, options: dict[str, int]) -> None:
     """gpt_blocks has dropout of probability 0, which eager leaves out."""
@@ -23,6 +23,5 @@ def test_the_plain_peak_is_that_of_eager(name: str, options: dict[str, int]) -> 
     step()
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None), sample]
     graph = rekindle.trace(model, sample).graph
-    graph = graph.with_costs(graph.weights("seconds"), [0] * len(graph.ops))  # workspaces are no storages
     planned = simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
     assert planned == pytest.approx(storage_peak(step, held).peak_bytes, rel=0.02)
