@@ -255,6 +255,7 @@ def test_what_is_done_is_not_done_again() -> None:
     assert bench.tasks("smoke", ["cnn"], ["plain"], done, cost="unit")
 
 
+@sweep
 def test_a_process_that_ends_early_is_a_row() -> None:
     work = [bench.Task("smoke", "nothing of that name", ("plain", "none"), "rtx2080ti", "flops")]
     found = list(run_in_processes(work, 1, lambda _: None))

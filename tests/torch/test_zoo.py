@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import rekindle.zoo as zoo
 from libraries import needs_torchvision
-from marks import few
+from marks import every, few
 from rekindle.errors import RekindleError, UsageError
 from rekindle.zoo import seeds
 
@@ -129,7 +129,7 @@ def test_listing_names_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", every(3, zoo.names()))
 def test_loads_on_fake_tensors(name):
     model, sample = load(name, batch=2, fake=True)
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(sample)]
