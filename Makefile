@@ -30,8 +30,8 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31
 	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
 	$(PY) tools/complete_torchvision.py
-	$(PY) tools/compile_kernels.py
 	$(PIP) --no-deps -e .
+	$(PY) tools/compile_kernels.py
 	@touch $@
 
 demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compare bit for bit
