@@ -104,7 +104,10 @@ def is_proven(claim: Claim, bound_s: float, cost_looks_s: Sequence[float]) -> bo
 def is_optimal(
     graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, goal: Goal, limit: int | None
 ) -> bool:
-    """Whether it is proven that no schedule serves the goal better than `best`, whose peak has this bound."""
+    """Whether a bound proves `best` optimal for the goal.
+
+    bound : a lower bound on the peak of every schedule within the overhead of `best`.
+    """
     j = best.judged
     if goal.max_overhead is not None and bound.bytes < j.peak_bytes:
         return False  # within the larger `max_overhead` the bound is no higher

@@ -51,9 +51,9 @@ class Change:
 def regressions(old: Sequence[Row], new: Sequence[Row], subset: bool = False) -> list[Change]:
     """The changes from old to new, regressions first.
 
-    Regressions are: a peak more than 1 % higher; an overhead more than one percentage point higher; a worse status, plan status
-    or parity; one of these figures missing from a row that still runs; a row missing from `new`. A row that only `new` has is
-    no change, and a row that failed lists only its status.
+    A regression is one of: a peak more than 1 % higher; an overhead more than one percentage point higher; a worse status, plan
+    status or parity; a successful row of `new` without a peak, overhead, plan status or parity that `old` has; a row that `old`
+    has and `new` does not. Rows that only `new` has are ignored. Of a failed row only the status is compared.
 
     subset : `new` was measured for a part of `old` only; rows missing from it are ignored.
 

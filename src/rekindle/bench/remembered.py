@@ -123,7 +123,7 @@ class Remembered(TorchDispatchMode):
 
 
 def _fits(schema: Any) -> bool:
-    """Whether there is no alias, or only the first argument, which is written to and returned."""
+    """Whether the operator returns new tensors, or writes to its first argument and returns that argument alone."""
     aliases = [a.alias_info for a in (*schema.arguments, *schema.returns) if a.alias_info]
     if not aliases:
         return True

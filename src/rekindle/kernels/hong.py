@@ -155,7 +155,7 @@ def least(sizes):
 
     sizes : of a chain where what passes from one stage is read by the next alone.
 
-    The recurrence is that of `frontier`. From stage i, keeping the input of j next,
+    `frontier` uses the same recurrence. From stage i, keeping the input of j next,
 
         V(i, j) = max(U(i, j), unread[i] + max(P(i, j), M(j))),    M(j) = read[j] + the least V(j, .),
 

@@ -26,7 +26,8 @@ HOPELESS_TEMPERATURES = 38.0
 LOOK_EVERY_PROPOSALS = 64  # how often the values that wait at the peak are looked up
 LEAST_TEMPERATURE_SHARE = 1e-3  # of the first temperature, at the end
 REORDER_BELOW, DROP_BELOW, NEIGHBOURS_BELOW, KEEP_BELOW = 0.15, 0.42, 0.75, 0.93  # random number: which change; guesses
-SEVERAL_ABOVE, EXCHANGE_ABOVE = 0.64, 0.87  # within two of these changes: which form
+# The same random number also picks the form of `changes.neighbours` and of `changes.keep_again`; guesses.
+SEVERAL_ABOVE, EXCHANGE_ABOVE = 0.64, 0.87
 NEAR_PLACES, FAR_PLACES = 6, 40  # how far from a place in the order another one is tried
 
 

@@ -36,8 +36,8 @@ def _items(w, low, high, watches, room):
 
     Take an op whose values the set still needs. Either these are live, or the op runs again, and then its inputs are
     live or recomputed too. Follow one input of each op upwards, until an op that was passed before. On this way each
-    value that is smaller than all before it makes an item: the item's bytes are what is saved by holding that value in
-    place of the one before, and its cost is that of the runs up to there.
+    value that is smaller than all before it makes an item: holding that value in place of the previous one saves the item's
+    bytes, and costs the runs from the op up to the value's producer.
     """
     ptr, maker, calls, held, up, through, again = (
         watches.ptr, watches.maker, watches.calls, watches.held, watches.up, watches.through, watches.again,
@@ -108,8 +108,9 @@ def watch(low, high, watches, cap, slack, by_cost, room):
 
     When op w runs for the first time, each value made before it and read after it that the set still needs is live, or
     is recomputed later (see `_items`). With by_cost the bound is the least cost of recomputing that brings the memory at
-    w down to `cap`; without it, the least memory that recomputing for at most `slack` can reach. Either is a knapsack:
-    relaxed to fractions for each of these ops, then exact for the op with the highest bound, where the numbers are small.
+    w down to `cap`; without it, the least memory that recomputing for at most `slack` can reach. Either bound is a
+    knapsack problem. Its relaxation to fractions is solved for every watched op; then, if the numbers are small, the problem
+    itself is solved for the op whose relaxed bound is highest.
     """
     bound = 0.0
     best, best_total = 0, 0.0
