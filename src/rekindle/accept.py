@@ -8,8 +8,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from . import registry
-from .arguments import callback, choice
-from .ask import Goal, PlanOptions
+from .arguments import callback, choice, flag
+from .ask import EFFORTS, Goal, PlanOptions
 from .errors import UsageError
 from .model.graph import COSTS
 from .model.plan import Plan
@@ -17,16 +17,20 @@ from .model.plan import Plan
 SEEDS = 2**32  # seeds are below it, as NumPy's are
 
 
-def search(goal: Goal, *, solver: Any, cost: Any, time_limit: Any, seed: Any, progress: Any = None) -> PlanOptions:
+def search(
+    goal: Goal, *, solver: Any, cost: Any, effort: Any, time_limit: Any, seed: Any, cache: Any, progress: Any = None
+) -> PlanOptions:  # fmt: skip
     """The options of a search, checked, with plain Python numbers in place of NumPy's.
 
     Raises
     ------
-    UsageError : an unknown solver or cost, a time limit that is no finite number above 0, a seed that is no whole number
-        from 0 to 2**32 - 1, a progress that cannot be called.
+    UsageError : an unknown solver, cost or effort, a time limit that is no finite number above 0, a seed that is no
+        whole number from 0 to 2**32 - 1, a cache that is no flag, a progress that cannot be called.
     """
     registry.get(solver)
     choice("cost", cost, COSTS)
+    choice("effort", effort, EFFORTS)
+    flag("cache", cache)
     real = isinstance(time_limit, Real) and not isinstance(time_limit, bool)
     if time_limit is not None and not (real and 0 < time_limit < math.inf):
         raise UsageError(
@@ -36,7 +40,16 @@ def search(goal: Goal, *, solver: Any, cost: Any, time_limit: Any, seed: Any, pr
         raise UsageError(f"seed={seed!r} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
     callback("progress", progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
-    return PlanOptions(goal, solver=solver, cost=cost, time_limit=seconds, seed=int(seed), progress=progress)
+    return PlanOptions(
+        goal,
+        solver=solver,
+        cost=cost,
+        effort=effort,
+        time_limit=seconds,
+        seed=int(seed),
+        cache=cache,
+        progress=progress,
+    )
 
 
 def plan(given: Any) -> None:

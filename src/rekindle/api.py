@@ -35,8 +35,10 @@ def plan(
     minimize: str | None = None,
     solver: str = "auto",
     cost: str = "seconds",
+    effort: str = "normal",
     time_limit: float | None = None,
     seed: int = 0,
+    cache: bool = True,
     target: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -48,13 +50,16 @@ def plan(
     budget : "8GiB", "512MB" or an int of bytes: the peak of the whole step, everything included. The plan of a Trace keeps
         it also in a loop that holds the results until the step is over (`out = model(x); loss(out).backward()`), while its
         `peak_bytes` is the peak where the loop drops them; a bare Graph knows no such loop. A float in (0, 1]:
-        the activation peak, as a fraction of that of the captured step without a plan (eager holds as much or more).
+        the activation peak, as a fraction of the plain captured step's (eager's step holds as much or more).
     max_overhead : least memory within this extra cost (0.1: 10 %).
     minimize : "memory": least memory at any cost.
     solver : a name that `rekindle solvers` lists.
     cost : the unit of the extra cost: "seconds", "flops" or "unit" (op runs).
-    time_limit : seconds that the solver may take; None: as long as it needs.
+    effort : how long `auto` searches: "quick" for the first good plan, "normal" until going on is not worth the wait,
+        "thorough" for the best plan it can find. Other solvers take no notice.
+    time_limit : seconds that the solver may take; None: as long as `effort` asks for.
     seed : randomised solvers give the same plan for the same seed.
+    cache : plans are remembered on disk, and read from there; see `remembered`.
     target : a device name; seconds are then the roofline of that device, not measured.
     progress : called with one line of text now and then; False: no news on stderr.
 
@@ -66,7 +71,7 @@ def plan(
     """
     options = accept.search(
         Goal.parse(budget, max_overhead, minimize),
-        solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress,
+        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=progress,
     )  # fmt: skip
     return plan_with(_on_target(what, target, options), options)
 
@@ -87,14 +92,23 @@ def frontier(
     *,
     solver: str = "auto",
     cost: str = "seconds",
+    effort: str = "normal",
     time_limit: float | None = None,
     seed: int = 0,
+    cache: bool = True,
     target: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Plan]:
     """The whole memory/cost curve: plans in order of falling peak, none dominated by another. Arguments as in `plan`."""
     options = accept.search(
-        Goal(least_memory=True), solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress
+        Goal(least_memory=True),
+        solver=solver,
+        cost=cost,
+        effort=effort,
+        time_limit=time_limit,
+        seed=seed,
+        cache=cache,
+        progress=progress,
     )
     what = _on_target(what, target, options)
     if isinstance(what, Graph):
@@ -189,8 +203,10 @@ def checkpoint(
     minimize: str | None = None,
     solver: str = "auto",
     cost: str = "seconds",
+    effort: str = "normal",
     time_limit: float | None = None,
     seed: int = 0,
+    cache: bool = True,
     on_new_shape: str = "plan",
     loss: str = "auto",
     optimizer: torch.optim.Optimizer | type | str | None = None,
@@ -220,7 +236,7 @@ def checkpoint(
     torch_accept.process("checkpoint")
     options = accept.search(
         Goal.parse(budget, max_overhead, minimize),
-        solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=progress,
+        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=progress,
     )  # fmt: skip
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
     flag("check", check)

@@ -17,6 +17,7 @@ from .printed import value
 from .sizes import MOST_BYTES, parse_bytes
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
+EFFORTS = ("quick", "normal", "thorough")  # see `rekindle.plan`
 MOST_OVERHEAD = 1e6  # extra cost / baseline cost: a million plain steps
 FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
 
@@ -114,16 +115,20 @@ class PlanOptions:
     goal : what the plan is for.
     solver : a name that `rekindle solvers` lists.
     cost : "seconds", "flops" or "unit".
+    effort : "quick", "normal" or "thorough": how long `auto` searches.
     time_limit : seconds that the search may take; None: what it needs.
     seed : randomised solvers give the same plan for the same seed.
+    cache : plans are remembered on disk, and read from there.
     progress : called with one line of text now and then; False: no lines of news on stderr. Not saved in plan files.
     """
 
     goal: Goal
     solver: str = "auto"
     cost: str = "seconds"
+    effort: str = "normal"
     time_limit: float | None = None
     seed: int = 0
+    cache: bool = True
     progress: Callable[[str], None] | bool | None = field(default=None, compare=False, repr=False)
 
     @property

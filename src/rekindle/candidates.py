@@ -33,8 +33,8 @@ class Scorer:
     """Turns a solver's schedules into candidates.
 
     finish : turns a schedule into the one that will be run; the judge sees the finished one. None: it is run as it is.
-    spare : bytes that a budget must leave free beside those of a loop that holds the results of forward until the step
-        is over. None: only the judge's peak has to fit.
+    spare : bytes that a budget must leave free beside a loop that holds the results of forward until the step is over.
+        None: only the judge's peak has to fit.
     """
 
     graph: Graph

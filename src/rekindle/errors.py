@@ -16,7 +16,7 @@ class RekindleError(Exception):
 
 
 class UsageError(RekindleError, ValueError):
-    """An argument makes no sense: an unknown solver, two goals at once, a negative budget."""
+    """An argument is invalid: an unknown solver, two goals at once, a negative budget."""
 
 
 class InfeasibleBudget(RekindleError):
@@ -43,7 +43,7 @@ class TraceError(RekindleError):
 
 
 class PlanMismatch(RekindleError):
-    """The plan belongs to a different graph than the one that the model shows now."""
+    """The plan belongs to a different graph than the one captured from the model now."""
 
 
 class ParityError(RekindleError):

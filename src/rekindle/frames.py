@@ -1,4 +1,4 @@
-"""Tells the user's stack frames from those of PyTorch and Rekindle."""
+"""Tells the user's stack frames from PyTorch's and Rekindle's."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LIMITS = PlanFileLimits()
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """Read a plan. Nothing in the file is believed: its schedule is judged again, figures that follow from others must
+    """Read a plan file and check its figures again. The schedule is judged again, figures that follow from others must
     agree with them, and the certificate is proven again. Where no proof is found in short time (about 0.2 s),
     `Plan.verified` is False, and the plan says so wherever it is printed.
 
@@ -122,5 +122,5 @@ def _not_as_judged(plan: Plan) -> str:
         (plan.flops_overhead, judged.flops_overhead),
     )
     if not same or not all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in figures):
-        return "its figures are not those of its schedule"
+        return "its figures differ from its schedule's"
     return ""

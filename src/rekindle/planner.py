@@ -21,7 +21,7 @@ from .problem import Problem, Solver
 class PlannerSettings:
     """Guesses that served on the benchmark's models.
 
-    usual_s : seconds; a longer time limit makes searches work longer, in proportion.
+    usual_s : seconds; a longer time limit makes thorough searches work longer, in proportion.
     results_matter_share : part of the least memory found above which the results of forward are worth a second search.
     named_most : schedules of infeasible budgets that are remembered.
     """
@@ -94,9 +94,11 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
         weights = graph.weights("unit")
     time_limit = options.time_limit
     deadline = None if time_limit is None else time.monotonic() + time_limit - certify.seconds_kept_back(time_limit)
-    effort = max(1.0, (time_limit or 0.0) / SETTINGS.usual_s)
+    work = max(1.0, (time_limit or 0.0) / SETTINGS.usual_s) if options.effort == "thorough" else 1.0
     progress = options.report or (lambda _: None)
-    return Problem(graph, weights, limit, options.goal.max_overhead, options.seed, deadline, progress, effort)
+    return Problem(
+        graph, weights, limit, options.goal.max_overhead, options.seed, deadline, progress, options.effort, work
+    )
 
 
 def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal) -> Scored:

@@ -35,7 +35,8 @@ class Problem:
     seed : makes a randomised solver repeatable.
     deadline : `time.monotonic()` at which to stop and give the best so far; None: no limit.
     progress : called with one line of text now and then.
-    effort : how much work a search may do, as a part of what it does by default.
+    effort : "quick", "normal" or "thorough": how far a portfolio searches before it stops; see `ask.EFFORTS`.
+    work : how much work a search may do, as a part of what it does by default.
     whole : the whole frontier is wanted: a solver that finds it in one search yields all of it.
     coarse : with `whole`: as a first sweep finds it, without closer looks.
     interrupted : set once the user has asked for the best so far.
@@ -48,7 +49,8 @@ class Problem:
     seed: int = 0
     deadline: float | None = None
     progress: Progress = field(default=lambda _: None)
-    effort: float = 1.0
+    effort: str = "thorough"
+    work: float = 1.0
     whole: bool = False
     coarse: bool = False
     interrupted: threading.Event = field(default_factory=threading.Event)

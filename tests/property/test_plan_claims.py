@@ -160,12 +160,14 @@ def test_names_in_a_plan_are_printed_and_not_obeyed(tmp_path: Path) -> None:
 def test_options_go_with_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan = toy_plan()
-    assert plan.to_json()["options"] == {"time_limit": None, "seed": 0, "optimizer": None}
+    default = {"effort": "normal", "time_limit": None, "seed": 0, "optimizer": None}
+    assert plan.to_json()["options"] == default
     for options in (
         {"time_limit": 3.5, "seed": 7, "optimizer": "adamw"}, {"time_limit": None, "seed": 0, "optimizer": None}, {"seed": 1},
+        {"effort": "quick", "cache": False},
     ):  # fmt: skip
         again = load(tampered(tmp_path, options=options))
         again.save(path)
         for read in (again, load(path)):
-            assert read.to_json()["options"] == {"time_limit": None, "seed": 0, "optimizer": None} | options
+            assert read.to_json()["options"] == default | options
     assert load(tampered(tmp_path, options={"seed": 2, "later": [1]}, more={"later": 10**60})).options.seed == 2

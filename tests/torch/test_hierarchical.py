@@ -315,7 +315,10 @@ def test_on_chains_the_judge_finds_no_larger_peak_than_the_table(graph: Graph, s
     curve.table = curve.solve()
     memory = enough(curve.table[rotor_kernel.row(0, len(curve.chain) - 1)], part)
     judged = simulate(graph, Schedule.from_runs(graph, curve.runs(memory)[0]))
-    assert judged.peak_bytes - graph.resident_bytes <= memory + curve.chain.held
+    # The pass that makes the saved sets of a level runs ops that no later pass on that level runs: the table counts their
+    # cost and not their peak.
+    entering = int(curve.levels.passing[0].max())
+    assert judged.peak_bytes - graph.resident_bytes <= max(memory, entering) + curve.chain.held
 
 
 def test_a_uniform_chain_by_its_overhead() -> None:

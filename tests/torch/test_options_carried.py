@@ -23,7 +23,7 @@ LINES: list[str] = []
 OPTIONS: list[dict[str, Any]] = [
     {"time_limit": 3.5}, {"seed": 7}, {"cost": "flops"}, {"solver": "chen-sqrt"}, {"progress": LINES.append},
     {"progress": False}, {"loss": "all"}, {"optimizer": "adamw"}, {"optimizer": torch.optim.AdamW}, {"must_save": ("a",)},
-    {"target": "h200"},
+    {"target": "h200"}, {"effort": "quick"}, {"cache": False},
     {"time_limit": 3.5, "seed": 7, "cost": "unit", "loss": "all", "optimizer": "adam", "must_save": ("a",), "target": "h200"},
 ]  # fmt: skip
 

@@ -106,7 +106,8 @@ def test_plans_of_a_frontier_keep_their_options() -> None:
     assert front
     for p in front:
         assert (p.options.time_limit, p.options.seed, p.options.goal) == (2, 7, p.goal)
-        assert p.to_json()["options"] == {"time_limit": 2, "seed": 7, "optimizer": None, "target": "cpu"}
+        carried = {"effort": "normal", "time_limit": 2, "seed": 7, "optimizer": None, "target": "cpu"}
+        assert p.to_json()["options"] == carried
 
 
 class Wrapper:

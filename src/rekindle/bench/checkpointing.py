@@ -125,7 +125,7 @@ def _pieces(whole: nn.Sequential) -> list[nn.Module]:
 
 
 def _segments(found: Sequence[Sequence[Sequence[nn.Module]]]) -> Forwards:
-    """New forward methods, by module, that run each segment of these chains under `torch.utils.checkpoint`."""
+    """New forward methods, by module, that run each segment of the chains under `torch.utils.checkpoint`."""
     n = sum(map(len, found))
     length = max(1, n // _root(n))
     segments = [c[i : i + length] for c in found for i in range(0, len(c), length)]

@@ -86,7 +86,9 @@ class _Traced:
         from .. import api
 
         self.trace, self._facts, self._case = trace, facts, case
-        self.once: Plan = api.plan(trace, minimize="memory", solver="none", cost="flops", time_limit=SETTINGS.once_s)
+        self.once: Plan = api.plan(
+            trace, minimize="memory", solver="none", cost="flops", time_limit=SETTINGS.once_s, cache=False
+        )
         self._measured: dict[bytes, Measured] = {}
 
     def measure(self, key: bytes) -> Measured:
@@ -164,7 +166,7 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
     plan: Plan | None = None
     try:
         goal = _goal(asked, facts, case, traced)
-        plan = api.plan(traced.trace, solver=asked.solver, cost=facts.task.cost, **goal)
+        plan = api.plan(traced.trace, solver=asked.solver, cost=facts.task.cost, effort="thorough", cache=False, **goal)
         within = partial(_applied, case, plan)
         with within():
             measured, same = traced.measure(_key(plan)), case.parity()

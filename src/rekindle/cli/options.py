@@ -29,6 +29,12 @@ Cost = Annotated[str, typer.Option(help="The cost to keep low: seconds, flops or
 Target = Annotated[
     str | None, typer.Option(help="Take seconds from the roofline of this device (h200) instead of measuring them.")
 ]
+Effort = Annotated[
+    str, typer.Option(help="How long `auto` searches: quick, normal, or thorough (the best plan it can find).")
+]
+Cache = Annotated[
+    bool, typer.Option("--cache/--no-cache", help="Remember plans on disk, and read them from there (default: yes).")
+]
 TimeLimit = Annotated[
     float | None, typer.Option(max=1e9, help="Seconds that the search may take. Default: as long as it needs.")
 ]

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from .. import api, registry
-from ..errors import UsageError
+from ..arguments import choice
+from ..ask import EFFORTS
 from ..model.files import write_text
 from ..model.formats import write_json
 from ..model.graph import COSTS
@@ -24,7 +25,9 @@ from .models import load_graph, load_model
 from .options import (  # fmt: skip
     Batch,
     Budget,
+    Cache,
     Cost,
+    Effort,
     Json,
     MaxOverhead,
     Minimize,
@@ -58,9 +61,11 @@ def plan(
     batch: Batch = None,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
+    effort: Effort = "normal",
     target: Target = None,
     time_limit: TimeLimit = None,
     seed: Seed = 0,
+    cache: Cache = True,
     out: Out = None,
     svg: Svg = None,
     json: Json = False,
@@ -70,12 +75,12 @@ def plan(
     --out writes the plan as JSON, --svg its memory over time.
     """
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, out, svg)
+    _check(solver, cost, effort, out, svg)
     with progress() as tell:
         traced = _trace(model, batch, target, tell)
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            time_limit=time_limit, seed=seed, progress=tell,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=tell,
         )  # fmt: skip
     if out is not None:
         made.save(out)
@@ -89,18 +94,29 @@ def frontier(
     batch: Batch = None,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
+    effort: Effort = "normal",
     target: Target = None,
     time_limit: TimeLimit = None,
     seed: Seed = 0,
+    cache: Cache = True,
     out: Out = None,
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
     """List the best plans of a model or graph file, from least time to least memory; --svg draws the curve."""
-    _check(solver, cost, out, svg)
+    _check(solver, cost, effort, out, svg)
     with progress() as tell:
         traced = load_graph(model) if model.endswith(".json") else _trace(model, batch, target, tell)
-        plans = api.frontier(traced, solver=solver, cost=cost, time_limit=time_limit, seed=seed, progress=tell)
+        plans = api.frontier(
+            traced,
+            solver=solver,
+            cost=cost,
+            effort=effort,
+            time_limit=time_limit,
+            seed=seed,
+            cache=cache,
+            progress=tell,
+        )
     document = {"format": "rekindle.frontier/1", "plans": [p.figures() for p in plans]}
     if out is not None:
         write_json(out, document)
@@ -116,20 +132,22 @@ def solve(
     minimize: Minimize = None,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
+    effort: Effort = "normal",
     time_limit: TimeLimit = None,
     seed: Seed = 0,
+    cache: Cache = True,
     out: Out = None,
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
     """Schedule a graph file for one goal, without PyTorch; --out writes the schedule as JSON."""
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, out, svg)
+    _check(solver, cost, effort, out, svg)
     read = load_graph(graph)
     with progress() as tell:
         made = api.plan(
             read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            time_limit=time_limit, seed=seed, progress=tell,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=tell,
         )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
@@ -140,12 +158,12 @@ def solve(
     )
 
 
-def _check(solver: str, cost: str, *files: Path | None) -> None:
+def _check(solver: str, cost: str, effort: str, *files: Path | None) -> None:
     """Refuse unknown names and unwritable files before any long work."""
     check_writable(*files)
     registry.get(solver)
-    if cost not in COSTS:
-        raise UsageError(f"cost={cost!r} is unknown; choose one of {', '.join(COSTS)}")
+    choice("cost", cost, COSTS)
+    choice("effort", effort, EFFORTS)
 
 
 def _trace(spec: str, batch: int | None, target: str | None, tell: Progress) -> Any:

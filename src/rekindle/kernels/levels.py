@@ -9,7 +9,8 @@ new values once:
 
 enter is the cost of a pass that leaves the sets of level k behind, beyond a pass that finds them. It is counted for a pass
 that forgets all its stages; for stages that the same pass saves it is too much. The bytes of the sets count from stage s
-on: in `hold`, `passing`, `saved` and the peaks. O(levels slots n^2 (n + K)).
+on: in `hold`, `passing`, `saved` and the peaks. Ops that only the pass into a level runs count with their cost and not with
+their peak, which the judge finds. O(levels slots n^2 (n + K)).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from .schedule import FREE, RUN, Free, Run, Schedule
 
 @dataclass(frozen=True)
 class Simulation:
-    """The memory and the cost of a schedule, as the judge finds them.
+    """Peak memory and cost of a schedule, as the judge (`simulate`) computes them.
 
     peak_bytes : the most memory held during any run, resident bytes included.
     peak_step : index of the step where it is held.

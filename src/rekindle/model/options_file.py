@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..ask import LOSSES, PlanOptions, TraceOptions
+from ..ask import EFFORTS, LOSSES, PlanOptions, TraceOptions
 from ..errors import FormatError
 from ..printed import value
 from .formats import Reader
@@ -20,7 +20,14 @@ def to_json(asked: PlanOptions, captured: TraceOptions) -> dict[str, Any]:
     """The object "options" for these options. An optimizer is written as its name; the bytes of its state go with it, so that
     a reader that does not know the optimizer counts them too."""
     optimizer = _name_of(captured.optimizer)
-    doc: dict[str, Any] = {"time_limit": asked.time_limit, "seed": asked.seed, "optimizer": optimizer}
+    doc: dict[str, Any] = {
+        "effort": asked.effort,
+        "time_limit": asked.time_limit,
+        "seed": asked.seed,
+        "optimizer": optimizer,
+    }
+    if not asked.cache:
+        doc["cache"] = False
     if captured.loss != TraceOptions.loss:
         doc["loss"] = captured.loss
     if captured.must_save:
@@ -42,7 +49,9 @@ def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOpt
     FormatError : a field is of the wrong type or out of range.
     """
     read = _Options(reader)
-    asked = replace(asked, time_limit=read.time_limit(), seed=read.seed(asked.seed))
+    asked = replace(
+        asked, effort=read.effort(), time_limit=read.time_limit(), seed=read.seed(asked.seed), cache=read.cache()
+    )
     captured = TraceOptions(
         loss=read.loss(),
         target=read.name("target", "device"),
@@ -75,6 +84,15 @@ class _Options:
 
     def seed(self, default: int) -> int:
         return self._fields.whole("seed", default)
+
+    def effort(self) -> str:
+        effort = self._fields.text("effort", PlanOptions.effort)
+        if effort not in EFFORTS:
+            raise self._wrong("effort", f"be one of {', '.join(EFFORTS)}", effort)
+        return effort
+
+    def cache(self) -> bool:
+        return self._fields.flag("cache", PlanOptions.cache)
 
     def name(self, key: str, kind: str) -> str | None:
         if not self._is_given(key):

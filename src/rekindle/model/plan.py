@@ -23,7 +23,7 @@ from .schedule import Schedule
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule with its costs and its certificate: how far it is from the best possible.
+    """A schedule with its costs, its certificate and the options it was made with.
 
     peak_bytes : bytes held at the peak of the step, everything included: parameters, buffers, the user's inputs,
         a gradient for every trained parameter, activations, workspace.

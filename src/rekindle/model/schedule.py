@@ -22,7 +22,7 @@ class Run(NamedTuple):
 
 
 class Free(NamedTuple):
-    """End value `value`."""
+    """Free the storage of value `value`."""
 
     value: int
 

@@ -47,7 +47,7 @@ class AnnealSettings:
     closer_anchors : the same for a closer look at a part of the curve,
     closer_times : and how many times as many changes that makes.
     press_changes : of all chains together that lower the peak at a fixed cost.
-    press_heat : first temperature of these chains.
+    press_heat : first temperature of the chains that press.
     press_peak_share : of a start's peak; how far below it such a chain tells peaks apart,
     press_bins : and in how many ranges.
     press_extra_share : of the plain step's cost; how much dearer such a chain may get on its way: less than one op that
@@ -153,7 +153,7 @@ class Polish:
         if self._empty:
             return []
         problem = self.problem
-        changes = int(SETTINGS.press_changes * problem.effort / max(1, len(starts)))
+        changes = int(SETTINGS.press_changes * problem.work / max(1, len(starts)))
 
         def one(i: int, start: Entry) -> Archive:
             runs = self.reduced.reduced_runs(start.runs)
@@ -173,7 +173,7 @@ class Polish:
             return
         archive, problem = self.archive, self.problem
         aims = [within_peak(a, self.plain_peak, self.base_cost) for a in anchors]
-        changes = int(SETTINGS.changes * problem.effort * work_share / len(anchors))
+        changes = int(SETTINGS.changes * problem.work * work_share / len(anchors))
         heat *= max(1.0, SETTINGS.small_ops / len(self.reduced.ops))
 
         def one(i: int, aim: Aim, start: Entry) -> Archive:

@@ -50,7 +50,7 @@ def curve_of(problem: Problem) -> Curve:
     """The curve of a graph, from memory if it was found before with the same weights, seed and effort."""
     g = problem.graph
     costs = [a.tobytes() for a in (problem.weights, g.weights("seconds"), g.arrays.workspace)]
-    key = (g.hash, *costs, problem.seed, problem.effort)
+    key = (g.hash, *costs, problem.seed, problem.effort, problem.work)
     if key in _curves:
         _curves.move_to_end(key)
         return _curves[key]

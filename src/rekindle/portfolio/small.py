@@ -115,7 +115,7 @@ def proven_between(problem: Problem, low: float, high: float, found: list[Entry]
 
     def solve(peak: int, best: float) -> Solution:
         most = None if best == np.inf else problem.base_cost + best * (1 - SETTINGS.better_share)
-        nodes = int(SETTINGS.closer_nodes * problem.effort)
+        nodes = int(SETTINGS.closer_nodes * problem.work)
         return solve_exactly(g, w, g.resident_bytes + peak, most, nodes, problem.deadline, safe=True)
 
     failed = 0

@@ -156,7 +156,7 @@ class Search:
         """How many proposals all chains make together."""
         reduced = self.points.reduced
         larger = min(SETTINGS.more_work_most, max(1.0, reduced.work / SETTINGS.usual_size_steps))
-        steps = SETTINGS.work_steps * larger * self.problem.effort
+        steps = SETTINGS.work_steps * larger * self.problem.work
         return min(SETTINGS.proposals_per_candidate * len(reduced.candidates), steps / reduced.work)
 
     def _anchors(self) -> list[float]:

@@ -136,7 +136,7 @@ def _curve(c: Canvas, to: _Scales, plans: Sequence[Plan]) -> None:
 
 
 def _plain(c: Canvas, to: _Scales, plain_bytes: int, bound: int) -> None:
-    """Draw the line of the plain step's peak, with words where they do not meet those of the bound."""
+    """Draw the line of the plain step's peak, with words where they do not meet the bound's words."""
     x = to.x(plain_bytes)
     c.line(x, LAYOUT.top_px, x, LAYOUT.bottom, "phase")
     if x - to.x(bound) > LAYOUT.plain_px:

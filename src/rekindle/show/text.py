@@ -18,7 +18,7 @@ UNITS = {"seconds": "time", "flops": "FLOPs", "unit": "op runs"}
 
 
 def plan_table(plan: Plan) -> Table:
-    """The memory and the cost of a plan, beside those of the plain step."""
+    """The memory and the cost of a plan, beside the plain step's."""
     table = _table(f"{name(plan.graph.name)}: {len(plan.graph.ops):,} ops", "", "plain", "planned")
     table.add_row("peak", format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes))
     table.add_row(

@@ -149,7 +149,7 @@ class Search:
         self.long = size > SETTINGS.work_most  # a walk takes seconds
         least = SETTINGS.least_ways
         affordable = int(np.clip(SETTINGS.work_most / size, least, len(SETTINGS.ways)))
-        self.tries = affordable if problem.effort >= 1 else least
+        self.tries = affordable if problem.work >= 1 else least
 
     def least_cost(self, cap: int) -> Iterator[Found]:
         """Ever cheaper ways to stay within a cap."""

@@ -43,7 +43,7 @@ def chen_recursive(problem: Problem) -> Iterator[Schedule]:
 
 
 def counts(n: int) -> list[int]:
-    """The numbers of tensors to keep at each level: small ones, and those of two, three and four equal levels."""
+    """The numbers of tensors to keep at each level: small ones, and the numbers that give two, three and four equal levels."""
     levels = {math.ceil(n ** (1 / depth)) - 1 for depth in (1, 2, 3, 4)}
     return sorted({k for k in {1, 2, 3} | levels if 1 <= k < n} | {max(1, n - 1)})
 

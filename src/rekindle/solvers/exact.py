@@ -50,7 +50,7 @@ def exact(problem: Problem) -> Iterator[Schedule]:
         return
     once = float(weights[graph.needed].sum())
     max_cost = None if problem.max_overhead is None else once * (1 + problem.max_overhead)
-    nodes = max(1, int(SETTINGS.sets_most * problem.effort))
+    nodes = max(1, int(SETTINGS.sets_most * problem.work))
     for safe in (True, False):
         limit = problem.limit
         if limit is None and max_cost is None:

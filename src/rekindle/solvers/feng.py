@@ -60,8 +60,8 @@ class Kept(NamedTuple):
     "arXiv:1808.00079",
 )
 def feng(problem: Problem) -> Iterator[Schedule]:
-    """Single-level checkpointing of any graph, optimal in a static sense: one plan, whatever the goal, for at most one
-    extra forward."""
+    """Single-level checkpointing of any graph, optimal by a static measure without gradients: one plan for every goal,
+    at most one extra forward."""
     graph = problem.graph
     forward = forward_dag(graph)
     if forward is None:

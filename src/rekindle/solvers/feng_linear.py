@@ -39,7 +39,7 @@ from .feng import cheapest
     "arXiv:1808.00079",
 )
 def feng_linear(problem: Problem) -> Iterator[Schedule]:
-    """The kept set of a chain that is optimal in a static sense; one plan, whatever the goal."""
+    """Saves the set of a chain that is optimal by a static measure without gradients; one plan for every goal."""
     chain = chain_of(problem.graph)
     if chain is None:
         yield Schedule.baseline(problem.graph, "feng-linear")

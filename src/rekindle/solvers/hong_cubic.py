@@ -37,7 +37,7 @@ from ..structure.operations import segmented
     "Training, JPDC 2025, arXiv:2502.12499",
 )
 def hong_cubic(problem: Problem) -> Iterator[Schedule]:
-    """The kept set of a chain that is optimal in a static sense; one plan, whatever the goal."""
+    """Saves the set of a chain that is optimal by a static measure without gradients; one plan for every goal."""
     chain = chain_of(problem.graph)
     if chain is None:
         yield Schedule.baseline(problem.graph, "hong-cubic")

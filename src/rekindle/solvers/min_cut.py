@@ -70,7 +70,7 @@ SETTINGS = MinCutSettings()
     citation="after He, Yu, Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware, MLSys 2023",
 )
 def min_cut(problem: Problem) -> Iterator[Schedule]:
-    """Saves the values of a minimum cut, for every price on recomputation; good where little is recomputed."""
+    """Saves a minimum cut of the values of forward, once for each price of recomputation; good where little is recomputed."""
     graph = problem.graph
     yield Schedule.baseline(graph, "min-cut")
     network = Network(graph, problem.weights)

@@ -42,7 +42,7 @@ class RotorSettings:
     frontier_plans_most : schedules given where the whole frontier is wanted.
     tables_most : tables, ever finer, for one goal.
     table_shares : memory of the tables for the whole frontier, as shares of the memory in which nothing runs twice.
-    plans_per_table_least : schedules taken from each of these tables, at least.
+    plans_per_table_least : schedules taken from each table, at least.
     overheads : extra costs, as shares of the plain cost, for which the whole frontier has a schedule in any case.
     """
 

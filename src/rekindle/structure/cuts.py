@@ -19,7 +19,7 @@ class CutSettings:
     blocks_most : how many blocks there are at most, about; where the smallest size would make more, blocks are larger.
     negligible_share : of the bytes that forward makes; the smallest outputs that together hold at most that have no weight.
     stage_ops : ops of weight in a stage, at least, where splitting vertices do not make the stages.
-    stages_most : how many of these stages there are at most, about.
+    stages_most : about how many stages there are at most.
     """
 
     largest_block: int = 3

@@ -43,7 +43,7 @@ from .costs.optimizers import not_counted, state_bytes
 
 @dataclass(frozen=True)
 class Trace:
-    """One captured call of a module. `graph` is the training step, free of torch.
+    """One captured training step of a module: its `graph`, free of torch, and how to run it.
 
     key : shapes, dtypes and constants of the call's arguments; another key is another graph.
     expected : the state of the module for which the graph holds.

@@ -110,7 +110,7 @@ def _efficientnet_b4(
     batch: int = 32, *, image: int = 380, width: float = 1.4, layers: float = 1.8, classes: int = 1000,
     dropout: float = 0.4, drop_path: float = 0.2, input_grad: bool = False,
 ) -> Made:  # fmt: skip
-    """width, layers : channels and blocks, as multiples of those of EfficientNet-B0."""
+    """width, layers : channels and blocks, as multiples of EfficientNet-B0's."""
     efficientnet = import_library("torchvision.models.efficientnet")
     stages = [efficientnet.MBConvConfig(*row, width_mult=width, depth_mult=layers) for row in _EFFICIENTNET]
     model = build(

@@ -48,7 +48,7 @@ class LlamaSize:
 
     layers, d : blocks and channels.
     mlp : channels inside an MLP.
-    heads, kv_heads : attention heads, and those of keys and values.
+    heads, kv_heads : attention heads of the queries, and of the keys and values.
     length, vocab : tokens per sequence, and different tokens.
     dropout : probability, in attention.
     """

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 @contextlib.contextmanager
 def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
-    """Inside, `torch.compiler.is_compiling()` is true in forwards of modules of these classes; None: everywhere."""
+    """Inside, `torch.compiler.is_compiling()` is true in forwards of modules of the given classes; None: everywhere."""
     flag = torch.compiler._is_compiling_flag
     before: list[bool] = []
 

@@ -115,7 +115,7 @@ def _as_before(t: Any) -> Any:
 
 @contextlib.contextmanager
 def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
-    """Inside, autocast casts each of these leaves once, however often it is used, as in eager.
+    """Inside, autocast casts each of the leaves once, however often it is used, as in eager.
 
     Its gradients are then added in the lower precision. Autocast's own cache is off while tracing, and traced parameters are
     no leaves for it.

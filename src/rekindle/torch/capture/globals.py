@@ -53,7 +53,7 @@ class Globals:
     """The guarded globals of some functions and of the functions that they call.
 
     keys : name of a guarded value, such as "the global net.CONFIG.scale" -> a key of the value.
-    names : all names in the code of these functions, of attributes too.
+    names : all names in the code of the functions, of attributes too.
 
     functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`.
     """

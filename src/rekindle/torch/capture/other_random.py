@@ -29,7 +29,8 @@ def pythons() -> Iterator[Callable[[], bool]]:
     inst.seed()
     kind = type(inst)
     over, methods = _divided({k: (getattr(kind, k), _of(getattr(others, k))) for k in _ENDS})
-    # Every method of Random calls one of these in the end, also one that a module imported (`from random import choice`).
+    # Every method of Random calls one of the methods below in the end, also a method that a module imported
+    # (`from random import choice`).
     inst.__class__ = type(kind.__name__, (kind,), {**methods, "gauss_next": _second_of_a_pair(others)})
     before = {k: getattr(random, k) for k in _ENDS}
     vars(random).update({k: getattr(inst, k) for k in _ENDS})

@@ -38,7 +38,7 @@ def is_fake(t: torch.Tensor) -> bool:
 
 
 def fake_mode_of(tensors: Iterable[Any] = ()) -> FakeTensorMode | None:
-    """The FakeTensorMode that is on, or that one of these tensors belongs to; None: there is none."""
+    """The FakeTensorMode that is on, or that one of the tensors belongs to; None: there is none."""
     return torch._guards.detect_fake_mode(list(tensors))
 
 

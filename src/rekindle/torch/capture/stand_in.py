@@ -114,5 +114,5 @@ def has_stand_in(spec: Any) -> bool:
 
 
 def stand_ins(numbers: Numbers, values: Mapping[Place, Any]) -> dict[Place, Any]:
-    """A stand-in for each of these numbers, which records its uses in `numbers`."""
+    """A stand-in for each of the numbers, which records its uses in `numbers`."""
     return {p: StandIn(numbers, x, Expression(None, (p,))) for p, x in values.items()}

@@ -91,7 +91,7 @@ _BACKWARDS_MOST = 8  # backward calls that run at the same time: in several thre
 
 
 def _given_before(tensors: frozenset[int], ask: bool) -> bool:
-    """Whether the running backward call has already brought gradients to one of these tensors; False unless `ask`."""
+    """Whether the running backward call has already brought gradients to one of the tensors; False unless `ask`."""
     number = backward_number()
     before = _given.pop(number, frozenset())
     _given[number] = before | tensors if before else tensors

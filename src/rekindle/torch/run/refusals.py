@@ -68,7 +68,7 @@ class Refusals:
         self._failed.setdefault(key, []).append(Guards(model, Expected.of(model)))
 
     def what_varies(self, model: nn.Module, key: Key) -> str:
-        """Why another plan for calls of these shapes is not worth making, as part of a message; "" if it is.
+        """Why another plan for calls of the given shapes is not worth making, as part of a message; "" if it is.
 
         The reason is remembered: later calls that differ only in the varying parts run plain at once.
         """
@@ -99,13 +99,13 @@ class Refusals:
         return list(dict.fromkeys(b.trace.key for b in self._plans))
 
     def _tried(self, key: Key) -> int:
-        """Number of hardly used plans for calls of these shapes, plus number of such calls that could not be planned."""
+        """Number of hardly used plans for calls of the given shapes, plus number of such calls that could not be planned."""
         count = sum(b.uses <= SETTINGS.hardly_used_runs for b in self._plans if b.trace.key[0] == key[0])
         return count + sum(k[0] == key[0] for k in self._failed)
 
 
 def _without(key: Key, names: Any) -> Key:
-    """The key of a call without the arguments of these names."""
+    """The key of a call without the named arguments."""
     shapes, constants, surroundings = key
     rest = [(k, x) for table in _tables([constants]) for k, x in table.items() if k not in names]
     return shapes, tuple(rest), surroundings
