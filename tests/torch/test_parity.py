@@ -117,13 +117,13 @@ def test_a_budget_in_bytes_is_kept(name: str) -> None:
     model, sample = make(name)
     trace = rekindle.trace(model, sample)
     graph = trace.graph
-    kept = 0
     for share in (0.8, 0.6):
         budget = graph.resident_bytes + int(share * rekindle.plan(trace, 1.0, solver="none").activation_peak_bytes)
         try:
             plan = rekindle.plan(trace, budget, time_limit=1.0)
-        except rekindle.InfeasibleBudget:
-            continue
+        except rekindle.InfeasibleBudget as refused:
+            budget = refused.smallest_peak
+            plan = rekindle.plan(trace, budget, time_limit=1.0)
         rekindle.apply(model, plan)
         assert graph.resident_bytes + peak_of(model, sample, name) <= budget
 
@@ -132,5 +132,3 @@ def test_a_budget_in_bytes_is_kept(name: str) -> None:
             loss_of(result).backward()
 
         assert graph.resident_bytes + allocator_peak(holding).peak_bytes <= budget
-        kept += 1
-    assert kept, "no budget was accepted, so none was tried"
