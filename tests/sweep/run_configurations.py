@@ -3,7 +3,9 @@
 One JSON line for each in out/sweep-configurations.jsonl. Names that have a row are left out, so that a run goes on where one
 ended; several runs share the work: --every 4 --first 0, --every 4 --first 1, …
 
-    python tests/sweep/run_configurations.py [--every K --first I] [--names a,b] [--seconds 600] [--summary]
+    PYTHONHASHSEED=0 python tests/sweep/run_configurations.py [--every K --first I] [--names a,b] [--seconds 600] [--summary]
+
+One hash seed for both processes: some models loop over a set of strings, and their ops' order depends on it.
 """
 
 from __future__ import annotations

@@ -57,5 +57,6 @@ def mismatch(planned: Graph, found: Graph) -> str:
         )  # fmt: skip
     return (
         f"the plan is for graph {planned.hash[:12]}, but this call gives graph {found.hash[:12]}; first difference: {where}. "
-        "Call the model with what it was planned for (batch size, shapes, dtypes, modes, masks), or make a new plan"
+        "Call the model with what it was planned for (batch size, shapes, dtypes, modes, masks), or make a new plan. Where the "
+        "same call gives another graph in each process, the model's code may loop over a set: set PYTHONHASHSEED=0 for both"
     )
