@@ -52,12 +52,22 @@ def named(name: str, make: Callable[[], Made]) -> None:
     CONFIGURATIONS[name] = make
 
 
+LARGEST = (
+    20_000_000  # parameters: a configuration above it was not made small (its sizes stand in a nested configuration)
+)
+
+
 def build(name: str) -> Made:
-    """The same model and samples each time."""
+    """The same model and samples each time.
+
+    Raises AssertionError for a model of more than 20 million parameters.
+    """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.manual_seed(1)
         model, sample = CONFIGURATIONS[name]()
+    size = sum(p.numel() for p in model.parameters())
+    assert size <= LARGEST, f"{name} has {size:,} parameters: make its configuration small"
     return model.train(), sample
 
 

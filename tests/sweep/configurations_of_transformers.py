@@ -84,6 +84,10 @@ audio-spectrogram-transformer data2vec-audio hubert sew sew-d unispeech unispeec
 """)
 
 
+# T5Gemma's sizes stand in the configurations of its encoder and its decoder: left as they are, the model takes 20 GB and more
+T5GEMMA_HALF = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8,
+                "max_position_embeddings": 64, "sliding_window": 8}  # fmt: skip
 NO_HEADS = dict.fromkeys(["num_attention_heads", "num_hidden_layers", "hidden_size"], NOT_GIVEN)
 EXTRA: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -141,6 +145,7 @@ EXTRA: dict[str, dict[str, Any]] = {
                    "num_encoder_attention_heads": 4,
                    "num_decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
     "nllb-moe": {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    "t5gemma": {"encoder": dict(T5GEMMA_HALF), "decoder": dict(T5GEMMA_HALF)},
 }  # fmt: skip
 
 
