@@ -48,7 +48,8 @@ def seconds_kept_back(time_limit: float) -> float:
 
 
 def seconds_for_bound(start: float, time_limit: float | None, thorough: bool) -> float:
-    """Seconds that the bound may take; `start` is the `time.monotonic()` at which the planner began."""
+    """Seconds that the bound may take; `start` is the `time.monotonic()` at which the planner began. thorough : both the
+    solver and the effort are."""
     most = SETTINGS.thorough_s if thorough else SETTINGS.brief_s
     if time_limit is None:
         return most
@@ -102,15 +103,16 @@ def is_proven(claim: Claim, bound_s: float, cost_looks_s: Sequence[float]) -> bo
 
 
 def is_optimal(
-    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, goal: Goal, limit: int | None
+    graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, goal: Goal, limit: int | None, most_s: float
 ) -> bool:
     """Whether a bound proves `best` optimal for the goal.
 
     bound : a lower bound on the peak of every schedule within the overhead of `best`.
+    most_s : seconds, about, for each further search for a bound.
     """
     j = best.judged
     if goal.max_overhead is not None and bound.bytes < j.peak_bytes:
         return False  # within the larger `max_overhead` the bound is no higher
     small = len(graph.ops) <= SETTINGS.time_bound_most_ops
     claim = Claim(graph, weights, goal, limit, j.peak_bytes, j.overhead)
-    return is_proven(claim, SETTINGS.thorough_s, (SETTINGS.thorough_s if small else 0.0,))
+    return is_proven(claim, most_s, (most_s if small else 0.0,))

@@ -62,15 +62,16 @@ def plan_graph(
     else:
         best = _within_limit(solver, problem, scorer, goal, limit)
     weights = graph.weights(options.cost)
-    seconds = certify.seconds_for_bound(start, options.time_limit, solver.thorough)
+    thorough = solver.thorough and options.effort == "thorough"
+    seconds = certify.seconds_for_bound(start, options.time_limit, thorough)
     bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
-    if solver.thorough:
+    if thorough:
         left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
         bound, met = certify.look_longer(graph, weights, best, bound, left)
         # Budgets only: under an overhead goal, allowing more could yield a larger plan.
         if met is not None and limit is not None and solver.joins:
             best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
-    optimal = certify.is_optimal(graph, weights, best, bound, goal, limit)
+    optimal = certify.is_optimal(graph, weights, best, bound, goal, limit, seconds)
     return as_plan(scorer, best, baseline, options, bound, optimal, time.monotonic() - start)
 
 

@@ -142,18 +142,21 @@ class Polish:
             anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), SETTINGS.anchors)
             self._round(anchors.tolist(), part.work_share, part.heat, number)
 
-    def look(self, low: float, high: float, longer: int = SETTINGS.closer_times) -> None:
+    def look(self, low: float, high: float, longer: float = SETTINGS.closer_times) -> None:
         """Search on where the peak lies between `low` and `high` bytes; longer : times the changes of a sweep."""
         for number, part in enumerate(SETTINGS.rounds):
             anchors = np.geomspace(low, high, SETTINGS.closer_anchors).tolist()
             self._round(anchors, longer * part.work_share, part.heat, number + 11)
 
-    def press(self, starts: list[Entry]) -> list[Entry]:
-        """Lower the peak of each of `starts` at its cost; all entries are of the whole graph."""
+    def press(self, starts: list[Entry], changes_each: int | None = None) -> list[Entry]:
+        """Lower the peak of each of `starts` at its cost; all entries are of the whole graph.
+
+        changes_each : for each start, the same whatever the others are; None: all starts share `press_changes`.
+        """
         if self._empty:
             return []
         problem = self.problem
-        changes = int(SETTINGS.press_changes * problem.work / max(1, len(starts)))
+        changes = changes_each or int(SETTINGS.press_changes * problem.work / max(1, len(starts)))
 
         def one(i: int, start: Entry) -> Archive:
             runs = self.reduced.reduced_runs(start.runs)
@@ -162,7 +165,7 @@ class Polish:
             state = sequence.build(runs, self.ops)
             most = self.ops.weights[runs].sum() - self.base_cost + SETTINGS.press_extra_share * self.base_cost
             aim = within_cost(float(most), self.plain_peak, self.base_cost)
-            self._chain(state, aim, found, changes, SETTINGS.press_heat, 23 + i)
+            self._chain(state, aim, found, changes, SETTINGS.press_heat, 23 + (0 if changes_each else i))
             return found
 
         found = [e for archive in in_threads(problem, one, list(enumerate(starts))) for e in archive]

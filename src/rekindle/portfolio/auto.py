@@ -47,6 +47,7 @@ from ..problem import Problem, choose, register
 from ..solvers.rotor import thin
 from . import small
 from .curve import curve_of
+from .stretches import stretches_of
 
 EPS = 1e-9  # of an overhead
 
@@ -57,8 +58,10 @@ def _retry(problem: Problem, best: Schedule | None) -> Iterator[Schedule]:
     Where many ops cost nothing (element-wise ones, in FLOPs), a search by cost has little to go by. Within an overhead
     the curve by seconds is searched only where the overhead allows the smallest plan of the sweep, and `best` is not
     certified to be the smallest. The sweep is the same for every overhead: where a smaller overhead allows its smallest
-    plan, a larger one does too.
+    plan, a larger one does too. Only with effort "thorough".
     """
+    if problem.effort != "thorough":
+        return
     if problem.max_overhead is None:
         for weights in _other_weights(problem, "unit", "seconds"):
             yield from auto(replace(problem, weights=weights))
@@ -105,5 +108,7 @@ def auto(problem: Problem) -> Iterator[Schedule]:
         return
     if to_compile(moves.anneal):
         problem.progress("compiling the search, once after an installation: about a minute")
-    chosen = thin(choose(problem, curve_of(problem).look_closer(problem)))
+    thorough = problem.effort == "thorough"
+    found = curve_of(problem).look_closer(problem) if thorough else stretches_of(problem).answers(problem)
+    chosen = thin(choose(problem, found))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,14 +9,14 @@ import numpy as np
 
 from .. import bounds
 from ..problem import Problem, choose
-from ..sizes import format_bytes
 from ..solvers.rotor import entries
 from ..structure.archive import Entry, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
-from . import anew, proposals, small
+from . import anew, proposals, recent, small, way_down
 from .anneal import Polish
 from .hierarchical import Levels
+from .news import teller
 from .proposals import large
 from .storages import Search
 
@@ -31,35 +29,20 @@ class AutoSettings:
     stretches_large : the same on large graphs.
     block_peaks : peaks of a stretch for which blocks are joined.
     block_peaks_large : the same on large graphs.
-    remembered_curves : kept in memory, so that the next goal for the same graph is answered at once.
     """
 
     stretches: int = 6
     stretches_large: int = 3
     block_peaks: int = 6
     block_peaks_large: int = 2
-    remembered_curves: int = 4
 
 
 SETTINGS = AutoSettings()
 
-_curves: OrderedDict[tuple[object, ...], Curve] = OrderedDict()
-
 
 def curve_of(problem: Problem) -> Curve:
     """The curve of a graph, from memory if it was found before with the same weights, seed and effort."""
-    g = problem.graph
-    costs = [a.tobytes() for a in (problem.weights, g.weights("seconds"), g.arrays.workspace)]
-    key = (g.hash, *costs, problem.seed, problem.effort, problem.work)
-    if key in _curves:
-        _curves.move_to_end(key)
-        return _curves[key]
-    curve = Curve.find(problem)
-    if problem.time_left > 0:  # whole, not cut short
-        _curves[key] = curve
-        while len(_curves) > SETTINGS.remembered_curves:
-            _curves.popitem(last=False)
-    return curve
+    return recent.curve(problem, "thorough", lambda: Curve.find(problem))
 
 
 @dataclass
@@ -120,7 +103,7 @@ class Curve:
         found = self.entries
         if problem.coarse or not len(self.search.points.reduced.candidates):
             return found
-        tell = _teller(problem)
+        tell = teller(problem)
         tell(found)
         for k in range(len(self.cells) - 2, -1, -1):
             if problem.time_left <= 0:
@@ -178,7 +161,7 @@ class Curve:
         if not large(problem):
             found = _pressed(problem, self._within(found, low, high))
         if k == 0 and problem.time_left > 0:
-            found = pareto(found + self._anew(problem, unpolished, low, high))
+            found = pareto(found + self._anew(problem, unpolished, low, high) + way_down.smallest(problem))
         if not large(problem):
             proven = small.proven_between(problem, self._begin(k), high, found)
             found = proven if proven is found else _pressed(problem, proven)
@@ -211,26 +194,3 @@ def _pressed(problem: Problem, found: list[Entry]) -> list[Entry]:
     with problem.interruptible():
         found = pareto(found + fine.press(found))
     return found
-
-
-def _teller(problem: Problem) -> Callable[[list[Entry]], None]:
-    """A function that reports the best entry so far, and how far it is from the certified bound."""
-    g, w = problem.graph, problem.weights
-    least_extra, least_peak = 0.0, bounds.single_op(g).bytes
-    if problem.limit is not None:
-        least_extra = bounds.extras_at(g, w, [problem.limit])[0]
-    elif problem.max_overhead is not None:
-        least_peak = bounds.at_overhead(g, w, problem.max_overhead).bytes
-
-    def tell(found: list[Entry]) -> None:
-        best = choose(problem, found)[0]
-        peak, once = best.peak + g.resident_bytes, problem.base_cost or 1.0
-        line = f"auto: {format_bytes(peak)} at +{best.extra / once:.2%}; "
-        if problem.limit is not None and peak <= problem.limit:
-            problem.progress(line + f"certified: no plan within the budget below +{least_extra / once:.2%}")
-        else:
-            problem.progress(
-                line + f"certified: none below {format_bytes(least_peak)}, gap {1 - least_peak / peak:.1%}"
-            )
-
-    return tell

@@ -10,18 +10,22 @@ from ..kernels import cuts
 from ..kernels.modes import HOLD, KEEP, TRANSIENT
 from ..kernels.order import hoist
 from ..kernels.scoring import Point
+from ..structure.postponed import postponed
 from .points import Points
 
 CHEAP_QUANTILES = (0.3, 0.5, 0.7)  # of the cost per byte to recompute; values below are tried as transient; guesses
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # weight of a segment's own bytes against saved bytes; guesses
 
 
-def seeds(points: Points) -> Iterator[Point]:
-    """Points to start from."""
+def seeds(points: Points, late: bool = False) -> Iterator[Point]:
+    """Points to start from. late : also with the large ends of the step at its end; see `structure.postponed`."""
     r = points.reduced
     orders = [points.order]
-    if r.regions.second_begin:
-        orders.append(hoist(points.order, r.regions.second_begin, r.before, r.arrays))
+    begin = r.regions.second_begin
+    if begin:
+        orders.append(hoist(points.order, begin, r.before, r.arrays))
+        if late:
+            orders += [o for o in [postponed(o, begin, r.arrays) for o in orders] if (o != orders[0]).any()]
     last = _last_forward_use(points)
     for order in orders:
         yield points.all_in(KEEP, order)

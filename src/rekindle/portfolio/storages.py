@@ -22,7 +22,7 @@ Complexity: O(k n) for k proposals on n ops and edges; k is chosen so that a few
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -151,6 +151,10 @@ class Search:
             self._chains([self._aim(a) for a in anchors], proposals, part.heat, k + 11, starts)
             self._report()
         self._descend(anchors)
+
+    def chains(self, anchors: Sequence[float], proposals: float, heat: float, number: int) -> None:
+        """Run one chain for each peak aimed at, from the archive's best for it. proposals : of all chains together."""
+        self._chains([self._aim(a) for a in anchors], proposals, heat, number)
 
     def _proposals(self) -> float:
         """How many proposals all chains make together."""

@@ -1,0 +1,107 @@
+"""A search of one stretch of the memory-cost curve: blocks joined for its peaks, then annealing over modes and order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ..problem import Problem
+from ..structure.archive import Entry, pareto
+from ..structure.reduced import Reduced
+from . import proposals
+from .hierarchical import Levels
+from .on_reduced import over_whole_graph
+from .point_seeds import seeds as point_seeds
+from .rounds import Round
+from .storages import Search
+
+
+@dataclass(frozen=True)
+class FocusSettings:
+    """How much a stretch is searched, for one effort. All settings are guesses, tried on a dozen models.
+
+    anchors : peaks of the stretch at which chains aim, spread from its lower end; for each, blocks are joined too.
+    work_steps : elementary steps of all chains of a round together,
+    work_steps_per_size : and so many more per step that it takes to score a plan.
+    rounds : of chains. A round follows only while the one before it gained.
+    gain_share : of the plain step's cost; the least gain at any anchor for which another round is worth its time.
+    reach : times the upper end of the stretch; larger entries are no seeds.
+    """
+
+    anchors: int = 3
+    work_steps: float = 3e7
+    work_steps_per_size: float = 6e3
+    rounds: tuple[Round, ...] = (Round(1.0, 0.006), Round(1.0, 0.003), Round(1.0, 0.0015), Round(1.0, 0.001))
+    gain_share: float = 5e-4
+    reach: float = 1.5
+
+
+SETTINGS = {
+    "quick": FocusSettings(anchors=2, rounds=(Round(0.5, 0.003),)),
+    "normal": FocusSettings(),
+}
+
+
+class Focus:
+    """Searches stretches of one graph's curve.
+
+    reduced : the reduced problem. blocks : the graph as chains of blocks.
+    """
+
+    def __init__(self, problem: Problem, reduced: Reduced, blocks: list[Levels]):
+        self.reduced, self.blocks = reduced, blocks
+        self.search = Search(problem, reduced)
+        self.settings = SETTINGS[problem.effort]
+        if len(reduced.candidates):
+            for point in point_seeds(self.search.points, late=True):
+                self.search.record(point)
+
+    def plain_entries(self, problem: Problem) -> list[Entry]:
+        """The entries of the points from which chains begin, before any search."""
+        return over_whole_graph(problem, self.reduced, self.search.entries())
+
+    def look(self, problem: Problem, low: float, high: float, known: list[Entry]) -> list[Entry]:
+        """The entries found between the peaks `low` and `high`, in bytes without the resident ones.
+
+        known : entries of the whole graph from which chains may begin.
+        """
+        s = self.settings
+        anchors = np.geomspace(max(1.0, low), max(2.0, high), s.anchors + 1)[:-1]
+        joined: list[Entry] = []
+        if not len(self.reduced.candidates):
+            return joined
+        search = self.search.copy(problem)
+        with problem.interruptible():
+            joined += proposals.all_of(
+                problem, [partial(proposals.joined, problem, curve, anchors) for curve in self.blocks]
+            )
+            starts = pareto([*joined, *(e for e in known if e.peak <= s.reach * high)])
+            for e in starts:
+                search.enter(self.reduced.reduced_runs(e.runs))
+            self._rounds(problem, search, anchors.tolist())
+        found = [*joined, *over_whole_graph(problem, self.reduced, search.entries())]
+        return pareto(found)
+
+    def _rounds(self, problem: Problem, search: Search, anchors: Sequence[float]) -> None:
+        """Run rounds of chains while they gain."""
+        s, base = self.settings, search.points.base_cost
+        steps = s.work_steps / self.reduced.work + s.work_steps_per_size
+        before = _least_extras(search, anchors)
+        for k, part in enumerate(s.rounds):
+            if problem.time_left <= 0:
+                return
+            search.chains(anchors, steps * part.work_share, part.heat, 101 + k)
+            now = _least_extras(search, anchors)
+            gained = np.isinf(before) & np.isfinite(now) | (now < before - s.gain_share * base)
+            if not gained.any():
+                return
+            before = now
+
+
+def _least_extras(search: Search, anchors: Sequence[float]) -> np.ndarray:
+    """float64 [anchors]: the least extra cost found within each peak; infinite where nothing fits."""
+    bins = search.archive.bins
+    return np.array([bins.extra[bins.peak <= a].min(initial=np.inf) for a in anchors])

@@ -1,0 +1,219 @@
+"""The memory-cost curve for efforts "quick" and "normal": seeds for all of it, a search only in the stretch of the goal.
+
+The curve is cut into stretches by peak, at round shares of the plain step's peak, since people ask for half the memory and
+not for 0.4937 of it. A search looks at the one stretch in which the goal lies (see `focus`), or below the smallest seed (see
+`way_down`), and takes a few tenths of a second in place of many seconds for the whole curve.
+
+A larger budget never gives a slower plan, although another budget is looked at elsewhere. The answer to a budget in stretch
+k comes from the seeds A, which serve every goal, and from the entries F_k that the look at stretch k found. An entry of F_k
+counts only if it costs at least as much as the seeds need at the upper end of the stretch: then every larger budget beyond
+the stretch has an answer as cheap, and within the stretch all budgets share F_k. Where an entry of F_k is cheaper than that
+(the seeds are poor there), stretch k + 1 is looked at too, whose answers may lie lower than its seeds.
+
+Last, entries that miss the goal by up to 2 % are pressed to a lower peak at their cost (see `Polish.press`): budgets are
+missed by kilobytes. Each entry is pressed in a way that depends on it alone, so the order of answers stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .. import bounds
+from ..problem import Problem, choose
+from ..structure.archive import Entry, entry, pareto
+from ..structure.reduced import Reduced
+from ..structure.saved import Dropping
+from . import proposals, recent, way_down
+from .anneal import Polish
+from .focus import Focus
+from .news import teller
+
+EPS = 1e-9  # of a cost
+
+
+@dataclass(frozen=True)
+class StretchSettings:
+    """How the curve is cut, and how far its answers are pressed. All settings are guesses.
+
+    shares : ends of stretches, as shares of the plain step's activation peak.
+    near_share : of the goal's peak; entries that miss it by so much are pressed,
+    press_changes : with so many changes each, on graphs of up to `press_ops_most` ops.
+    lowest_width : upper end of the lowest stretch, as a multiple of its least peak, where costs are lowered.
+    enough_share : of the plain step's cost. A stretch is not looked at where its seeds are certified to lie so close to the
+        least cost.
+    """
+
+    shares: tuple[float, ...] = (
+        0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9,
+    )  # fmt: skip
+    near_share: float = 0.02
+    press_changes: int = 15_000
+    press_ops_most: int = 3500
+    lowest_width: float = 1.1
+    enough_share: float = 1e-3
+
+
+SETTINGS = StretchSettings()
+
+
+def stretches_of(problem: Problem) -> Stretches:
+    """The stretches of a graph, from memory if they were made before with the same weights, seed and effort."""
+    return recent.curve(problem, "stretches", lambda: Stretches.of(problem))
+
+
+@dataclass
+class Stretches:
+    """The curve of a graph.
+
+    seeds : entries that serve every goal, in order of falling peak.
+    cells : peaks that bound the stretches, rising, in bytes without the resident ones. The lowest stretch ends at the
+        smallest seed.
+    focus : the search of one stretch.
+    found : per stretch that was looked at, the entries found there.
+    """
+
+    seeds: list[Entry]
+    cells: list[float]
+    focus: Focus
+    found: dict[int, list[Entry]] = field(default_factory=dict)
+    pressed: dict[tuple[float, float], list[Entry]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: Problem) -> Stretches:
+        """The seeds of the whole curve."""
+        graph = problem.graph
+        blocks = list(proposals.blocks_of(problem))
+        plain_step = entry(graph, problem.weights, np.flatnonzero(graph.needed))
+        focus = Focus(problem, Reduced(graph, Dropping(graph)), blocks)
+        seeds = pareto([plain_step, *proposals.seeds(problem, blocks), *focus.plain_entries(problem)])
+        least, plain = float(seeds[-1].peak), float(plain_step.peak)
+        # One byte below the share: a budget is that share, rounded down.
+        ends = [float(int(share * plain) - 1) for share in SETTINGS.shares]
+        cells = [0.0, least, *(x for x in ends if x > least), float(max(plain, least + 1))]
+        return cls(seeds, cells, focus)
+
+    def answers(self, problem: Problem) -> list[Entry]:
+        """The entries that serve the problem's goal, in order of falling peak; all there are for the whole frontier."""
+        if problem.whole:
+            return self._everything(problem)
+        if problem.limit is not None:
+            found = self._within(problem, problem.limit - problem.graph.resident_bytes)
+        elif problem.max_overhead is not None:
+            found = self._below(problem, problem.max_overhead * problem.base_cost)
+        else:
+            found = self._least(problem)
+        teller(problem)(found)
+        return found
+
+    # -- goals ---------------------------------------------------------------------------------------------------------
+    def _everything(self, problem: Problem) -> list[Entry]:
+        found = list(self.seeds)
+        if not problem.coarse:
+            for k in range(len(self.cells) - 2, -1, -1):
+                if problem.time_left > 0:
+                    found += self._look(replace(problem, whole=False), k)
+        return pareto(found)
+
+    def _within(self, problem: Problem, room: float) -> list[Entry]:
+        """Entries for a budget of `room` bytes."""
+        k = self._stretch(room)
+        teller(problem)(self.seeds)
+        found = self._allowed(problem, k)
+        least = bounds.extras_at(problem.graph, problem.weights, [problem.graph.resident_bytes + int(room)])[0]
+        best = _cheapest(found, room)
+        if best <= least * (1 + EPS) + EPS * problem.base_cost:
+            return found
+        near = [e for e in found if room < e.peak <= room * (1 + SETTINGS.near_share) and e.extra < best]
+        return pareto(found + self._press(problem, near))
+
+    def _below(self, problem: Problem, extra: float) -> list[Entry]:
+        """Entries for the least peak within an extra cost."""
+        extra += EPS * problem.base_cost
+        found = list(self.seeds)
+        teller(problem)(found)
+        k = self._stretch(_smallest(found, extra))
+        floor = bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead or 0.0).bytes
+        while True:
+            found = pareto(found + self._allowed(problem, k))
+            peak = _smallest(found, extra)
+            if peak + problem.graph.resident_bytes <= floor or k == 0 or peak > self.cells[k] or problem.time_left <= 0:
+                break
+            k -= 1
+        near = [e for e in found if peak <= e.peak <= peak / (1 - SETTINGS.near_share) and e.extra <= extra]
+        return pareto(found + self._press(problem, near))
+
+    def _least(self, problem: Problem) -> list[Entry]:
+        """Entries for the least peak at any cost."""
+        found = pareto(self.seeds + self._look(problem, 0))
+        least = found[-1]
+        near = [e for e in found if e.peak <= least.peak * (1 + SETTINGS.near_share) and e.extra < least.extra]
+        return pareto(found + [e for e in self._press(problem, near) if e.peak >= least.peak])
+
+    # -- stretches -----------------------------------------------------------------------------------------------------
+    def _stretch(self, peak: float) -> int:
+        return int(min(max(np.searchsorted(self.cells, peak, "right") - 1, 0), len(self.cells) - 2))
+
+    def _allowed(self, problem: Problem, k: int) -> list[Entry]:
+        """The seeds, and the entries of stretch k that no answer to a larger budget costs more than."""
+        found = self._look(problem, k)
+        top = len(self.cells) - 2
+        if k == top:
+            return pareto(self.seeds + found)
+        least = _cheapest(self.seeds, self.cells[k + 1])
+        if any(e.extra < least for e in found):
+            least = min(least, _cheapest(self._allowed(problem, k + 1), self.cells[k + 1]))
+        return pareto(self.seeds + [e for e in found if e.extra >= least])
+
+    def _look(self, problem: Problem, k: int) -> list[Entry]:
+        """The entries found in stretch k, from memory if it was looked at before."""
+        if k not in self.found:
+            found = self._lowest(problem) if k == 0 else self._found_at(problem, k)
+            if problem.time_left <= 0:
+                return found
+            self.found[k] = found
+        return self.found[k]
+
+    def _found_at(self, problem: Problem, k: int) -> list[Entry]:
+        low, high = self.cells[k], self.cells[k + 1]
+        worst = _cheapest(self.seeds, low)
+        top = problem.graph.resident_bytes + int(high)
+        if (
+            worst - bounds.extras_at(problem.graph, problem.weights, [top])[0]
+            <= SETTINGS.enough_share * problem.base_cost
+        ):
+            return []
+        return self.focus.look(problem, low, high, self.seeds)
+
+    def _lowest(self, problem: Problem) -> list[Entry]:
+        """The entries below the smallest seed. How low they go does not depend on timings; only their costs do."""
+        down = way_down.smallest(problem)
+        least = min(float(down[-1].peak), self.cells[1])
+        high = max(self.cells[1], SETTINGS.lowest_width * least)
+        known = pareto([*down, *(e for e in self.seeds if e.peak <= high)])
+        found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known)
+        return pareto(known + [e for e in found if e.peak >= least])
+
+    def _press(self, problem: Problem, near: list[Entry]) -> list[Entry]:
+        if len(problem.graph.ops) > SETTINGS.press_ops_most or not near:
+            return []
+        fine = Polish(problem, Reduced(problem.graph, Dropping(problem.graph), negligible_share=0.0))
+        out: list[Entry] = []
+        with problem.interruptible():
+            for e in near:
+                key = (e.peak, e.extra)
+                if key not in self.pressed:
+                    self.pressed[key] = [x for x in fine.press([e], SETTINGS.press_changes) if x.extra <= e.extra]
+                out += self.pressed[key]
+        return out
+
+
+def _cheapest(found: list[Entry], room: float) -> float:
+    """The least extra cost among the entries within a peak; infinite where none fits."""
+    return min((e.extra for e in found if e.peak <= room), default=float("inf"))
+
+
+def _smallest(found: list[Entry], extra: float) -> float:
+    """The least peak among the entries within an extra cost."""
+    return min((float(e.peak) for e in found if e.extra <= extra), default=float("inf"))

@@ -1,0 +1,140 @@
+"""The smallest plans of a graph, found from bytes and FLOPs alone: what is reachable never depends on timings.
+
+Near the floor, changes of a good plan lead nowhere: memory falls only after several runs were added that gain nothing by
+themselves. So the seeds of several solvers are annealed as sequences of runs (see `anneal`) at temperatures far above
+those that serve elsewhere, towards a peak a little below the least one found so far, again and again.
+
+The costs that the search sees are the seconds of a made-up device, from the FLOPs of each op and the bytes that it reads
+and writes. They are the same on every machine, whatever was measured there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from .. import bounds
+from ..kernels import moves, sequence
+from ..model.graph import Graph
+from ..problem import Problem
+from ..solvers.rotor import entries
+from ..structure.archive import Archive, Entry, entry, pareto, within_peak
+from ..structure.reduced import Reduced
+from ..structure.saved import Dropping
+from . import proposals
+from .anneal import Polish
+from .threads import in_threads
+
+
+@dataclass(frozen=True)
+class WayDownSettings:
+    """How the least peak is searched for.
+
+    flop_per_s, bytes_per_s : rates of the made-up device; guesses.
+    solvers : asked for seeds, beside blocks.
+    negligible_share : as `structure.Reduced` has it: near the floor small values decide. Measured on a GPT: with 1e-3 its
+        least peak came out 10 % higher.
+    aims : (share of the least peak found so far, first temperature) of the chains of one pass. Measured on a U-Net, where
+        temperatures of 0.02 and less ended 10 % higher; on a GPT the cool ones gained most.
+    passes : over the aims, each from the smallest sequence found before, for each effort.
+    idle_passes : that gain nothing end the search,
+    gain_share : of the least peak, below which a pass counts as one that gains nothing.
+    changes : of each chain,
+    changes_ops : on graphs of up to so many ops; on larger ones fewer in proportion.
+    cheaper_times : times the changes of a sweep of `anneal`, to lower costs near the least peak.
+    """
+
+    flop_per_s: float = 1e11
+    bytes_per_s: float = 2e10
+    solvers: tuple[str, ...] = ("rotor", "dtr", "min-cut")
+    negligible_share: float = 1e-4
+    aims: tuple[tuple[float, float], ...] = ((0.95, 0.1), (0.97, 0.005), (0.98, 0.02), (0.9, 0.1))
+    passes: tuple[tuple[str, int], ...] = (("quick", 2), ("normal", 8), ("thorough", 12))
+    idle_passes: int = 3
+    gain_share: float = 1e-3
+    changes: int = 10_000
+    changes_ops: int = 1000
+    cheaper_times: float = 0.4
+
+
+SETTINGS = WayDownSettings()
+
+
+def structural_weights(graph: Graph) -> np.ndarray:
+    """float64 [ops]: seconds of each op on the made-up device."""
+    size = [v.bytes for v in graph.values]
+    moved = np.array([sum(size[v] for v in {*op.inputs, *op.outputs}) for op in graph.ops], np.float64)
+    return graph.weights("flops") / SETTINGS.flop_per_s + moved / SETTINGS.bytes_per_s
+
+
+def smallest(problem: Problem) -> list[Entry]:
+    """Entries near the least peak that the search reaches, with their costs in the unit of the problem."""
+    graph = problem.graph
+    shown = replace(problem, weights=structural_weights(graph), limit=None, max_overhead=None, whole=False)
+    seeds = _seeds(shown)
+    reduced = Reduced(graph, Dropping(graph), SETTINGS.negligible_share)
+    polish = Polish(shown, reduced)
+    polish.enter([np.arange(len(reduced.ops)), *(reduced.reduced_runs(e.runs) for e in seeds)])
+    with problem.interruptible():
+        _descend(shown, polish)
+    found = [*seeds, *polish.entries()]
+    return pareto([entry(graph, problem.weights, e.runs) for e in found])
+
+
+def _seeds(problem: Problem) -> list[Entry]:
+    """Entries of fast solvers and of blocks that are joined for least memory."""
+    whole = replace(problem, whole=True)
+    sources: list[proposals.Source] = [partial(proposals.proposed, whole, name) for name in SETTINGS.solvers]
+    sources += [partial(_of_blocks, problem, curve) for curve in proposals.blocks_of(problem)]
+    return pareto(proposals.all_of(problem, sources))
+
+
+def _of_blocks(problem: Problem, curve: proposals.Levels) -> Iterator[Entry]:
+    yield from entries(replace(problem, whole=True), curve)
+    yield from entries(problem, curve)
+
+
+def _descend(problem: Problem, polish: Polish) -> None:
+    """Chains in passes; each begins with the smallest sequence found so far."""
+    ops = len(polish.reduced.ops)
+    if not ops or not len(polish.reduced.values):
+        return
+    changes = int(SETTINGS.changes * min(1.0, SETTINGS.changes_ops / ops))
+    archive = polish.archive
+
+    def chain(number: int, share: float, heat: float, start: Entry) -> Archive:
+        found = archive.like()
+        if problem.time_left > 0:
+            aim = within_peak(share * start.peak, polish.plain_peak, polish.base_cost)
+            state = sequence.build(start.runs, polish.ops)
+            moves.anneal(
+                state, polish.ops, aim, found.bins, polish.base_cost, changes, heat, 7919 * problem.seed + number
+            )
+        return found
+
+    floor = bounds.look_ahead(problem.graph).bytes - problem.graph.resident_bytes
+    idle, least = 0, archive.least
+    for k in range(dict(SETTINGS.passes)[problem.effort]):
+        if least <= floor or idle >= SETTINGS.idle_passes:
+            return
+        start = min(archive, key=lambda e: (e.peak, e.extra))
+        rows = [(k * len(SETTINGS.aims) + i, share, heat, start) for i, (share, heat) in enumerate(SETTINGS.aims)]
+        for found in in_threads(problem, chain, rows):
+            archive.merge(found)
+        idle = 0 if archive.least < least * (1 - SETTINGS.gain_share) else idle + 1
+        least = archive.least
+
+
+def cheaper(problem: Problem, known: list[Entry], high: float) -> list[Entry]:
+    """Entries of lower cost, in the unit of the problem, from the least peak among the `known` ones up to `high` bytes; none
+    is smaller than the smallest known one."""
+    least = min(float(e.peak) for e in known)
+    reduced = Reduced(problem.graph, Dropping(problem.graph), SETTINGS.negligible_share)
+    polish = Polish(problem, reduced)
+    polish.enter([reduced.reduced_runs(e.runs) for e in pareto(known)])
+    with problem.interruptible():
+        polish.look(least, max(high, least), SETTINGS.cheaper_times)
+    return [e for e in polish.entries() if e.peak >= least]
