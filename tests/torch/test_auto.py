@@ -36,7 +36,7 @@ from rekindle.exact import search as exact
 from rekindle.kernels import cuts
 from rekindle.kernels import modes as kernel
 from rekindle.planner import plan_graph
-from rekindle.portfolio import curve
+from rekindle.portfolio import recent
 from rekindle.portfolio.point_seeds import seeds
 from rekindle.portfolio.storages import Search
 from rekindle.problem import Problem
@@ -44,14 +44,22 @@ from rekindle.structure.saved import Dropping, runs_from_saved
 from strategies import chains, dags, examples, graphs, joint_graphs, u_nets
 
 
-@pytest.fixture(params=[pytest.param(0.05, id="little effort"), pytest.param(1.0, id="full effort", marks=sweep)])
-def effort(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+EFFORTS = [
+    pytest.param(("quick", 1.0), id="quick"),
+    pytest.param(("normal", 1.0), id="normal"),
+    pytest.param(("thorough", 0.05), id="thorough, with little work"),
+    pytest.param(("thorough", 1.0), id="thorough", marks=sweep),
+]
+
+
+@pytest.fixture(params=EFFORTS)
+def effort(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """For what holds however long the search works."""
     of_problem = planner.make_problem
-    share = float(request.param)
+    name, work = request.param
     for module in (planner, frontiers):
-        monkeypatch.setattr(module, "make_problem", lambda *a: replace(of_problem(*a), effort=share))
-    return share
+        monkeypatch.setattr(module, "make_problem", lambda *a: replace(of_problem(*a), effort=name, work=work))
+    return str(name)
 
 
 any_modes = st.lists(st.integers(0, 2), min_size=64, max_size=64)
@@ -158,7 +166,7 @@ def test_small_graphs_get_the_best_modes(graph: Graph) -> None:
 def test_the_same_seed_gives_the_same_plan() -> None:
     found = []
     for _ in range(2):
-        curve._curves.clear()  # else the second is answered from memory
+        recent.forget()  # else the second is answered from memory
         found.append(plan(chain(80), budget=18, seed=3).schedule)
     assert found[0] == found[1]
 

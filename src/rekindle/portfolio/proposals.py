@@ -50,20 +50,20 @@ ASKED: dict[str, Solve] = {
 class ProposalSettings:
     """Which solvers propose schedules for which graphs. The sizes are guesses.
 
-    always : solvers that are always asked.
+    brief : solvers that are asked whatever the effort is: each further one is compiled, and gains next to nothing.
+    always : solvers that are always asked with effort "thorough".
     large_ops : on graphs with more ops even fast solvers take their time: only the most useful ones are asked.
-    not_large : asked beside them on other graphs, with effort "thorough".
-    brief : asked beside them with less effort.
+    not_large : asked beside them on other graphs.
     by_table : solvers whose tables grow with the square of the number of stages,
     by_table_stages_most : asked on chains of at most so many stages.
     long : solvers that recompute in many levels,
     long_stages : asked on chains of more stages than that.
     """
 
+    brief: tuple[str, ...] = ("min-cut",)
     always: tuple[str, ...] = ("min-cut", "feng", "hong-exact")
     large_ops: int = 3500
     not_large: tuple[str, ...] = ("chen-sqrt", "kusumoto")
-    brief: tuple[str, ...] = ("dtr",)
     by_table: tuple[str, ...] = ("rotor",)
     by_table_stages_most: int = 400
     long: tuple[str, ...] = ("chen-sqrt", "chen-recursive", "revolve")
@@ -94,11 +94,10 @@ def seeds(problem: Problem, blocks: list[Levels]) -> list[Entry]:
     any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
     chain = chain_of(problem.graph)
     stages = 0 if chain is None else chain.turn
-    names = [*SETTINGS.always]
     if problem.effort == "thorough":
-        names += [] if large(problem) else SETTINGS.not_large
+        names = [*SETTINGS.always, *(() if large(problem) else SETTINGS.not_large)]
     else:
-        names += SETTINGS.brief
+        names = [*SETTINGS.brief]
     names += SETTINGS.by_table if stages <= SETTINGS.by_table_stages_most else ()
     names += SETTINGS.long if stages > SETTINGS.long_stages else ()
     from_blocks = [partial(entries, any_goal, curve) for curve in blocks]

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .. import bounds
-from ..problem import Problem, choose
+from ..problem import Problem
 from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
 from . import proposals, recent, way_down
 from .anneal import Polish
 from .focus import Focus
+from .hierarchical import Levels
 from .news import teller
 
 EPS = 1e-9  # of a cost
@@ -84,10 +85,15 @@ class Stretches:
     def of(cls, problem: Problem) -> Stretches:
         """The seeds of the whole curve."""
         graph = problem.graph
-        blocks = list(proposals.blocks_of(problem))
         plain_step = entry(graph, problem.weights, np.flatnonzero(graph.needed))
+        blocks: list[Levels] = []
+        seeds = [plain_step]
+        with problem.interruptible():
+            blocks += proposals.blocks_of(problem)
+        with problem.interruptible():
+            seeds += proposals.seeds(problem, blocks)
         focus = Focus(problem, Reduced(graph, Dropping(graph)), blocks)
-        seeds = pareto([plain_step, *proposals.seeds(problem, blocks), *focus.plain_entries(problem)])
+        seeds = pareto(seeds + focus.plain_entries(problem))
         least, plain = float(seeds[-1].peak), float(plain_step.peak)
         # One byte below the share: a budget is that share, rounded down.
         ends = [float(int(share * plain) - 1) for share in SETTINGS.shares]
@@ -104,7 +110,7 @@ class Stretches:
             found = self._below(problem, problem.max_overhead * problem.base_cost)
         else:
             found = self._least(problem)
-        teller(problem)(found)
+        _tell(problem, found)
         return found
 
     # -- goals ---------------------------------------------------------------------------------------------------------
@@ -119,7 +125,7 @@ class Stretches:
     def _within(self, problem: Problem, room: float) -> list[Entry]:
         """Entries for a budget of `room` bytes."""
         k = self._stretch(room)
-        teller(problem)(self.seeds)
+        _tell(problem, self.seeds)
         found = self._allowed(problem, k)
         least = bounds.extras_at(problem.graph, problem.weights, [problem.graph.resident_bytes + int(room)])[0]
         best = _cheapest(found, room)
@@ -132,7 +138,7 @@ class Stretches:
         """Entries for the least peak within an extra cost."""
         extra += EPS * problem.base_cost
         found = list(self.seeds)
-        teller(problem)(found)
+        _tell(problem, found)
         k = self._stretch(_smallest(found, extra))
         floor = bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead or 0.0).bytes
         while True:
@@ -153,7 +159,7 @@ class Stretches:
 
     # -- stretches -----------------------------------------------------------------------------------------------------
     def _stretch(self, peak: float) -> int:
-        return int(min(max(np.searchsorted(self.cells, peak, "right") - 1, 0), len(self.cells) - 2))
+        return min(max(int(np.searchsorted(self.cells, peak, "right")) - 1, 0), len(self.cells) - 2)
 
     def _allowed(self, problem: Problem, k: int) -> list[Entry]:
         """The seeds, and the entries of stretch k that no answer to a larger budget costs more than."""
@@ -207,6 +213,11 @@ class Stretches:
                     self.pressed[key] = [x for x in fine.press([e], SETTINGS.press_changes) if x.extra <= e.extra]
                 out += self.pressed[key]
         return out
+
+
+def _tell(problem: Problem, found: list[Entry]) -> None:
+    with problem.interruptible():
+        teller(problem)(found)
 
 
 def _cheapest(found: list[Entry], room: float) -> float:
