@@ -4,29 +4,34 @@ Rekindle.
 
 Problem: the goal itself: least cost within a peak, or least peak within a cost, of the whole step.
 
-How, in this order:
+Graphs of up to a few dozen ops are solved exactly (see `small`), if that takes few steps. Beyond that, effort decides.
 
-1. Graphs of up to a few dozen ops are solved exactly (see `exact`), if that takes few steps.
-2. Blocks with options are joined (see `hierarchical`), and the fast published solvers propose schedules (see `proposals`).
-3. `storages` sweeps the whole curve with a mode for each value and the order of ops.
-4. `anneal` polishes the results as sequences of runs, over the whole curve.
-5. Blocks, `storages` and `anneal` look closer at the stretch of the curve where the goal lies. At the lowest stretch, where
+Efforts "quick" and "normal" take seeds that serve the whole curve, from blocks (see `hierarchical`) and fast solvers, and
+search the one stretch of the curve in which the goal lies; see `stretches`, `focus` and, for the lowest stretch, `way_down`.
+
+Effort "thorough" searches all of the curve that may matter, in this order, and then asks effort "normal" too:
+
+1. Blocks with options are joined, and the fast published solvers propose schedules (see `proposals`).
+2. `storages` sweeps the whole curve with a mode for each value and the order of ops.
+3. `anneal` polishes the results as sequences of runs, over the whole curve.
+4. Blocks, `storages` and `anneal` look closer at the stretch of the curve where the goal lies. At the lowest stretch, where
    small changes of known plans lead nowhere, blocks are also asked for the smallest plan that they give, and searches begin
    anew, without the results of the sweep: `storages`, `rotor`, `dtr`, `beam`, and two by FLOPs (see `anew`). Their results
    are polished as well.
-6. The results there are pressed (`Polish.press`): at the same cost the least peak, with the values included that the
+5. The results there are pressed (`Polish.press`): at the same cost the least peak, with the values included that the
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
-7. On graphs of up to 128 ops the exact search answers at round peaks of the stretch where it can.
+6. On graphs of up to 128 ops the exact search answers at round peaks of the stretch where it can.
 
-On large graphs (more than `proposals.SETTINGS.large_ops` ops) only the most useful part of step 2 is done, and steps 6 and 7
+On large graphs (more than `proposals.SETTINGS.large_ops` ops) only the most useful part of step 1 is done, and steps 5 and 6
 are left out.
 
-A larger budget never gives a slower plan, and more overhead never a larger one: steps 2 to 4 do not know the goal, and
-steps 5 to 7 look at every stretch that is not certified to hold no better answer. Both cores are used; the result is the
-same for the same seed, unless a time limit or an interruption (Ctrl-C) cuts the search short, which then gives the best so
-far. A time limit beyond half a minute makes the search work longer.
+A larger budget never gives a slower plan, and more overhead never a larger one, within one effort. With effort "thorough"
+steps 1 to 3 do not know the goal, and steps 4 to 6 look at every stretch that is not certified to hold no better answer; for
+the other efforts `stretches` says why. Both cores are used; the result is the same for the same seed, unless a time limit or
+an interruption (Ctrl-C) cuts the search short, which then gives the best so far. A time limit beyond half a minute makes
+the thorough search work longer.
 
-Optimality: proven where step 1 applies or a bound is met (`status`); else `gap` tells the distance.
+Optimality: proven on small graphs, or where a bound is met (`status`); else `gap` tells the distance.
 
 Complexity: O(k n) for k proposals on n ops; k is chosen so that seconds pass.
 """
@@ -45,6 +50,7 @@ from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..solvers.rotor import thin
+from ..structure.archive import pareto
 from . import small
 from .curve import curve_of
 from .stretches import stretches_of
@@ -108,7 +114,12 @@ def auto(problem: Problem) -> Iterator[Schedule]:
         return
     if to_compile(moves.anneal):
         problem.progress("compiling the search, once after an installation: about a minute")
-    thorough = problem.effort == "thorough"
-    found = curve_of(problem).look_closer(problem) if thorough else stretches_of(problem).answers(problem)
+    if problem.effort != "thorough":
+        found = stretches_of(problem).answers(problem)
+    else:
+        found = curve_of(problem).look_closer(problem)
+        if not problem.whole:  # never worse than with less effort
+            normal = replace(problem, effort="normal")
+            found = pareto(found + stretches_of(normal).answers(normal))
     chosen = thin(choose(problem, found))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)
