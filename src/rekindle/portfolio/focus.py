@@ -25,7 +25,8 @@ class FocusSettings:
 
     anchors : peaks of the stretch at which chains aim, spread from its lower end; for each, blocks are joined too.
     work_steps : elementary steps of all chains of a round together,
-    work_steps_per_size : and so many more per step that it takes to score a plan.
+    proposals_more : and so many proposals beside them,
+    proposals_per_candidate : but at most so many proposals for each value whose mode may change.
     rounds : of chains. A round follows only while the one before it gained.
     gain_share : of the plain step's cost; the least gain at any anchor for which another round is worth its time.
     reach : times the upper end of the stretch; larger entries are no seeds.
@@ -33,7 +34,8 @@ class FocusSettings:
 
     anchors: int = 3
     work_steps: float = 3e7
-    work_steps_per_size: float = 6e3
+    proposals_more: float = 6e3
+    proposals_per_candidate: float = 1e3
     rounds: tuple[Round, ...] = (Round(1.0, 0.006), Round(1.0, 0.003), Round(1.0, 0.0015), Round(1.0, 0.001))
     gain_share: float = 5e-4
     reach: float = 1.5
@@ -88,12 +90,13 @@ class Focus:
     def _rounds(self, problem: Problem, search: Search, anchors: Sequence[float]) -> None:
         """Run rounds of chains while they gain."""
         s, base = self.settings, search.points.base_cost
-        steps = s.work_steps / self.reduced.work + s.work_steps_per_size
+        proposals = s.work_steps / self.reduced.work + s.proposals_more
+        proposals = min(proposals, s.proposals_per_candidate * len(self.reduced.candidates))
         before = _least_extras(search, anchors)
         for k, part in enumerate(s.rounds):
             if problem.time_left <= 0:
                 return
-            search.chains(anchors, steps * part.work_share, part.heat, 101 + k)
+            search.chains(anchors, proposals * part.work_share, part.heat, 101 + k)
             now = _least_extras(search, anchors)
             gained = np.isinf(before) & np.isfinite(now) | (now < before - s.gain_share * base)
             if not gained.any():

@@ -27,7 +27,7 @@ def teller(problem: Problem) -> Callable[[list[Entry]], None]:
             problem.progress(line + f"certified: no plan within the budget below +{least_extra / once:.2%}")
         else:
             problem.progress(
-                line + f"certified: none below {format_bytes(least_peak)}, gap {1 - least_peak / peak:.1%}"
+                line + f"certified: none below {format_bytes(least_peak)}, gap {1 - least_peak / max(1, peak):.1%}"
             )
 
     return tell

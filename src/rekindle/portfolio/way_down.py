@@ -42,7 +42,8 @@ class WayDownSettings:
     passes : over the aims, each from the smallest sequence found before, for each effort.
     idle_passes : that gain nothing end the search,
     gain_share : of the least peak, below which a pass counts as one that gains nothing.
-    changes : of each chain,
+    changes : of each chain, at most,
+    changes_per_op : and at most so many for each op,
     changes_ops : on graphs of up to so many ops; on larger ones fewer in proportion.
     cheaper_times : times the changes of a sweep of `anneal`, to lower costs near the least peak.
     """
@@ -56,6 +57,7 @@ class WayDownSettings:
     idle_passes: int = 3
     gain_share: float = 1e-3
     changes: int = 10_000
+    changes_per_op: int = 60
     changes_ops: int = 1000
     cheaper_times: float = 0.4
 
@@ -102,7 +104,7 @@ def _descend(problem: Problem, polish: Polish) -> None:
     ops = len(polish.reduced.ops)
     if not ops or not len(polish.reduced.values):
         return
-    changes = int(SETTINGS.changes * min(1.0, SETTINGS.changes_ops / ops))
+    changes = min(int(SETTINGS.changes * min(1.0, SETTINGS.changes_ops / ops)), SETTINGS.changes_per_op * ops)
     archive = polish.archive
 
     def chain(number: int, share: float, heat: float, start: Entry) -> Archive:

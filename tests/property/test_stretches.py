@@ -1,0 +1,124 @@
+"""Efforts "quick" and "normal": order of answers, the way down, and large ends that wait."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from graphs_by_hand import chain, unrolled
+from rekindle import Graph, Op, Schedule, Value, simulate
+from rekindle.portfolio import recent, way_down
+from rekindle.portfolio.stretches import Stretches
+from rekindle.problem import Problem, choose
+from rekindle.structure.archive import entry
+from rekindle.structure.postponed import postponed
+from rekindle.structure.reduced import Reduced
+from rekindle.structure.saved import Dropping
+from strategies import examples, joint_graphs, u_nets
+
+efforts = st.sampled_from(["quick", "normal"])
+families = st.one_of(joint_graphs(max_ops=9), u_nets(max_depth=4), st.sampled_from([chain(30), unrolled(20)]))
+
+
+def plain_peak(graph: Graph) -> int:
+    return simulate(graph, Schedule.baseline(graph)).peak_bytes
+
+
+@examples(40)
+@given(graph=families, effort=efforts, data=st.data())
+def test_a_larger_budget_is_never_slower_in_whatever_order_budgets_are_asked(
+    graph: Graph, effort: str, data: st.DataObject
+) -> None:
+    top = plain_peak(graph)
+    assume(top - graph.resident_bytes >= 8)
+    problem = Problem(graph, graph.weights(), effort=effort)
+    stretches = Stretches.of(problem)
+    limits = data.draw(st.lists(st.integers(0, top - graph.resident_bytes), min_size=2, max_size=6, unique=True))
+    extra = {}
+    for room in limits:
+        found = stretches.answers(replace(problem, limit=graph.resident_bytes + room))
+        assert all(e.peak == entry(graph, problem.weights, e.runs).peak for e in found)
+        extra[room] = min((e.extra for e in found if e.peak <= room), default=np.inf)
+    assert all(extra[a] >= extra[b] for a, b in itertools.pairwise(sorted(limits)))
+
+
+@examples(40)
+@given(graph=families, effort=efforts, data=st.data())
+def test_more_overhead_never_gives_a_larger_plan(graph: Graph, effort: str, data: st.DataObject) -> None:
+    problem = Problem(graph, graph.weights(), effort=effort)
+    stretches = Stretches.of(problem)
+    allowed = data.draw(st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 3.0]), min_size=2, max_size=4, unique=True))
+    peaks = {}
+    for overhead in allowed:
+        found = stretches.answers(replace(problem, max_overhead=overhead))
+        peaks[overhead] = min(e.peak for e in found if e.extra <= overhead * problem.base_cost * (1 + 1e-9))
+    assert all(peaks[a] >= peaks[b] for a, b in itertools.pairwise(sorted(allowed)))
+
+
+@examples(25)
+@given(graph=families, data=st.data())
+def test_how_low_the_way_down_leads_does_not_depend_on_timings(graph: Graph, data: st.DataObject) -> None:
+    lows = []
+    for _ in range(2):
+        seconds = data.draw(st.lists(st.integers(1, 9), min_size=len(graph.ops), max_size=len(graph.ops)))
+        timed = graph.with_costs([float(s) for s in seconds])
+        found = way_down.smallest(Problem(timed, timed.weights(), effort="quick"))
+        lows.append(min(e.peak for e in found))
+    assert lows[0] == lows[1]
+
+
+def test_the_least_plan_is_as_small_whatever_ops_take() -> None:
+    graph = unrolled(40)
+    least = []
+    for k in (1, 2):
+        timed = graph.with_costs([1.0 + (i * k) % 7 for i in range(len(graph.ops))])
+        recent.forget()
+        problem = Problem(timed, timed.weights(), effort="normal")
+        least.append(min(e.peak for e in Stretches.of(problem).answers(problem)))
+    assert least[0] == least[1]
+
+
+def with_a_large_gradient(stages: int) -> Graph:
+    """A chain whose last op has a weight, with a gradient far larger than all that the chain saves."""
+    values = [Value(4) for _ in range(stages + 1)]
+    ops = [Op(f"f{i}", (i,), (i + 1,), seconds=1.0) for i in range(stages)]
+
+    def new(size: int) -> int:
+        values.append(Value(size))
+        return len(values) - 1
+
+    gradient = new(4)
+    ops.append(Op("boundary", (stages,), (gradient,), recompute=False))
+    weight, handed_over = new(100), new(0)
+    ops.append(Op("weight", (gradient, stages - 1), (weight,), seconds=1.0, backward=True))
+    ops.append(Op("hand over", (weight,), (handed_over,), backward=True))
+    for i in reversed(range(stages)):
+        ops.append(Op(f"b{i}", (gradient, i), (new(4),), seconds=1.0, backward=True))
+        gradient = ops[-1].outputs[0]
+    return Graph(tuple(values), tuple(ops), (gradient, handed_over))
+
+
+def test_a_large_gradient_that_nothing_reads_waits_for_the_end() -> None:
+    graph = with_a_large_gradient(30)
+    reduced = Reduced(graph, Dropping(graph))
+    order = np.arange(len(reduced.ops))
+    late = postponed(order, reduced.regions.second_begin, reduced.arrays)
+    assert sorted(late) == sorted(order)
+    end_of_forward = 31 * 4  # the activations, and the gradient that arrives
+    peak = simulate(graph, Schedule.from_runs(graph, reduced.whole_runs(late).tolist())).peak_bytes
+    assert peak == end_of_forward + 4 < plain_peak(graph) - 80
+    problem = Problem(graph, graph.weights(), limit=peak, effort="normal")
+    assert choose(problem, Stretches.of(problem).answers(problem))[0].extra == 0
+
+
+@given(graph=st.one_of(joint_graphs(max_ops=9), u_nets()))
+def test_an_order_with_late_ends_is_valid(graph: Graph) -> None:
+    reduced = Reduced(graph, Dropping(graph))
+    begin = reduced.regions.second_begin
+    if begin:
+        late = postponed(np.arange(len(reduced.ops)), begin, reduced.arrays)
+        simulate(graph, Schedule.from_runs(graph, reduced.whole_runs(late).tolist()))
