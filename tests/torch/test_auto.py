@@ -43,7 +43,6 @@ from rekindle.problem import Problem
 from rekindle.structure.saved import Dropping, runs_from_saved
 from strategies import chains, dags, examples, graphs, joint_graphs, u_nets
 
-
 EFFORTS = [
     pytest.param(("quick", 1.0), id="quick"),
     pytest.param(("normal", 1.0), id="normal"),
