@@ -168,7 +168,7 @@ class Stretches:
         if k == top:
             return pareto(self.seeds + found)
         least = _cheapest(self.seeds, self.cells[k + 1])
-        if any(e.extra < least for e in found):
+        if any(e.extra < least for e in found if e.peak < self.cells[k + 1]):
             least = min(least, _cheapest(self._allowed(problem, k + 1), self.cells[k + 1]))
         return pareto(self.seeds + [e for e in found if e.extra >= least])
 
