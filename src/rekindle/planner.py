@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from . import bounds, certify, registry
 from .ask import Goal, PlanOptions
 from .candidates import Finish, Scored, Scorer, pick, smaller
-from .infeasible import infeasible, no_such_overhead
+from .errors import InfeasibleBudget
+from .infeasible import floor_of, infeasible, no_such_overhead
 from .model.graph import Graph
-from .model.held import keeping_results, relaxed, result_values
+from .model.held import keeping_results, result_values
 from .model.plan import Plan
 from .model.schedule import Schedule
-from .problem import Problem, Solver
+from .problem import Problem, Solve, Solver
+from .sizes import format_bytes
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,10 @@ def plan_graph(
 
 
 def _problem_of(graph: Graph, options: PlanOptions, limit: int | None, spare: int | None) -> Problem:
-    """The problem that the solver is asked. Where results are held, it is a step that keeps them; where no schedule fits
-    the limit, the smallest one is asked for."""
+    """The problem that the solver is asked. Where results are held, it is a step that keeps them."""
     if spare is None:
-        return make_problem(graph, options, limit if _possible(graph, limit) else None)
-    aim = None if limit is None else limit - spare
-    return make_problem(keeping_results(graph), options, aim if _possible(relaxed(graph), aim) else None)
-
-
-def _possible(graph: Graph, limit: int | None) -> bool:
-    return limit is not None and limit >= bounds.single_op(graph).bytes
+        return make_problem(graph, options, limit)
+    return make_problem(keeping_results(graph), options, None if limit is None else limit - spare)
 
 
 def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Problem:
@@ -112,30 +108,54 @@ def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal)
 
 
 def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, limit: int) -> Scored:
-    """The cheapest candidate within the limit."""
-    graph = scorer.graph
+    """The cheapest candidate within the limit.
+
+    Raises
+    ------
+    InfeasibleBudget : at once where the limit lies below the bound at any cost; else where no search finds a plan.
+    """
+    floor = floor_of(scorer.graph, scorer.spare)
+    if limit < floor.bytes:
+        problem.progress(
+            f"no schedule exists below {format_bytes(floor.bytes)}; looking for the smallest that is reachable"
+        )
+        raise _refusal(solver, scorer, goal, limit, _smallest(solver.quick or solver.solve, problem, scorer), floor)
     found = scorer.all(solver.solve(problem))
     best = pick(found, limit, None)
     if best is not None:
         return best
     # A solver that aims at the budget may stop above its least memory; and a peak that an error calls reachable must be
     # reached when it is asked for.
-    smallest = replace(problem, limit=None, max_overhead=None)
-    least = scorer.all(solver.solve(smallest)) if problem.limit is not None else found
-    if scorer.spare is not None and _results_matter(graph, least):  # some may be made twice before forward ends
-        least = least + scorer.all(solver.solve(replace(smallest, graph=graph)))
-    key = (graph.hash, solver.name)
-    if key in _named:
-        least = [*least, scorer.as_run(_named[key])]
+    least = _smallest(solver.solve, problem, scorer)
+    known = _named.get((scorer.graph.hash, solver.name))
+    if known is not None:
+        least = [*least, scorer.as_run(known)]
     best = pick(least, limit, None)
-    if best is None and problem.limit is not None:
+    if best is None:
         best = pick(scorer.all(solver.retry(problem, None)), limit, None)
     if best is None:
-        reached = min(least, key=lambda s: s.needs)
-        _remember(key, reached.schedule)
-        floor = bounds.look_ahead(graph if scorer.spare is None else relaxed(graph))
-        raise infeasible(graph, solver, goal, limit, reached.needs, floor, scorer.spare)
+        raise _refusal(solver, scorer, goal, limit, [*found, *least], floor)
     return best
+
+
+def _smallest(solve: Solve, problem: Problem, scorer: Scorer) -> list[Scored]:
+    """Candidates of a search for the least memory at any cost."""
+    smallest = replace(problem, limit=None, max_overhead=None)
+    least = scorer.all(solve(smallest))
+    if scorer.spare is not None and _results_matter(scorer.graph, least):  # some may be made twice before forward ends
+        least = least + scorer.all(solve(replace(smallest, graph=scorer.graph)))
+    return least
+
+
+def _refusal(
+    solver: Solver, scorer: Scorer, goal: Goal, limit: int, found: list[Scored], floor: bounds.Bound
+) -> InfeasibleBudget:
+    """The error that names the smallest schedule of `found`, or a smaller one that an earlier error named. It is remembered."""
+    key = (scorer.graph.hash, solver.name)
+    if key in _named:
+        found = [*found, scorer.as_run(_named[key])]
+    _remember(key, min(found, key=lambda s: (s.needs, s.judged.overhead)).schedule)
+    return infeasible(scorer, solver, goal, limit, found, floor)
 
 
 def _results_matter(graph: Graph, found: list[Scored]) -> bool:

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ... import bounds
 from ...errors import InfeasibleBudget, ParityError
-from ...model.held import relaxed
+from ...infeasible import bound_words, choices, floor_of
 from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture import rules
@@ -89,13 +88,13 @@ def _as_asked(plan: Plan, budget: int) -> Plan:
 
 
 def _exceeded(plan: Plan, budget: int, measured: list[int]) -> InfeasibleBudget:
-    floor = bounds.look_ahead(relaxed(plan.graph))
-    op = "what must be live at the end" if floor.op is None else plan.graph.ops[floor.op].name
+    floor = floor_of(plan.graph, 0)
+    bound, op = bound_words(plan.graph, floor, 0)
     least = min(measured)
     return InfeasibleBudget(
         f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept: the plan's predicted peak fits, but the measured "
         f"step takes {format_bytes(least)} ({least} bytes) while results are held, and no "
-        f"plan that takes less was found in {len(measured)} tries. The model is as it was; raise the budget to "
-        f"{least} bytes or make the batch smaller",
+        f"plan that takes less was found in {len(measured)} tries; no schedule exists below {bound}. The model is as it was. "
+        + choices(f"budget={least}"),
         budget=budget, smallest_peak=least, bound_bytes=floor.bytes, op=op,
     )  # fmt: skip
