@@ -15,6 +15,7 @@ from .model.graph import Graph
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, make_problem
+from .progress import stage
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     top = baseline.judged.peak_bytes - graph.resident_bytes
     bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
     coarse = len(graph.ops) > SETTINGS.closer_most_ops
-    found = scorer.all(solver.solve(replace(make_problem(graph, anything, None), whole=True, coarse=coarse)))
+    problem = replace(make_problem(graph, anything, None), whole=True, coarse=coarse)
+    with problem.interruptible():
+        stage(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
+    found = scorer.all(solver.solve(problem))
     count = SETTINGS.budgets
     shared = replace(anything, time_limit=None if options.time_limit is None else options.time_limit / count)
     fractions: Sequence[float] = np.linspace(1, 0, count + 1)[1:].tolist() if top > bottom else [0.0]
@@ -59,6 +63,7 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
         seen.add(key)
         found += scorer.all(schedules)
     kept = thin(pareto(found), 2 * count)
+    stage(options.progress, f"proving bounds for {len(kept)} plans")
     certified = bounds.at_overheads(graph, graph.weights(options.cost), [s.judged.overhead for s in kept])
     seconds = time.monotonic() - start
     plans = []

@@ -16,6 +16,8 @@ from .model.held import keeping_results, result_values
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .problem import Problem, Solve, Solver
+from .progress import stage
+from .shares import percent
 from .sizes import format_bytes
 
 
@@ -59,11 +61,15 @@ def plan_graph(
     baseline = scorer.score(Schedule.baseline(graph))
     limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
     problem = _problem_of(graph, options, limit, scorer.spare)
+    with problem.interruptible():
+        stage(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
     if limit is None:
         best = _without_limit(solver, problem, scorer, goal)
     else:
         best = _within_limit(solver, problem, scorer, goal, limit)
     weights = graph.weights(options.cost)
+    j = best.judged
+    stage(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
     seconds = certify.seconds_for_bound(start, options.time_limit, solver.thorough)
     bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
     if solver.thorough:
