@@ -103,7 +103,9 @@ def test_ctrl_c_gives_one_line_one_document_and_1(graph: Path, tmp_path: Path, w
     p.send_signal(signal.SIGINT)
     said, complaint = p.communicate(timeout=60)
     assert time.monotonic() - start < 30
-    assert (p.returncode, complaint) == (1, "error: interrupted before it was done\n")
+    # the search says that it goes on, where it was not over within two seconds
+    others = [line for line in complaint.splitlines() if not line.startswith("rekindle: searching for a plan")]
+    assert (p.returncode, others) == (1, ["error: interrupted before it was done"])
     assert not out.exists()
     if as_json:
         assert json.loads(said)["error"]["type"] == "Interrupted"
@@ -137,7 +139,9 @@ def test_ctrl_c_during_an_import(name: str, as_json: bool) -> None:
     args = ("plan", "zoo:gpt", "--budget", "1GiB", "--solver", "none", *(["--json"] if as_json else []))
     p = started(sys.executable, "-c", INTERRUPTED_IMPORT.format(name=name), *args)
     said, complaint = p.communicate(timeout=120)
-    assert (p.returncode, complaint) == (1, "error: interrupted before it was done\n")
+    # the search says that it goes on, where it was not over within two seconds
+    others = [line for line in complaint.splitlines() if not line.startswith("rekindle: searching for a plan")]
+    assert (p.returncode, others) == (1, ["error: interrupted before it was done"])
     assert said == "" if not as_json else json.loads(said)["error"]["type"] == "Interrupted"
 
 
