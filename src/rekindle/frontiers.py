@@ -11,6 +11,7 @@ import numpy as np
 from . import bounds, registry
 from .ask import Goal, PlanOptions
 from .candidates import EPS, Finish, Scorer, pareto, thin
+from .certify import Certificate
 from .model.graph import Graph
 from .model.plan import Plan
 from .model.schedule import Schedule
@@ -64,10 +65,15 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
         found += scorer.all(schedules)
     kept = thin(pareto(found), 2 * count)
     stage(options.progress, f"proving bounds for {len(kept)} plans")
-    certified = bounds.at_overheads(graph, graph.weights(options.cost), [s.judged.overhead for s in kept])
+    weights = graph.weights(options.cost)
+    certified = bounds.at_overheads(graph, weights, [s.judged.overhead for s in kept])
+    once = float(weights[graph.needed].sum()) or 1.0
+    least = bounds.extras_at(graph, weights, [s.judged.peak_bytes for s in kept])
     seconds = time.monotonic() - start
     plans = []
-    for s, bound in zip(kept, certified, strict=True):
+    for s, bound, extra in zip(kept, certified, least, strict=True):
         asked = replace(options, goal=Goal(budget=s.judged.peak_bytes))
-        plans.append(as_plan(scorer, s, baseline, asked, bound, s.judged.overhead <= EPS, seconds))
+        optimal = s.judged.overhead <= extra / once + EPS
+        proven = Certificate(bound, optimal, min(extra / once, max(0.0, s.judged.overhead)))
+        plans.append(as_plan(scorer, s, baseline, asked, proven, seconds))
     return plans

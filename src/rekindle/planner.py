@@ -64,9 +64,9 @@ def plan_graph(
     with problem.interruptible():
         stage(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
     if limit is None:
-        best = _without_limit(solver, problem, scorer, goal)
+        best, smallest = _without_limit(solver, problem, scorer, goal)
     else:
-        best = _within_limit(solver, problem, scorer, goal, limit)
+        best, smallest = _within_limit(solver, problem, scorer, goal, limit)
     weights = graph.weights(options.cost)
     j = best.judged
     stage(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
@@ -78,8 +78,9 @@ def plan_graph(
         # Budgets only: under an overhead goal, allowing more could yield a larger plan.
         if met is not None and limit is not None and solver.joins:
             best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
-    optimal = certify.is_optimal(graph, weights, best, bound, goal, limit)
-    return as_plan(scorer, best, baseline, options, bound, optimal, time.monotonic() - start)
+    proven = certify.certificate(graph, weights, best, bound, goal, limit)
+    made = as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
+    return replace(made, smallest_known_bytes=smallest if smallest < best.needs else None)
 
 
 def _problem_of(graph: Graph, options: PlanOptions, limit: int | None, spare: int | None) -> Problem:
@@ -103,18 +104,18 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     )
 
 
-def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal) -> Scored:
-    """The smallest candidate within the goal's overhead, or at any cost."""
+def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal) -> tuple[Scored, int]:
+    """(the smallest candidate within the goal's overhead or at any cost, the smallest budget that a candidate keeps)."""
     found = scorer.all(solver.solve(problem))
     best = pick(found, None, goal.max_overhead)
     if best is None:
         raise no_such_overhead(solver, goal, found)
     found += scorer.all(solver.retry(problem, best.schedule))
-    return pick(found, None, goal.max_overhead) or best
+    return pick(found, None, goal.max_overhead) or best, min(s.needs for s in found)
 
 
-def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, limit: int) -> Scored:
-    """The cheapest candidate within the limit.
+def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, limit: int) -> tuple[Scored, int]:
+    """(the cheapest candidate within the limit, the smallest budget that a candidate keeps).
 
     Raises
     ------
@@ -129,7 +130,7 @@ def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, 
     found = scorer.all(solver.solve(problem))
     best = pick(found, limit, None)
     if best is not None:
-        return best
+        return best, min(s.needs for s in found)
     # A solver that aims at the budget may stop above its least memory; and a peak that an error calls reachable must be
     # reached when it is asked for.
     least = _smallest(solver.solve, problem, scorer)
@@ -141,7 +142,7 @@ def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, 
         best = pick(scorer.all(solver.retry(problem, None)), limit, None)
     if best is None:
         raise _refusal(solver, scorer, goal, limit, [*found, *least], floor)
-    return best
+    return best, min(best.needs, *(s.needs for s in least))
 
 
 def _smallest(solve: Solve, problem: Problem, scorer: Scorer) -> list[Scored]:
@@ -178,10 +179,10 @@ def _remember(key: tuple[str, str], schedule: Schedule) -> None:
 
 
 def as_plan(
-    scorer: Scorer, best: Scored, baseline: Scored, options: PlanOptions, bound: bounds.Bound, optimal: bool, seconds: float
-) -> Plan:  # fmt: skip
+    scorer: Scorer, best: Scored, baseline: Scored, options: PlanOptions, proven: certify.Certificate, seconds: float
+) -> Plan:
     """The plan of a candidate. seconds : how long solving took."""
-    graph, j = scorer.graph, best.judged
+    graph, j, bound = scorer.graph, best.judged, proven.bound
     return Plan(
         graph=graph,
         schedule=best.schedule,
@@ -192,7 +193,7 @@ def as_plan(
         overhead=j.overhead,
         flops_overhead=j.flops_overhead,
         solver=options.solver,
-        status="optimal" if optimal else "feasible",
+        status="optimal" if proven.optimal else "feasible",
         bound_bytes=bound.bytes,
         bound_op="" if bound.op is None else graph.ops[bound.op].name,
         gap=(j.peak_bytes - bound.bytes) / j.peak_bytes if j.peak_bytes else 0.0,
@@ -201,4 +202,5 @@ def as_plan(
         cost=options.cost,
         solve_seconds=seconds,
         asked=options,
+        least_overhead=proven.least_overhead,
     )

@@ -10,7 +10,7 @@ COST_WORDS = {"seconds": "step time", "flops": "FLOPs", "unit": "op runs"}
 
 def percent(x: float) -> str:
     """A share as a change: "+12.3 %" for 0.1234."""
-    return f"{x:+.1%}".replace("%", " %")
+    return f"{round(x, 3) + 0.0:+.1%}".replace("%", " %")  # adding 0.0 makes -0.0 positive
 
 
 def percent_down(x: float) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from ...candidates import EPS
+from ...certify import Claim, least_overhead
 from ...errors import InfeasibleBudget, ParityError
 from ...infeasible import bound_words, choices, floor_of
 from ...model.plan import Plan
@@ -82,7 +84,16 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
 
 
 def _as_asked(plan: Plan, budget: int) -> Plan:
-    """The plan with the user's budget as its goal, not the smaller one that was aimed at; later plans are made for it too."""
+    """The plan with the user's budget as its goal, not the smaller one that was aimed at; later plans are made for it too.
+
+    A plan within the user's budget may cost less than every plan within the smaller one: the certificate is made again.
+    """
+    if budget == plan.goal.budget:
+        return plan
+    weights = plan.graph.weights(plan.cost)
+    claim = Claim(plan.graph, weights, plan.goal, budget, plan.peak_bytes, plan.overhead)
+    least = least_overhead(claim, (0.0,))
+    plan = replace(plan, least_overhead=least, status="optimal" if plan.overhead <= least + EPS else "feasible")
     asked = None if plan.asked is None else replace(plan.asked, goal=replace(plan.asked.goal, budget=budget))
     return replace(plan, goal=replace(plan.goal, budget=budget), asked=asked)
 
