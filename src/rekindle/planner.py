@@ -37,7 +37,7 @@ class PlannerSettings:
 
 SETTINGS = PlannerSettings()
 # A peak that an error called reachable is reached when it is asked for, even if a clock ends the search:
-# (hash of the graph, solver) -> the schedule that the error spoke of.
+# (hash of the graph, solver) -> the smallest schedule that an error spoke of, or that a plan of least memory has.
 _named: OrderedDict[tuple[str, str], Schedule] = OrderedDict()
 
 
@@ -78,6 +78,8 @@ def plan_graph(
         # Budgets only: under an overhead goal, allowing more could yield a larger plan.
         if met is not None and limit is not None and solver.joins:
             best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
+    if goal.least_memory:
+        _remember(solver, scorer, best)
     proven = certify.certificate(graph, weights, best, bound, goal, limit)
     made = as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
     return replace(made, smallest_known_bytes=smallest if smallest < best.needs else None)
@@ -157,11 +159,11 @@ def _smallest(solve: Solve, problem: Problem, scorer: Scorer) -> list[Scored]:
 def _refusal(
     solver: Solver, scorer: Scorer, goal: Goal, limit: int, found: list[Scored], floor: bounds.Bound
 ) -> InfeasibleBudget:
-    """The error that names the smallest schedule of `found`, or a smaller one that an earlier error named. It is remembered."""
-    key = (scorer.graph.hash, solver.name)
-    if key in _named:
-        found = [*found, scorer.as_run(_named[key])]
-    _remember(key, min(found, key=lambda s: (s.needs, s.judged.overhead)).schedule)
+    """The error that names the smallest schedule of `found`, or a smaller one that is remembered."""
+    known = _named.get((scorer.graph.hash, solver.name))
+    if known is not None:
+        found = [*found, scorer.as_run(known)]
+    _remember(solver, scorer, min(found, key=lambda s: (s.needs, s.judged.overhead)))
     return infeasible(scorer, solver, goal, limit, found, floor)
 
 
@@ -171,8 +173,11 @@ def _results_matter(graph: Graph, found: list[Scored]) -> bool:
     return results > SETTINGS.results_matter_share * (min(s.needs for s in found) - graph.resident_bytes)
 
 
-def _remember(key: tuple[str, str], schedule: Schedule) -> None:
-    _named[key] = schedule
+def _remember(solver: Solver, scorer: Scorer, small: Scored) -> None:
+    """Keep the schedule, unless a smaller one is kept, for later errors and for budgets that it keeps."""
+    key = (scorer.graph.hash, solver.name)
+    if key not in _named or small.needs <= scorer.as_run(_named[key]).needs:
+        _named[key] = small.schedule
     _named.move_to_end(key)
     if len(_named) > SETTINGS.named_most:
         _named.popitem(last=False)
