@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rekindle
-from command_line import step
+from command_line import screen, step
 from extra_solver import extra_solver
 from rekindle import live_line, notices, progress
 from rekindle.model.schedule import Schedule
@@ -43,14 +43,8 @@ class Stream(io.StringIO):
 
     @property
     def screen(self) -> list[str]:
-        """The lines as a terminal shows them, without blanks at their ends."""
-        lines = []
-        for line in self.getvalue().split("\n"):
-            shown: list[str] = []
-            for part in line.split("\r"):
-                shown[: len(part)] = part
-            lines.append("".join(shown).rstrip())
-        return lines
+        """The lines as a terminal shows them."""
+        return screen(self.getvalue())
 
 
 @pytest.fixture
