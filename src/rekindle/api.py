@@ -16,7 +16,7 @@ from .frontiers import frontier_graph
 from .model.graph import Graph
 from .model.plan import Plan
 from .planner import plan_graph
-from .progress import Progress, stage, telling
+from .progress import Progress, announce, telling
 
 if TYPE_CHECKING:
     import torch
@@ -254,7 +254,7 @@ def checkpoint(
         traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.progress)
         found = plan_with(traced, options)
         if check and not traced.fake:
-            stage(options.progress, "checking the plan by a measured step")
+            announce(options.progress, "checking the plan by a measured step")
             found, checked = confirm(
                 model, sample, found, lambda b: plan_with(traced, replace(options, goal=Goal(budget=b)))
             )
@@ -264,7 +264,7 @@ def checkpoint(
     later = None
     with telling(options.progress), set_aside(model):
         if check:
-            stage(options.progress, "running the module once, unplanned")
+            announce(options.progress, "running the module once, unplanned")
             arguments = call_arguments(sample)
             torch_accept.measurable(model, *arguments)
             with torch_accept.gradients_on():

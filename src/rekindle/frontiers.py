@@ -16,7 +16,7 @@ from .model.graph import Graph
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, make_problem
-from .progress import stage
+from .progress import announce
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     coarse = len(graph.ops) > SETTINGS.closer_most_ops
     problem = replace(make_problem(graph, anything, None), whole=True, coarse=coarse)
     with problem.interruptible():
-        stage(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
+        announce(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
     found = scorer.all(solver.solve(problem))
     count = SETTINGS.budgets
     shared = replace(anything, time_limit=None if options.time_limit is None else options.time_limit / count)
@@ -64,7 +64,7 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
         seen.add(key)
         found += scorer.all(schedules)
     kept = thin(pareto(found), 2 * count)
-    stage(options.progress, f"proving bounds for {len(kept)} plans")
+    announce(options.progress, f"proving bounds for {len(kept)} plans")
     weights = graph.weights(options.cost)
     certified = bounds.at_overheads(graph, weights, [s.judged.overhead for s in kept])
     once = float(weights[graph.needed].sum()) or 1.0

@@ -16,7 +16,7 @@ from .model.held import keeping_results, result_values
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .problem import Problem, Solve, Solver
-from .progress import stage
+from .progress import announce
 from .shares import percent
 from .sizes import format_bytes
 
@@ -37,8 +37,9 @@ class PlannerSettings:
 
 SETTINGS = PlannerSettings()
 # A peak that an error called reachable is reached when it is asked for, even if a clock ends the search:
-# (hash of the graph, solver) -> the smallest schedule that an error spoke of, or that a plan of least memory has.
-_named: OrderedDict[tuple[str, str], Schedule] = OrderedDict()
+# (hash of the graph, solver, bytes spared beside results that are held, or None where none are) -> the smallest schedule that
+# an error spoke of, or that a plan of least memory has.
+_named: OrderedDict[tuple[str, str, int | None], Schedule] = OrderedDict()
 
 
 def plan_graph(
@@ -62,14 +63,14 @@ def plan_graph(
     limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
     problem = _problem_of(graph, options, limit, scorer.spare)
     with problem.interruptible():
-        stage(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
+        announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
     if limit is None:
         best, smallest = _without_limit(solver, problem, scorer, goal)
     else:
         best, smallest = _within_limit(solver, problem, scorer, goal, limit)
     weights = graph.weights(options.cost)
     j = best.judged
-    stage(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
+    announce(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
     seconds = certify.seconds_for_bound(start, options.time_limit, solver.thorough)
     bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
     if solver.thorough:
@@ -136,9 +137,7 @@ def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, 
     # A solver that aims at the budget may stop above its least memory; and a peak that an error calls reachable must be
     # reached when it is asked for.
     least = _smallest(solver.solve, problem, scorer)
-    known = _named.get((scorer.graph.hash, solver.name))
-    if known is not None:
-        least = [*least, scorer.as_run(known)]
+    least = [*least, *_known(solver, scorer)]
     best = pick(least, limit, None)
     if best is None:
         best = pick(scorer.all(solver.retry(problem, None)), limit, None)
@@ -160,9 +159,7 @@ def _refusal(
     solver: Solver, scorer: Scorer, goal: Goal, limit: int, found: list[Scored], floor: bounds.Bound
 ) -> InfeasibleBudget:
     """The error that names the smallest schedule of `found`, or a smaller one that is remembered."""
-    known = _named.get((scorer.graph.hash, solver.name))
-    if known is not None:
-        found = [*found, scorer.as_run(known)]
+    found = [*found, *_known(solver, scorer)]
     _remember(solver, scorer, min(found, key=lambda s: (s.needs, s.judged.overhead)))
     return infeasible(scorer, solver, goal, limit, found, floor)
 
@@ -173,9 +170,15 @@ def _results_matter(graph: Graph, found: list[Scored]) -> bool:
     return results > SETTINGS.results_matter_share * (min(s.needs for s in found) - graph.resident_bytes)
 
 
+def _known(solver: Solver, scorer: Scorer) -> list[Scored]:
+    """The schedules that are remembered for the graph, also one that does not look at results that are held."""
+    keys = ((scorer.graph.hash, solver.name, spare) for spare in dict.fromkeys((scorer.spare, None)))
+    return [scorer.as_run(_named[key]) for key in keys if key in _named]
+
+
 def _remember(solver: Solver, scorer: Scorer, small: Scored) -> None:
     """Keep the schedule, unless a smaller one is kept, for later errors and for budgets that it keeps."""
-    key = (scorer.graph.hash, solver.name)
+    key = (scorer.graph.hash, solver.name, scorer.spare)
     if key not in _named or small.needs <= scorer.as_run(_named[key]).needs:
         _named[key] = small.schedule
     _named.move_to_end(key)

@@ -1,6 +1,6 @@
 """Progress of long work on stderr: nothing for two seconds, then what is done now, since when, and the best plan so far.
 
-`with telling(progress):` around a public function opens it; `stage(progress, line)` says what begins now, and lines told
+`with telling(progress):` around a public function opens it; `announce(progress, line)` says what begins now, and lines told
 meanwhile are its news. On a terminal one line is written over and erased at the end; elsewhere (a file, a notebook) a line
 is printed every few seconds, also while nothing new is known. Functions that call one another share one reporter.
 """
@@ -42,9 +42,8 @@ class ProgressSettings:
 
 
 SETTINGS = ProgressSettings()
-VERDICT = (
-    "certified"  # a line with this word has the best plan so far and a bound: it stays until the next one, or stage
-)
+# A line with this word has the best plan so far and a bound: it stays in view until the next such line or announcement.
+VERDICT = "certified"
 
 
 class _Reporter:
@@ -58,7 +57,7 @@ class _Reporter:
         self._thread = threading.Thread(target=self._run, name="rekindle-progress", daemon=True)
         self._thread.start()
 
-    def stage(self, line: str) -> None:
+    def announce(self, line: str) -> None:
         """Take note of the work that begins now; the thread prints it."""
         log.debug(line)
         self._latest = line
@@ -128,13 +127,13 @@ def listener(progress: Progress) -> Tell | None:
     return None if progress is False or reporter is None else reporter.tell
 
 
-def stage(progress: Progress, line: str) -> None:
+def announce(progress: Progress, line: str) -> None:
     """Report what begins now to whoever listens."""
     reporter = _reporter
     if callable(progress):
         progress(line)
     elif progress is not False and reporter is not None:
-        reporter.stage(line)
+        reporter.announce(line)
 
 
 def _nobody(line: str) -> None:

@@ -10,11 +10,14 @@ import pytest
 
 from extra_solver import extra_solver
 from graphs_by_hand import chain
-from rekindle import Graph, InfeasibleBudget, Schedule, bounds
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, bounds, simulate
 from rekindle.ask import Goal, PlanOptions
 from rekindle.candidates import Scorer
 from rekindle.infeasible import nearest
+from rekindle.model.graph import BOUNDARY
+from rekindle.model.held import held_peak
 from rekindle.model.plan import Plan
+from rekindle.model.schedule import Run
 from rekindle.planner import plan_graph
 from rekindle.portfolio import quick
 from rekindle.problem import REGISTERED, Problem
@@ -81,6 +84,31 @@ def test_the_peak_that_an_error_names_is_reached_whatever_the_search_finds(slow:
     REGISTERED[slow] = replace(REGISTERED[slow], solve=lambda problem: [Schedule.baseline(problem.graph)])
     found = planned(graph, Goal(budget=int(named)) if bytes_given else Goal(fraction=float(named)), slow)
     assert found.peak_bytes == error.smallest_peak
+
+
+def test_a_peak_named_for_a_loop_that_holds_its_results_outlives_other_errors_and_plans() -> None:
+    """A smaller peak without the results took its place, whose schedule needs more with them."""
+    #  z -> 0 -> a -> 1 (result, 100 B) -> boundary -> 2 -> m -> 3 -> b, which reads 1 too
+    values = tuple(Value(b) for b in (30, 100, 10, 10, 10))
+    ops = (
+        Op("z", (), (0,), seconds=1.0), Op("a", (0,), (1,), seconds=1.0), Op(BOUNDARY, (1,), (2,), recompute=False),
+        Op("m", (2,), (3,), workspace=50, backward=True), Op("b", (1, 3), (4,), backward=True),
+    )  # fmt: skip
+    graph = Graph(values, ops, (4,))
+    saving, recomputing = (Schedule.from_runs(graph, runs, "") for runs in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 0, 1, 4]))
+    wasteful = Schedule([s for s in saving.steps if isinstance(s, Run)], graph.hash)
+    assert [simulate(graph, s).peak_bytes for s in (saving, recomputing, wasteful)] == [170, 140, 200]
+    assert [held_peak(graph, s) for s in (saving, recomputing)] == [170, 240]
+    proposed = [saving, recomputing]
+    with extra_solver("forgetful", lambda problem: list(proposed)) as name:
+        held = PlanOptions(Goal(budget=0), solver=name)
+        with pytest.raises(InfeasibleBudget) as e:
+            plan_graph(graph, held, bookkeeping=0)
+        assert e.value.smallest_peak == 170
+        assert planned(graph, Goal(least_memory=True), name).peak_bytes == 140
+        assert refused(graph, Goal(fraction=0.01), name).smallest_peak == 140
+        proposed[:] = [wasteful]
+        assert plan_graph(graph, replace(held, goal=Goal(budget=170)), bookkeeping=0).peak_bytes == 170
 
 
 def test_an_error_names_the_smallest_peak_that_any_search_has_found() -> None:

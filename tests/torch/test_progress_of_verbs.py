@@ -17,11 +17,11 @@ def order_of(said: list[str], *beginnings: str) -> list[int]:
     return [next(i for i, line in enumerate(said) if line.startswith(b)) for b in beginnings]
 
 
-def test_a_checkpoint_tells_every_stage_and_so_does_a_new_shape() -> None:
+def test_a_checkpoint_tells_what_begins_and_so_does_a_new_shape() -> None:
     said: list[str] = []
     model = rekindle.checkpoint(Body(), torch.rand(8, 16), budget=0.9, solver=FAST, progress=said.append)
-    stages = ("running the module", "capturing Body", "searching for a plan", "proving bounds", "checking the plan by")
-    places = order_of(said, *stages)
+    begins = ("running the module", "capturing Body", "searching for a plan", "proving bounds", "checking the plan by")
+    places = order_of(said, *begins)
     assert places == sorted(places)
     said.clear()
     model(torch.rand(4, 16)).sum().backward()

@@ -17,7 +17,7 @@ from extra_solver import extra_solver
 from rekindle import live_line, notices, progress
 from rekindle.model.schedule import Schedule
 from rekindle.problem import Problem
-from rekindle.progress import ProgressSettings, stage, telling
+from rekindle.progress import ProgressSettings, announce, telling
 
 AT_ONCE = ProgressSettings(quiet_s=0.0, live_s=0.001, line_s=0.001)
 
@@ -87,7 +87,7 @@ def test_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch, pipe: Stream
 @pytest.mark.usefixtures("soon")
 def test_lines_come_also_while_nothing_is_new(pipe: Stream) -> None:
     with telling(None) as tell:
-        stage(None, "measuring 7 operators")
+        announce(None, "measuring 7 operators")
         pipe.wait_for("rekindle: measuring 7 operators, ")
         pipe.wait_for("rekindle: still: measuring 7 operators, ")
         tell("a\x1b[2J")
@@ -100,10 +100,10 @@ def test_lines_come_also_while_nothing_is_new(pipe: Stream) -> None:
 @pytest.mark.usefixtures("soon")
 def test_the_live_line_is_erased(terminal: Stream) -> None:
     with telling(None):
-        stage(None, "searching " + "far " * 100)
+        announce(None, "searching " + "far " * 100)
         terminal.wait_for(" s, searching far")
         assert max(len(line) for line in terminal.screen) <= live_line.USUAL_COLUMNS
-        stage(None, "short")
+        announce(None, "short")
         terminal.wait_for(" s, short")
         assert len(terminal.screen) == 1
         assert terminal.screen[0].endswith("s, short")
@@ -134,12 +134,12 @@ def test_news_and_warnings_take_the_live_lines_place(terminal: Stream) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_the_best_plan_stays_in_view_until_the_next_stage(pipe: Stream) -> None:
+def test_the_best_plan_stays_in_view_until_other_work_begins(pipe: Stream) -> None:
     with telling(None) as tell:
         tell("10 MiB at +3 %; certified: none below 9 MiB")
         tell("a detail")
         pipe.wait_for("still: 10 MiB")
-        stage(None, "proving bounds")
+        announce(None, "proving bounds")
         pipe.wait_for("proving bounds")
     assert "a detail" not in pipe.getvalue()
 
@@ -151,7 +151,7 @@ def test_functions_that_call_one_another_share_a_reporter(pipe: Stream) -> None:
         assert reporting() == 1
         with telling(False) as silent:
             silent("unheard")
-            stage(False, "unheard too")
+            announce(False, "unheard too")
         outer("heard")
         pipe.wait_for("heard")
     assert "unheard" not in pipe.getvalue()

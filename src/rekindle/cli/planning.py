@@ -15,7 +15,7 @@ from ..model.formats import write_json
 from ..model.graph import COSTS
 from ..model.plan import Plan, schedule_document
 from ..printed import name
-from ..progress import stage, telling
+from ..progress import announce, telling
 from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
@@ -165,7 +165,7 @@ def _check(solver: str, cost: str, effort: str, *files: Path | None) -> None:
 
 
 def _trace(spec: str, batch: int | None, target: str | None) -> Any:
-    stage(None, f"loading {spec}")
+    announce(None, f"loading {spec}")
     model, sample = load_model(spec, batch)
     from ..torch.trace import trace
 

@@ -15,7 +15,7 @@ from ..ask import LOSSES, TraceOptions
 from ..errors import TraceError
 from ..model.graph import Graph
 from ..model.plan import Plan
-from ..progress import Progress, stage, telling
+from ..progress import Progress, announce, telling
 from . import accept
 from .capture import capture as cap
 from .capture import module_call as calls
@@ -127,7 +127,7 @@ def trace(
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     options = TraceOptions(loss, target, optimizer, tuple(marks))
     with telling(progress) as tell, accept.gradients_on():
-        stage(progress, f"capturing {type(model).__name__}")
+        announce(progress, f"capturing {type(model).__name__}")
         made = trace_call(model, args, kwargs, options, progress=tell)
     if effects := made.lowered.captured.effects:
         notices.warn(f"planned steps do not run {', '.join(effects)}, which do more than compute; take them off, or put them "
