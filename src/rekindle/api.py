@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from .frontiers import frontier_graph
 from .model.graph import Graph
 from .model.plan import Plan
 from .planner import plan_graph
+from .progress import Progress, announce, telling
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ def plan(
     seed: int = 0,
     cache: bool = True,
     target: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = None,
 ) -> Plan:
     """The best plan found for exactly one goal.
 
@@ -61,7 +62,8 @@ def plan(
     seed : randomised solvers give the same plan for the same seed.
     cache : plans are remembered on disk, and read from there; see `remembered`.
     target : a device name; seconds are then the roofline of that device, not measured.
-    progress : called with one line of text now and then; False: no news on stderr.
+    progress : called with one line of text now and then. None: where planning takes more than two seconds, stderr shows what
+        is done and the best plan so far; False: silence.
 
     Raises
     ------
@@ -73,18 +75,20 @@ def plan(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=progress,
     )  # fmt: skip
-    return plan_with(_on_target(what, target, options), options)
+    with telling(options.progress):
+        return plan_with(_on_target(what, target, options), options)
 
 
 def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     """`plan` with its options as one object: the way in which every later plan of a model is made."""
-    if isinstance(what, Graph):
-        return plan_graph(what, options)
-    from .torch.check.confirm import bookkeeping
-    from .torch.run import stages
+    with telling(options.progress):
+        if isinstance(what, Graph):
+            return plan_graph(what, options)
+        from .torch.check.confirm import bookkeeping
+        from .torch.run import stages
 
-    found = plan_graph(what.graph, options, finish=stages.group, bookkeeping=bookkeeping(what))
-    return replace(found, trace=what)
+        found = plan_graph(what.graph, options, finish=stages.group, bookkeeping=bookkeeping(what))
+        return replace(found, trace=what)
 
 
 def frontier(
@@ -97,7 +101,7 @@ def frontier(
     seed: int = 0,
     cache: bool = True,
     target: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = None,
 ) -> list[Plan]:
     """The whole memory/cost curve: plans in order of falling peak, none dominated by another. Arguments as in `plan`."""
     options = accept.search(
@@ -110,12 +114,13 @@ def frontier(
         cache=cache,
         progress=progress,
     )
-    what = _on_target(what, target, options)
-    if isinstance(what, Graph):
-        return frontier_graph(what, options)
-    from .torch.run import stages
+    with telling(options.progress):
+        what = _on_target(what, target, options)
+        if isinstance(what, Graph):
+            return frontier_graph(what, options)
+        from .torch.run import stages
 
-    return [replace(p, trace=what) for p in frontier_graph(what.graph, options, finish=stages.group)]
+        return [replace(p, trace=what) for p in frontier_graph(what.graph, options, finish=stages.group)]
 
 
 def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | Graph:
@@ -212,7 +217,7 @@ def checkpoint(
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     check: bool = True,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = None,
 ) -> nn.Module:
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
@@ -244,16 +249,12 @@ def checkpoint(
     torch_accept.module(model)
     torch_accept.optimizer(optimizer)
     must_save = torch_accept.must_save(model, must_save)
-    if check:
-        arguments = call_arguments(sample)
-        torch_accept.measurable(model, *arguments)
-        with set_aside(model), torch_accept.gradients_on():
-            probe(model, *arguments, plain_forward(model))
 
     def planned() -> Plan:
-        traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.report)
+        traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.progress)
         found = plan_with(traced, options)
         if check and not traced.fake:
+            announce(options.progress, "checking the plan by a measured step")
             found, checked = confirm(
                 model, sample, found, lambda b: plan_with(traced, replace(options, goal=Goal(budget=b)))
             )
@@ -261,7 +262,13 @@ def checkpoint(
         return found
 
     later = None
-    with set_aside(model):
+    with telling(options.progress), set_aside(model):
+        if check:
+            announce(options.progress, "running the module once, unplanned")
+            arguments = call_arguments(sample)
+            torch_accept.measurable(model, *arguments)
+            with torch_accept.gradients_on():
+                probe(model, *arguments, plain_forward(model))
         found = planned()
         if found.trace.lowered.captured.settles and not found.trace.fake:
             # The first call sets attributes that every later call finds: the plan should be for those later calls.

@@ -14,6 +14,7 @@ from typing import Any
 
 from .errors import UsageError
 from .printed import value
+from .progress import Progress, listener
 from .sizes import MOST_BYTES, parse_bytes
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
@@ -119,7 +120,8 @@ class PlanOptions:
     time_limit : seconds that the search may take; None: what it needs.
     seed : randomised solvers give the same plan for the same seed.
     cache : plans are remembered on disk, and read from there.
-    progress : called with one line of text now and then; False: no lines of news on stderr. Not saved in plan files.
+    progress : called with one line of text now and then; None: news and progress go to stderr; False: silence. Not saved in
+        plan files.
     """
 
     goal: Goal
@@ -129,12 +131,12 @@ class PlanOptions:
     time_limit: float | None = None
     seed: int = 0
     cache: bool = True
-    progress: Callable[[str], None] | bool | None = field(default=None, compare=False, repr=False)
+    progress: Progress = field(default=None, compare=False, repr=False)
 
     @property
     def report(self) -> Callable[[str], None] | None:
-        """The function that is called with lines of progress; None: there is none."""
-        return self.progress if callable(self.progress) else None
+        """The function that takes lines of progress now; None: nobody listens. See `progress.listener`."""
+        return listener(self.progress)
 
 
 @dataclass(frozen=True)

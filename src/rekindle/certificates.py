@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import bounds
-from .certify import Claim, is_proven
+from .candidates import EPS
+from .certify import Claim, is_proven, least_overhead
 
 if TYPE_CHECKING:
     from .model.plan import Plan
@@ -30,7 +31,7 @@ SETTINGS = CertificateSettings()
 
 
 def holds(plan: Plan) -> bool:
-    """Whether the plan's `bound_bytes` and `status` are proven again from its graph: about 0.2 s each, a second at most.
+    """Whether the plan's bounds and its status are proven again from its graph: about 0.2 s each, a second at most.
 
     False means that they were not proven here: they may be false, or may need a longer search.
     """
@@ -43,7 +44,14 @@ def holds(plan: Plan) -> bool:
     def bounded(seconds: float) -> bool:
         return plan.bound_bytes <= bounds.best(graph, weights, plan.overhead, seconds, plan.bound_bytes).bytes
 
-    return _proven(bounded) and (plan.status != "optimal" or _proven(lambda s: is_proven(claim, s, (0.0, s))))
+    def costly(seconds: float) -> bool:
+        return plan.least_overhead <= least_overhead(claim, (0.0, seconds)) + EPS
+
+    return (
+        _proven(bounded)
+        and (plan.least_overhead <= EPS or _proven(costly))
+        and (plan.status != "optimal" or _proven(lambda s: is_proven(claim, s, (0.0, s))))
+    )
 
 
 def _proven(claim: Callable[[float], bool]) -> bool:

@@ -95,24 +95,50 @@ def is_proven(claim: Claim, bound_s: float, cost_looks_s: Sequence[float]) -> bo
         return peak <= bounds.single_op(graph).bytes
     if goal.max_overhead is not None:
         return peak <= bounds.best(graph, weights, goal.max_overhead, bound_s, peak).bytes
-    if overhead <= EPS:
-        return True
-    assert limit is not None
-    once = float(weights[graph.needed].sum())
-    return any(overhead * once <= bounds.time_at(graph, weights, limit, s) + EPS * once for s in cost_looks_s)
+    return overhead <= least_overhead(claim, cost_looks_s) + EPS
 
 
-def is_optimal(
+def least_overhead(claim: Claim, cost_looks_s: Sequence[float]) -> float:
+    """An extra cost below which no schedule keeps the limit (the plan's own peak, where the goal is no budget), as a share.
+
+    cost_looks_s : as in `is_proven`; no longer search follows one that proves the plan optimal.
+    """
+    graph, weights, _, limit, peak, overhead = claim
+    once, found = float(weights[graph.needed].sum()), 0.0
+    for seconds in cost_looks_s:
+        if overhead <= found + EPS or not once:
+            break
+        found = max(found, bounds.time_at(graph, weights, peak if limit is None else limit, seconds) / once)
+    return min(found, max(0.0, overhead))
+
+
+class Certificate(NamedTuple):
+    """What is proven of a plan.
+
+    bound : a lower bound on the peak of every schedule within the plan's overhead.
+    optimal : whether no schedule serves the goal better.
+    least_overhead : a lower bound on the overhead of every schedule within the budget; 0.0 for other goals.
+    """
+
+    bound: bounds.Bound
+    optimal: bool
+    least_overhead: float = 0.0
+
+
+def certificate(
     graph: Graph, weights: np.ndarray, best: Scored, bound: bounds.Bound, goal: Goal, limit: int | None, most_s: float
-) -> bool:
-    """Whether a bound proves `best` optimal for the goal.
+) -> Certificate:
+    """The certificate of `best`.
 
     bound : a lower bound on the peak of every schedule within the overhead of `best`.
     most_s : seconds, about, for each further search for a bound.
     """
     j = best.judged
     if goal.max_overhead is not None and bound.bytes < j.peak_bytes:
-        return False  # within the larger `max_overhead` the bound is no higher
-    small = len(graph.ops) <= SETTINGS.time_bound_most_ops
+        return Certificate(bound, False)  # within the larger `max_overhead` the bound is no higher
     claim = Claim(graph, weights, goal, limit, j.peak_bytes, j.overhead)
-    return is_proven(claim, most_s, (most_s if small else 0.0,))
+    if limit is None:
+        return Certificate(bound, is_proven(claim, most_s, ()))
+    small = len(graph.ops) <= SETTINGS.time_bound_most_ops
+    least = least_overhead(claim, (most_s if small else 0.0,))
+    return Certificate(bound, j.overhead <= least + EPS, least)

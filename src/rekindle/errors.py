@@ -27,7 +27,7 @@ class InfeasibleBudget(RekindleError):
     budget : bytes asked for (peak, everything included)
     smallest_peak : smallest peak in bytes that is known to be reachable
     bound_bytes : certified bound in bytes below which no schedule exists
-    op : name of the operator that sets the bound
+    op : the operator that sets the bound, with its place in the model and its shape
     """
 
     def __init__(self, message: str, *, budget: int, smallest_peak: int, bound_bytes: int, op: str):

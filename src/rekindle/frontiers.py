@@ -11,10 +11,12 @@ import numpy as np
 from . import bounds, registry
 from .ask import Goal, PlanOptions
 from .candidates import EPS, Finish, Scorer, pareto, thin
+from .certify import Certificate
 from .model.graph import Graph
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, make_problem
+from .progress import announce
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     top = baseline.judged.peak_bytes - graph.resident_bytes
     bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
     coarse = len(graph.ops) > SETTINGS.closer_most_ops
-    found = scorer.all(solver.solve(replace(make_problem(graph, anything, None), whole=True, coarse=coarse)))
+    problem = replace(make_problem(graph, anything, None), whole=True, coarse=coarse)
+    with problem.interruptible():
+        announce(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
+    found = scorer.all(solver.solve(problem))
     count = SETTINGS.budgets
     shared = replace(anything, time_limit=None if options.time_limit is None else options.time_limit / count)
     fractions: Sequence[float] = np.linspace(1, 0, count + 1)[1:].tolist() if top > bottom else [0.0]
@@ -59,10 +64,16 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
         seen.add(key)
         found += scorer.all(schedules)
     kept = thin(pareto(found), 2 * count)
-    certified = bounds.at_overheads(graph, graph.weights(options.cost), [s.judged.overhead for s in kept])
+    announce(options.progress, f"proving bounds for {len(kept)} plans")
+    weights = graph.weights(options.cost)
+    certified = bounds.at_overheads(graph, weights, [s.judged.overhead for s in kept])
+    once = float(weights[graph.needed].sum()) or 1.0
+    least = bounds.extras_at(graph, weights, [s.judged.peak_bytes for s in kept])
     seconds = time.monotonic() - start
     plans = []
-    for s, bound in zip(kept, certified, strict=True):
+    for s, bound, extra in zip(kept, certified, least, strict=True):
         asked = replace(options, goal=Goal(budget=s.judged.peak_bytes))
-        plans.append(as_plan(scorer, s, baseline, asked, bound, s.judged.overhead <= EPS, seconds))
+        optimal = s.judged.overhead <= extra / once + EPS
+        proven = Certificate(bound, optimal, min(extra / once, max(0.0, s.judged.overhead)))
+        plans.append(as_plan(scorer, s, baseline, asked, proven, seconds))
     return plans

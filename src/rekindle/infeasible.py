@@ -1,17 +1,38 @@
-"""The errors of a goal that no plan meets: the bound, the smallest peak reached, and the remedies."""
+"""The errors of a goal that no plan meets: the bound, the smallest peak known, and the choices."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 from . import bounds
 from .ask import Goal
-from .candidates import Scored
+from .candidates import Scored, Scorer
 from .errors import InfeasibleBudget, UsageError
 from .model.graph import Graph
-from .model.held import result_values
+from .model.held import relaxed, result_values
+from .model.op_names import op_words
+from .model.schedule import Schedule
 from .problem import Solver
+from .shares import COST_WORDS, percent
 from .sizes import format_bytes
 
 DEFAULT_SOLVER = "auto"  # as `rekindle.plan` has it
+
+
+@dataclass(frozen=True)
+class ChoiceSettings:
+    """Which known points of the curve an error lists beside the smallest one; guesses.
+
+    points_most : points listed.
+    apart_share : a point takes at least this share more memory than the point before it.
+    """
+
+    points_most: int = 3
+    apart_share: float = 0.05
+
+
+SETTINGS = ChoiceSettings()
 
 
 def no_such_overhead(solver: Solver, goal: Goal, found: list[Scored]) -> UsageError:
@@ -23,33 +44,79 @@ def no_such_overhead(solver: Solver, goal: Goal, found: list[Scored]) -> UsageEr
     )
 
 
-def infeasible(
-    graph: Graph, solver: Solver, goal: Goal, limit: int, smallest: int, floor: bounds.Bound, spare: int | None
-) -> InfeasibleBudget:
-    """The error of a budget below every peak that the solver found.
+def floor_of(graph: Graph, spare: int | None) -> bounds.Bound:
+    """The budget in bytes below which nothing fits, whatever it costs.
 
-    limit : the budget in bytes. smallest : the smallest peak reached, in bytes. floor : no schedule exists below it.
     spare : bytes beside the peak of a loop that holds its results, where the budget has to keep that loop too.
     """
-    least = floor.bytes + (spare or 0)
-    op = "what must be live at the end" if floor.op is None else graph.ops[floor.op].name
+    floor = bounds.look_ahead(graph if spare is None else relaxed(graph))
+    return floor._replace(bytes=floor.bytes + (spare or 0))
+
+
+def infeasible(
+    scorer: Scorer, solver: Solver, goal: Goal, limit: int, found: list[Scored], floor: bounds.Bound
+) -> InfeasibleBudget:
+    """The error of a budget below every peak that is known to be reachable.
+
+    limit : the budget in bytes. found : schedules that can be reached, at least one. floor : as `floor_of` gives it.
+    """
+    graph = scorer.graph
+    smallest = min(found, key=lambda s: (s.needs, s.judged.overhead))
     asked = f"budget {format_bytes(limit)} ({limit} bytes)"
     if goal.fraction is not None:
         asked = f"budget {goal.fraction:g} of the plain activation peak, {format_bytes(limit)} in all"
+    bound, op = bound_words(graph, floor, scorer.spare)
+    why = (
+        f"no schedule exists below {bound}"
+        if limit < floor.bytes
+        else f"the certified bound is {bound}, but solver {solver.name!r} found nothing that small"
+    )
+    reached = f"budget={smallest.needs}"
+    if goal.fraction is not None:
+        reached = f"budget={_fraction(scorer, smallest.needs)}"
+    more = [] if solver.name == DEFAULT_SOLVER else [f"solver={DEFAULT_SOLVER!r}"]
+    if limit < floor.bytes and floor.op is not None:
+        more.append("splitting that op")
+    points = ", ".join(f"{format_bytes(s.needs)} at {percent(s.judged.overhead)}" for s in nearest(found)[1:])
+    return InfeasibleBudget(
+        f"{asked} cannot be met: {why}; the smallest peak known to be reachable is {format_bytes(smallest.needs)} "
+        f"({smallest.needs} bytes), at {percent(smallest.judged.overhead)} {COST_WORDS[scorer.cost]}. "
+        + choices(reached, more) + (f". Known plans nearby: {points}" if points else ""),
+        budget=limit, smallest_peak=smallest.needs, bound_bytes=floor.bytes, op=op,
+    )  # fmt: skip
+
+
+def bound_words(graph: Graph, floor: bounds.Bound, spare: int | None) -> tuple[str, str]:
+    """(the bound of `floor_of` in words, the op that sets it)."""
+    op = "what must be live at the end" if floor.op is None else op_words(graph.ops[floor.op])
     parts = f"{format_bytes(graph.resident_bytes)} of it held during the whole step"
     if spare is not None:
         results = int(graph.arrays.bytes[result_values(graph)].sum())
         parts += f" and {format_bytes(results)} results, which a training loop holds until the step is over"
-    why = (
-        f"no schedule exists below {format_bytes(least)} ({least} bytes), {parts}, set by {op}"
-        if limit < least
-        else f"the certified bound is {format_bytes(least)} ({least} bytes), {parts}, set by {op}, "
-        f"but solver {solver.name!r} found nothing that small"
-    )
-    hint = "" if solver.name == DEFAULT_SOLVER else f", use solver={DEFAULT_SOLVER!r}"
-    split = ", or split that op" if limit < least and floor.op is not None else ""
-    return InfeasibleBudget(
-        f"{asked} cannot be met: {why}; the smallest peak known to be reachable is {format_bytes(smallest)} "
-        f"({smallest} bytes). Raise the budget to that{hint} or make the batch smaller{split}",
-        budget=limit, smallest_peak=smallest, bound_bytes=least, op=op,
-    )  # fmt: skip
+    return f"{format_bytes(floor.bytes)} ({floor.bytes} bytes), {parts}, set by {op}", op
+
+
+def choices(reached: str, more: list[str] | None = None) -> str:
+    """What a user can do about a budget that cannot be met.
+
+    reached : the smallest budget that is known to be kept, as an argument. more : other choices, in words.
+    """
+    listed = ["a smaller batch", f"{reached} or more", 'minimize="memory" for the least that is found', *(more or [])]
+    return f"Choose {', '.join(listed[:-1])} or {listed[-1]}"
+
+
+def nearest(found: list[Scored]) -> list[Scored]:
+    """The smallest schedule and the next ones that cost less and take clearly more memory, in order of rising memory."""
+    points: list[Scored] = []
+    for s in sorted(found, key=lambda s: (s.needs, s.judged.overhead)):
+        apart = not points or s.needs >= (1 + SETTINGS.apart_share) * points[-1].needs
+        if apart and (not points or s.judged.overhead < points[-1].judged.overhead):
+            points.append(s)
+    return points[: 1 + SETTINGS.points_most]
+
+
+def _fraction(scorer: Scorer, needs: int) -> float:
+    """The budget as a share of the plain activation peak, rounded up to four digits, that allows a peak of `needs` bytes."""
+    resident = scorer.graph.resident_bytes
+    plain = scorer.score(Schedule.baseline(scorer.graph)).judged.peak_bytes - resident
+    return min(1.0, math.ceil(1e4 * (needs - resident) / plain) / 1e4) if plain else 1.0

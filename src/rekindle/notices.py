@@ -5,11 +5,13 @@ Under torchrun only the first process prints news; each process gives its own wa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import warnings
 
+from . import live_line
 from .errors import RekindleWarning
 from .frames import depth_of_user
 
@@ -25,9 +27,12 @@ def say(line: str, aloud: bool = True) -> None:
     """One line of progress or news on stderr; it also goes to the logger "rekindle" at level INFO."""
     log.info(line)
     if aloud and is_first_process() and sys.stderr is not None:
+        live_line.erase()
         print(f"rekindle: {line}", file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
     """Warn, at the user's line, that Rekindle does not do what the user asked."""
+    with contextlib.suppress(OSError, ValueError):
+        live_line.erase()
     warnings.warn(line, RekindleWarning, stacklevel=depth_of_user())

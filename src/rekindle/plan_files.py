@@ -65,7 +65,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
         r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.text("solver"), r.text("status"),
         r.whole("bound_bytes"), r.text("bound_op"), r.number("gap"), r.text("graph_hash"), goal, r.text("cost"),
         r.number("solve_seconds"), {k: str(v) for k, v in r.table("created_with").items()},
-        asked=asked, captured=captured,
+        asked=asked, captured=captured, least_overhead=r.number("least_overhead", 0.0),
     )  # fmt: skip
     wrong = _wrong_in_itself(plan) or _not_as_judged(plan)
     if wrong:
@@ -88,6 +88,8 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its bound {bound} does not lie between 0 and its peak {peak}"
     if not math.isclose(plan.gap, (peak - bound) / peak if peak else 0.0, rel_tol=1e-9, abs_tol=1e-12):
         return f"its gap {plan.gap:g} is not that between its bound and its peak"
+    if not 0 <= plan.least_overhead <= max(0.0, plan.overhead) + EPS:
+        return f"its least overhead {plan.least_overhead:g} does not lie between 0 and its overhead {plan.overhead:g}"
     if plan.bound_op and all(o.name != plan.bound_op for o in plan.graph.ops):
         return f"its bound is set by an op {value(plan.bound_op)} that its graph does not have"
     if goal.max_overhead is not None and plan.overhead > goal.max_overhead + EPS:

@@ -9,12 +9,16 @@ from dataclasses import dataclass, replace
 from . import bounds, certify, registry
 from .ask import Goal, PlanOptions
 from .candidates import Finish, Scored, Scorer, pick, smaller
-from .infeasible import infeasible, no_such_overhead
+from .errors import InfeasibleBudget
+from .infeasible import floor_of, infeasible, no_such_overhead
 from .model.graph import Graph
-from .model.held import keeping_results, relaxed, result_values
+from .model.held import keeping_results, result_values
 from .model.plan import Plan
 from .model.schedule import Schedule
-from .problem import Problem, Solver
+from .problem import Problem, Solve, Solver
+from .progress import announce
+from .shares import percent
+from .sizes import format_bytes
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,9 @@ class PlannerSettings:
 
 SETTINGS = PlannerSettings()
 # A peak that an error called reachable is reached when it is asked for, even if a clock ends the search:
-# (hash of the graph, solver) -> the schedule that the error spoke of.
-_named: OrderedDict[tuple[str, str], Schedule] = OrderedDict()
+# (hash of the graph, solver, bytes spared beside results that are held, or None where none are) -> the smallest schedule that
+# an error spoke of, or that a plan of least memory has.
+_named: OrderedDict[tuple[str, str, int | None], Schedule] = OrderedDict()
 
 
 def plan_graph(
@@ -57,11 +62,15 @@ def plan_graph(
     baseline = scorer.score(Schedule.baseline(graph))
     limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
     problem = _problem_of(graph, options, limit, scorer.spare)
+    with problem.interruptible():
+        announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
     if limit is None:
-        best = _without_limit(solver, problem, scorer, goal)
+        best, smallest = _without_limit(solver, problem, scorer, goal)
     else:
-        best = _within_limit(solver, problem, scorer, goal, limit)
+        best, smallest = _within_limit(solver, problem, scorer, goal, limit)
     weights = graph.weights(options.cost)
+    j = best.judged
+    announce(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
     thorough = solver.thorough and options.effort == "thorough"
     seconds = certify.seconds_for_bound(start, options.time_limit, thorough)
     bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
@@ -71,21 +80,18 @@ def plan_graph(
         # Budgets only: under an overhead goal, allowing more could yield a larger plan.
         if met is not None and limit is not None and solver.joins:
             best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
-    optimal = certify.is_optimal(graph, weights, best, bound, goal, limit, seconds)
-    return as_plan(scorer, best, baseline, options, bound, optimal, time.monotonic() - start)
+    if goal.least_memory:
+        _remember(solver, scorer, best)
+    proven = certify.certificate(graph, weights, best, bound, goal, limit, seconds)
+    made = as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
+    return replace(made, smallest_known_bytes=smallest if smallest < best.needs else None)
 
 
 def _problem_of(graph: Graph, options: PlanOptions, limit: int | None, spare: int | None) -> Problem:
-    """The problem that the solver is asked. Where results are held, it is a step that keeps them; where no schedule fits
-    the limit, the smallest one is asked for."""
+    """The problem that the solver is asked. Where results are held, it is a step that keeps them."""
     if spare is None:
-        return make_problem(graph, options, limit if _possible(graph, limit) else None)
-    aim = None if limit is None else limit - spare
-    return make_problem(keeping_results(graph), options, aim if _possible(relaxed(graph), aim) else None)
-
-
-def _possible(graph: Graph, limit: int | None) -> bool:
-    return limit is not None and limit >= bounds.single_op(graph).bytes
+        return make_problem(graph, options, limit)
+    return make_problem(keeping_results(graph), options, None if limit is None else limit - spare)
 
 
 def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Problem:
@@ -102,41 +108,61 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     )
 
 
-def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal) -> Scored:
-    """The smallest candidate within the goal's overhead, or at any cost."""
+def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal) -> tuple[Scored, int]:
+    """(the smallest candidate within the goal's overhead or at any cost, the smallest budget that a candidate keeps)."""
     found = scorer.all(solver.solve(problem))
     best = pick(found, None, goal.max_overhead)
     if best is None:
         raise no_such_overhead(solver, goal, found)
     found += scorer.all(solver.retry(problem, best.schedule))
-    return pick(found, None, goal.max_overhead) or best
+    return pick(found, None, goal.max_overhead) or best, min(s.needs for s in found)
 
 
-def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, limit: int) -> Scored:
-    """The cheapest candidate within the limit."""
-    graph = scorer.graph
+def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, limit: int) -> tuple[Scored, int]:
+    """(the cheapest candidate within the limit, the smallest budget that a candidate keeps).
+
+    Raises
+    ------
+    InfeasibleBudget : at once where the limit lies below the bound at any cost; else where no search finds a plan.
+    """
+    floor = floor_of(scorer.graph, scorer.spare)
+    if limit < floor.bytes:
+        problem.progress(
+            f"no schedule exists below {format_bytes(floor.bytes)}; looking for the smallest that is reachable"
+        )
+        raise _refusal(solver, scorer, goal, limit, _smallest(solver.quick or solver.solve, problem, scorer), floor)
     found = scorer.all(solver.solve(problem))
     best = pick(found, limit, None)
     if best is not None:
-        return best
+        return best, min(s.needs for s in found)
     # A solver that aims at the budget may stop above its least memory; and a peak that an error calls reachable must be
     # reached when it is asked for.
-    smallest = replace(problem, limit=None, max_overhead=None)
-    least = scorer.all(solver.solve(smallest)) if problem.limit is not None else found
-    if scorer.spare is not None and _results_matter(graph, least):  # some may be made twice before forward ends
-        least = least + scorer.all(solver.solve(replace(smallest, graph=graph)))
-    key = (graph.hash, solver.name)
-    if key in _named:
-        least = [*least, scorer.as_run(_named[key])]
+    least = _smallest(solver.solve, problem, scorer)
+    least = [*least, *_known(solver, scorer)]
     best = pick(least, limit, None)
-    if best is None and problem.limit is not None:
+    if best is None:
         best = pick(scorer.all(solver.retry(problem, None)), limit, None)
     if best is None:
-        reached = min(least, key=lambda s: s.needs)
-        _remember(key, reached.schedule)
-        floor = bounds.look_ahead(graph if scorer.spare is None else relaxed(graph))
-        raise infeasible(graph, solver, goal, limit, reached.needs, floor, scorer.spare)
-    return best
+        raise _refusal(solver, scorer, goal, limit, [*found, *least], floor)
+    return best, min(best.needs, *(s.needs for s in least))
+
+
+def _smallest(solve: Solve, problem: Problem, scorer: Scorer) -> list[Scored]:
+    """Candidates of a search for the least memory at any cost."""
+    smallest = replace(problem, limit=None, max_overhead=None)
+    least = scorer.all(solve(smallest))
+    if scorer.spare is not None and _results_matter(scorer.graph, least):  # some may be made twice before forward ends
+        least = least + scorer.all(solve(replace(smallest, graph=scorer.graph)))
+    return least
+
+
+def _refusal(
+    solver: Solver, scorer: Scorer, goal: Goal, limit: int, found: list[Scored], floor: bounds.Bound
+) -> InfeasibleBudget:
+    """The error that names the smallest schedule of `found`, or a smaller one that is remembered."""
+    found = [*found, *_known(solver, scorer)]
+    _remember(solver, scorer, min(found, key=lambda s: (s.needs, s.judged.overhead)))
+    return infeasible(scorer, solver, goal, limit, found, floor)
 
 
 def _results_matter(graph: Graph, found: list[Scored]) -> bool:
@@ -145,18 +171,27 @@ def _results_matter(graph: Graph, found: list[Scored]) -> bool:
     return results > SETTINGS.results_matter_share * (min(s.needs for s in found) - graph.resident_bytes)
 
 
-def _remember(key: tuple[str, str], schedule: Schedule) -> None:
-    _named[key] = schedule
+def _known(solver: Solver, scorer: Scorer) -> list[Scored]:
+    """The schedules that are remembered for the graph, also one that does not look at results that are held."""
+    keys = ((scorer.graph.hash, solver.name, spare) for spare in dict.fromkeys((scorer.spare, None)))
+    return [scorer.as_run(_named[key]) for key in keys if key in _named]
+
+
+def _remember(solver: Solver, scorer: Scorer, small: Scored) -> None:
+    """Keep the schedule, unless a smaller one is kept, for later errors and for budgets that it keeps."""
+    key = (scorer.graph.hash, solver.name, scorer.spare)
+    if key not in _named or small.needs <= scorer.as_run(_named[key]).needs:
+        _named[key] = small.schedule
     _named.move_to_end(key)
     if len(_named) > SETTINGS.named_most:
         _named.popitem(last=False)
 
 
 def as_plan(
-    scorer: Scorer, best: Scored, baseline: Scored, options: PlanOptions, bound: bounds.Bound, optimal: bool, seconds: float
-) -> Plan:  # fmt: skip
+    scorer: Scorer, best: Scored, baseline: Scored, options: PlanOptions, proven: certify.Certificate, seconds: float
+) -> Plan:
     """The plan of a candidate. seconds : how long solving took."""
-    graph, j = scorer.graph, best.judged
+    graph, j, bound = scorer.graph, best.judged, proven.bound
     return Plan(
         graph=graph,
         schedule=best.schedule,
@@ -167,7 +202,7 @@ def as_plan(
         overhead=j.overhead,
         flops_overhead=j.flops_overhead,
         solver=options.solver,
-        status="optimal" if optimal else "feasible",
+        status="optimal" if proven.optimal else "feasible",
         bound_bytes=bound.bytes,
         bound_op="" if bound.op is None else graph.ops[bound.op].name,
         gap=(j.peak_bytes - bound.bytes) / j.peak_bytes if j.peak_bytes else 0.0,
@@ -176,4 +211,5 @@ def as_plan(
         cost=options.cost,
         solve_seconds=seconds,
         asked=options,
+        least_overhead=proven.least_overhead,
     )

@@ -99,6 +99,7 @@ class Solver:
     joins : it joins the schedules of other searches, so a smaller one that the search for a certificate meets counts too.
     retry : (problem, best schedule so far, or None where none meets the goal) -> further candidates. The planner asks
         once, after `solve`.
+    quick : a fast search for small schedules and a few cheaper ones, for errors that name what is reachable; None: `solve`.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Solver:
     thorough: bool = False
     joins: bool = False
     retry: Retry = no_retry
+    quick: Solve | None = None
 
     @property
     def doc(self) -> str:

@@ -30,6 +30,13 @@ def parse_bytes(text: str) -> int:
     return int(m[1]) * unit + int(Fraction("0" + (m[2] or ".")[:30] + "0") * unit)
 
 
+def of_bytes(part: float, whole: float) -> str:
+    """ "21.4 of 24.0 GiB"; each with its unit where they differ: "512.0 MiB of 1.0 GiB"."""
+    one, two = format_bytes(part), format_bytes(whole)
+    number, unit = one.split(" ")
+    return f"{number if two.endswith(f' {unit}') else one} of {two}"
+
+
 def format_bytes(n: float) -> str:
     """1536 -> "1.5 KiB"; one decimal, binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):

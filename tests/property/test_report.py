@@ -232,6 +232,6 @@ def test_what_was_not_proven_is_said_in_every_table() -> None:
     plan = replace(plans()[0], verified=False)
     out = io.StringIO()
     Console(file=out, width=160).print(text.plan_table(plan), text.frontier_table([plan]))
-    assert out.getvalue().count("not verified") == 3
+    assert out.getvalue().count("not verified") == 4
     assert "not verified" in str(plan)
     assert "not verified" in plan.sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -27,12 +28,29 @@ def step() -> Graph:
     return Graph((Value(10),) * 8, ops, (7, 3), resident_bytes=100, name="step")
 
 
+def without_progress(text: str) -> str:
+    """The text of stderr without the lines that a command prints where it takes more than two seconds."""
+    return re.sub(r"^rekindle: [^\n]*, \d+ s\n", "", text, flags=re.MULTILINE)
+
+
+def screen(text: str) -> list[str]:
+    """The lines as a terminal shows them, without blanks at their ends."""
+    lines = []
+    for line in text.split("\n"):
+        shown: list[str] = []
+        for part in line.split("\r"):
+            shown[: len(part)] = part
+        lines.append("".join(shown).rstrip())
+    return lines
+
+
 class Ran:
-    """What a command printed and returned."""
+    """What a command printed and returned; lines of progress are left out."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str], *args: object):
         self.code = main([str(a) for a in args])
-        self.out, self.err = capfd.readouterr()
+        self.out, err = capfd.readouterr()
+        self.err = without_progress(err)
 
     @property
     def document(self) -> Any:
@@ -41,6 +59,7 @@ class Ran:
 
 
 def assert_one_paragraph(text: str) -> None:
+    text = without_progress(text)
     assert text.startswith("error: ")
     assert text.count("\n") == 1, text
     assert "Traceback" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rekindle import registry
 from rekindle.model.schedule import Schedule
@@ -11,10 +12,10 @@ from rekindle.problem import REGISTERED, Problem, register
 
 
 @contextmanager
-def extra_solver(name: str, solve: Callable[[Problem], Iterable[Schedule]]) -> Iterator[str]:
-    """Gives the name."""
+def extra_solver(name: str, solve: Callable[[Problem], Iterable[Schedule]], **more: Any) -> Iterator[str]:
+    """Gives the name. more : fields of `Solver`."""
     registry.all_solvers()
-    register(name, graphs="any", objective="none", complexity="O(1)", citation="none")(solve)
+    register(name, graphs="any", objective="none", complexity="O(1)", citation="none", **more)(solve)
     try:
         yield name
     finally:

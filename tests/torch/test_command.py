@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from command_line import assert_one_paragraph, step
-from marks import few
+from command_line import assert_one_paragraph, screen, step, without_progress
+from marks import few, sweep
 from rekindle.model import formats
 
 COMMAND = [sys.executable, "-m", "rekindle"]
@@ -82,6 +83,7 @@ def ran(*args: object, **more: Any) -> subprocess.CompletedProcess[str]:
         timeout=300, **more,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
+    done.stderr = without_progress(done.stderr)
     return done
 
 
@@ -97,18 +99,41 @@ def test_ctrl_c_gives_one_line_one_document_and_1(graph: Path, tmp_path: Path, w
     args = ("solve", graph, "--budget", "1GiB", "--solver", "slow", "--out", out, *(["--json"] if as_json else []))
     p = started(sys.executable, "-c", SLOW.format(seen=SEEN, work=work), *args)
     assert p.stderr is not None
-    assert SEEN in p.stderr.readline()
+    assert any(SEEN in line for line in iter(p.stderr.readline, ""))
     time.sleep(0.2)
     start = time.monotonic()
     p.send_signal(signal.SIGINT)
     said, complaint = p.communicate(timeout=60)
     assert time.monotonic() - start < 30
-    assert (p.returncode, complaint) == (1, "error: interrupted before it was done\n")
+    assert (p.returncode, without_progress(complaint)) == (1, "error: interrupted before it was done\n")
     assert not out.exists()
     if as_json:
         assert json.loads(said)["error"]["type"] == "Interrupted"
     else:
         assert said == ""
+
+
+@sweep
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_ctrl_c_on_a_terminal_leaves_no_part_of_the_live_line(graph: Path) -> None:
+    ours, theirs = os.openpty()
+    args = ("solve", graph, "--budget", "1GiB", "--solver", "slow")
+    program = SLOW.format(seen=SEEN, work=IN_PYTHON)
+    p = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    said = ""
+    while "s, searching for a plan of 7 ops" not in said:
+        said += os.read(ours, 4096).decode()
+    p.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while more := os.read(ours, 4096).decode():
+            said += more
+    os.close(ours)
+    assert p.wait(60) == 1
+    assert [line for line in screen(said) if line] == [SEEN, "error: interrupted before it was done"]
 
 
 INTERRUPTED_IMPORT = """
@@ -137,7 +162,7 @@ def test_ctrl_c_during_an_import(name: str, as_json: bool) -> None:
     args = ("plan", "zoo:gpt", "--budget", "1GiB", "--solver", "none", *(["--json"] if as_json else []))
     p = started(sys.executable, "-c", INTERRUPTED_IMPORT.format(name=name), *args)
     said, complaint = p.communicate(timeout=120)
-    assert (p.returncode, complaint) == (1, "error: interrupted before it was done\n")
+    assert (p.returncode, without_progress(complaint)) == (1, "error: interrupted before it was done\n")
     assert said == "" if not as_json else json.loads(said)["error"]["type"] == "Interrupted"
 
 

@@ -11,7 +11,8 @@ from torch import nn
 
 import rekindle
 from checked_models import Body, planned
-from rekindle import InfeasibleBudget
+from rekindle import InfeasibleBudget, bounds
+from rekindle.sizes import format_bytes
 from rekindle.torch.check import confirm
 from rekindle.torch.check.verify import Check, check_step
 
@@ -55,6 +56,11 @@ def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyP
     assert plan.goal.budget == budget
     assert plan.peak_bytes <= budget - 30_000
     assert plan.options.goal.budget == budget  # plans for other calls are made with these
+    # proven for the user's budget, in which more is possible than in the one that was aimed at
+    graph, weights = plan.graph, plan.graph.weights()
+    assert plan.least_overhead <= bounds.extras_at(graph, weights, [budget])[0] / weights[graph.needed].sum() + 1e-9
+    assert plan.least_overhead < plan.overhead
+    assert plan.status == "feasible"
 
 
 def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +71,8 @@ def test_a_budget_that_no_measured_step_keeps_names_what_was_measured(monkeypatc
         rekindle.checkpoint(model, x, budget, solver="storages")
     assert str(e.value.smallest_peak) in str(e.value)
     assert e.value.bound_bytes <= budget < e.value.smallest_peak
+    assert f"no schedule exists below {format_bytes(e.value.bound_bytes)}" in str(e.value)
+    assert f"Choose a smaller batch, budget={e.value.smallest_peak} or more" in str(e.value)
     assert "forward" not in model.__dict__
 
 

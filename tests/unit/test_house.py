@@ -23,7 +23,12 @@ MOST_LINES, MOST_LINES_MEDIAN, MOST_PARAMETERS = 400, 150, 8
 
 # A room may import from rows above its own. A room is a folder, or the files that the row names.
 ORDER: list[dict[str, set[str]]] = [
-    {"words": {"arguments", "ask", "errors", "frames", "interrupt", "notices", "printed", "sizes", "version"}},
+    {
+        "words": {
+            "arguments", "ask", "errors", "frames", "interrupt", "live_line", "notices", "printed", "progress", "shares",
+            "sizes", "version",
+        }
+    },
     {"kernels": set()},
     {"model": set()},
     {"problem": {"problem"}, "structure": set(), "exact": set()},

@@ -87,7 +87,13 @@ class _Traced:
 
         self.trace, self._facts, self._case = trace, facts, case
         self.once: Plan = api.plan(
-            trace, minimize="memory", solver="none", cost="flops", time_limit=SETTINGS.once_s, cache=False
+            trace,
+            minimize="memory",
+            solver="none",
+            cost="flops",
+            time_limit=SETTINGS.once_s,
+            cache=False,
+            progress=False,
         )
         self._measured: dict[bytes, Measured] = {}
 
@@ -120,7 +126,7 @@ def _traced(case: Case, facts: ModelFacts) -> _Traced | Exception:
 
     start = time.perf_counter()
     try:
-        found = trace(case.model, case.sample, target=facts.task.target if case.fake else None)
+        found = trace(case.model, case.sample, target=facts.task.target if case.fake else None, progress=False)
         facts.ops, facts.trace_seconds = len(found.graph.ops), time.perf_counter() - start
         facts.nodes = node_runs(found.lowered, Schedule.baseline(found.graph).runs)
         return _Traced(found, facts, case)
@@ -166,7 +172,15 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
     plan: Plan | None = None
     try:
         goal = _goal(asked, facts, case, traced)
-        plan = api.plan(traced.trace, solver=asked.solver, cost=facts.task.cost, effort="thorough", cache=False, **goal)
+        plan = api.plan(
+            traced.trace,
+            solver=asked.solver,
+            cost=facts.task.cost,
+            effort="thorough",
+            cache=False,
+            progress=False,
+            **goal,
+        )
         within = partial(_applied, case, plan)
         with within():
             measured, same = traced.measure(_key(plan)), case.parity()

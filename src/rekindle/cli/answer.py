@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-
-from ..problem import Progress
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,3 @@ def out_console() -> Console:
 def err_console() -> Console:
     """A console on stderr, for progress and warnings."""
     return Console(stderr=True, highlight=False, markup=False)
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A function that shows one line of progress on stderr; it does nothing where stderr is no terminal."""
-    console = err_console()
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("working") as status:
-        yield lambda line: status.update(line)

@@ -12,8 +12,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import UsageError
+from ..shares import percent
 from ..show import text
-from ..show.figures import percent
 from .answer import Answer, err_console
 from .options import Json, Out, check_writable
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .. import interrupt
+from .. import interrupt, live_line
 from .streams import document_fd
 
 
@@ -76,6 +76,8 @@ def watch(document: bool) -> None:
                 continue
             time.sleep(SETTINGS.grace_s)
             if not _pressed or _pressed[-1] < at - SETTINGS.grace_s:
+                with contextlib.suppress(OSError, ValueError):
+                    live_line.erase()
                 interrupt.end_now(document_fd() if document else None)
 
     threading.Thread(target=wait, name="rekindle-ctrl-c", daemon=True).start()

@@ -15,12 +15,12 @@ from ..model.formats import write_json
 from ..model.graph import COSTS
 from ..model.plan import Plan, schedule_document
 from ..printed import name
-from ..problem import Progress
+from ..progress import announce, telling
 from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
 from ..sizes import format_bytes
-from .answer import Answer, progress
+from .answer import Answer
 from .models import load_graph, load_model
 from .options import (  # fmt: skip
     Batch,
@@ -76,11 +76,11 @@ def plan(
     """
     goal = read_goal(budget, max_overhead, minimize)
     _check(solver, cost, effort, out, svg)
-    with progress() as tell:
-        traced = _trace(model, batch, target, tell)
+    with telling(None):
+        traced = _trace(model, batch, target)
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=tell,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache,
         )  # fmt: skip
     if out is not None:
         made.save(out)
@@ -105,8 +105,8 @@ def frontier(
 ) -> Answer:
     """List the best plans of a model or graph file, from least time to least memory; --svg draws the curve."""
     _check(solver, cost, effort, out, svg)
-    with progress() as tell:
-        traced = load_graph(model) if model.endswith(".json") else _trace(model, batch, target, tell)
+    with telling(None):
+        traced = load_graph(model) if model.endswith(".json") else _trace(model, batch, target)
         plans = api.frontier(
             traced,
             solver=solver,
@@ -115,7 +115,6 @@ def frontier(
             time_limit=time_limit,
             seed=seed,
             cache=cache,
-            progress=tell,
         )
     document = {"format": "rekindle.frontier/1", "plans": [p.figures() for p in plans]}
     if out is not None:
@@ -144,11 +143,10 @@ def solve(
     goal = read_goal(budget, max_overhead, minimize)
     _check(solver, cost, effort, out, svg)
     read = load_graph(graph)
-    with progress() as tell:
-        made = api.plan(
-            read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=tell,
-        )  # fmt: skip
+    made = api.plan(
+        read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
+        effort=effort, time_limit=time_limit, seed=seed, cache=cache,
+    )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
     written = _write_timeline(made, goal.limit(read.resident_bytes, made.baseline_activation_bytes), svg)
@@ -166,11 +164,12 @@ def _check(solver: str, cost: str, effort: str, *files: Path | None) -> None:
     choice("effort", effort, EFFORTS)
 
 
-def _trace(spec: str, batch: int | None, target: str | None, tell: Progress) -> Any:
+def _trace(spec: str, batch: int | None, target: str | None) -> Any:
+    announce(None, f"loading {spec}")
     model, sample = load_model(spec, batch)
     from ..torch.trace import trace
 
-    return trace(model, sample, target=target, progress=tell)
+    return trace(model, sample, target=target)
 
 
 def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:

@@ -12,12 +12,14 @@ from typing import Any
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..printed import name
+from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
 from ..version import __version__
-from . import formats, options_file
+from . import formats, options_file, verdict
 from .arena import Arena, plan_offsets
 from .floor import single_op
 from .graph import Graph
+from .op_names import op_words_of
 from .schedule import Schedule
 
 
@@ -35,8 +37,13 @@ class Plan:
     status : "optimal" if proven, else "feasible".
     bound_bytes : certified lower bound on peak_bytes at that overhead; bound_op : the op that sets it.
     gap : (peak_bytes - bound_bytes) / peak_bytes.
+    least_overhead : certified, of a budget: no schedule within it costs less, in the unit `cost`. 0.0 where no more is proven,
+        and for goals that are no budget.
+    smallest_known_bytes : a smaller budget that is known to be reachable, at a higher cost; None where none is known. It is
+        not saved in files.
     solve_seconds : how long the solver took.
-    verified : False: status, bound_bytes and gap were read from a file and could not be proven again in short time.
+    verified : False: status, bound_bytes, gap and least_overhead were read from a file and could not be proven again in short
+        time.
     asked : the options of the search; captured : the options of the capture, of a plan from a file. A plan for another shape
         is made with the same ones; see `options` and `trace_options`.
 
@@ -66,11 +73,14 @@ class Plan:
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     verified: bool = field(default=True, compare=False)
     captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)  # as a file says it
+    least_overhead: float = 0.0
+    smallest_known_bytes: int | None = field(default=None, compare=False)
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
         "seconds", "overhead", "flops_overhead",
-        "solver", "status", "bound_bytes", "bound_op", "gap", "graph_hash", "cost", "solve_seconds", "created_with",
+        "solver", "status", "bound_bytes", "bound_op", "gap", "least_overhead", "graph_hash", "cost",
+        "solve_seconds", "created_with",
     )  # fmt: skip
 
     @property
@@ -120,6 +130,11 @@ class Plan:
         at_floor = self.activation_peak_bytes <= 1.02 * (floor.bytes - self.graph.resident_bytes)
         return self.graph.ops[floor.op].name if at_floor and floor.op is not None else ""
 
+    @property
+    def splitting_words(self) -> str:
+        """`splitting_op` in readable words."""
+        return op_words_of(self.graph, self.splitting_op)
+
     def figures(self) -> dict[str, Any]:
         """The plan's figures by name, as `plan --json` prints them."""
         return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
@@ -151,17 +166,8 @@ class Plan:
 
     @property
     def sentence(self) -> str:
-        """One plain sentence: does it fit, at what price, how far from the best possible."""
-        of = f" of {format_bytes(self.goal.budget)}" if self.goal.budget is not None else ""
-        best = "proven the best possible" if self.status == "optimal" else f"within {self.gap:.0%} of the best possible"
-        if not self.verified:
-            best = f"said by its file to be {best.replace('proven ', '')} (not verified)"
-        left_out = getattr(self.trace, "not_counted", "") if self.goal.budget is not None else ""
-        unit = {"seconds": "step time", "flops": "FLOPs", "unit": "op runs"}[self.cost]
-        return (
-            f"fits: {format_bytes(self.peak_bytes)}{of}, +{self.overhead:.1%} {unit}, {best}, "
-            f"solved in {self.solve_seconds:.1f} s" + (f"; not counted: {left_out}" if left_out else "")
-        )
+        """One plain sentence: does it fit, at what price, and what is proven."""
+        return verdict.sentence(self)
 
     def __str__(self) -> str:
         runs = self.schedule.runs
@@ -170,10 +176,10 @@ class Plan:
             ("  of which activations", f"{format_bytes(self.activation_peak_bytes)} "
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
             ("  in one block", f"{format_bytes(self.arena_bytes)} (no sharing {format_bytes(self.sum_bytes)})"),
-            ("no schedule below", format_bytes(self.bound_bytes)
-                                  + (f", by {name(self.bound_op)}" if self.bound_op else "") + self.doubt),
-            *([("to go lower, split", f"{name(self.splitting_op)}: it alone needs that much")] if self.splitting_op else []),
-            ("extra", f"{self.overhead:.1%} {self.cost}, {self.flops_overhead:.1%} FLOPs"),
+            ("no schedule below", verdict.bound_words(self)),
+            *([("to go lower, split", f"{self.splitting_words}: it alone needs that much")] if self.splitting_op else []),
+            ("extra", f"{percent(self.overhead)} {COST_WORDS[self.cost]}, {percent(self.flops_overhead)} FLOPs"),
+            *([("  at least, in this budget", least)] if (least := verdict.least_cost_words(self)) else []),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{name(self.solver)} ({self.status}{self.doubt})"),
         ]  # fmt: skip

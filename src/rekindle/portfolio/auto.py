@@ -53,6 +53,7 @@ from ..solvers.rotor import thin
 from ..structure.archive import pareto
 from . import small
 from .curve import curve_of
+from .quick import small_plans
 from .stretches import stretches_of
 
 EPS = 1e-9  # of an overhead
@@ -103,6 +104,7 @@ def _other_weights(problem: Problem, *units: str) -> list[np.ndarray]:
     thorough=True,
     joins=True,
     retry=_retry,
+    quick=small_plans,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
     """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""

@@ -1,7 +1,7 @@
 """The memory-cost curve for efforts "quick" and "normal": seeds for all of it, a search only in the stretch of the goal.
 
 The curve is cut into stretches by peak, at round shares of the plain step's peak, since people ask for half the memory and
-not for 0.4937 of it. A search looks at the one stretch in which the goal lies (see `focus`), or below the smallest seed (see
+not for 0.4937 of it. A search looks at the one stretch in which the goal lies (see `focus`), or near the floor (see
 `way_down`), and takes a few tenths of a second in place of many seconds for the whole curve.
 
 A larger budget never gives a slower plan, although another budget is looked at elsewhere. The answer to a budget in stretch
@@ -41,7 +41,8 @@ class StretchSettings:
     shares : ends of stretches, as shares of the plain step's activation peak.
     near_share : of the goal's peak; entries that miss it by so much are pressed,
     press_changes : with so many changes each, on graphs of up to `press_ops_most` ops.
-    lowest_width : upper end of the lowest stretch, as a multiple of its least peak, where costs are lowered.
+    lowest_width : upper end of the lowest stretch, as a multiple of the smallest seed's peak: the smallest seeds cost far
+        more than those a little larger.
     enough_share : of the plain step's cost. A stretch is not looked at where its seeds are certified to lie so close to the
         least cost.
     """
@@ -69,8 +70,8 @@ class Stretches:
     """The curve of a graph.
 
     seeds : entries that serve every goal, in order of falling peak.
-    cells : peaks that bound the stretches, rising, in bytes without the resident ones. The lowest stretch ends at the
-        smallest seed.
+    cells : peaks that bound the stretches, rising, in bytes without the resident ones. The lowest stretch ends a
+        little above the smallest seed.
     focus : the search of one stretch.
     found : per stretch that was looked at, the entries found there.
     """
@@ -94,7 +95,7 @@ class Stretches:
             seeds += proposals.seeds(problem, blocks)
         focus = Focus(problem, Reduced(graph, Dropping(graph)), blocks)
         seeds = pareto(seeds + focus.plain_entries(problem))
-        least, plain = float(seeds[-1].peak), float(plain_step.peak)
+        least, plain = SETTINGS.lowest_width * seeds[-1].peak, float(plain_step.peak)
         # One byte below the share: a budget is that share, rounded down.
         ends = [float(int(share * plain) - 1) for share in SETTINGS.shares]
         cells = [0.0, least, *(x for x in ends if x > least), float(max(plain, least + 1))]

@@ -7,12 +7,8 @@ from typing import Any
 from rich.text import Text
 
 from ..printed import printable
+from ..shares import percent
 from ..sizes import format_bytes
-
-
-def percent(x: float) -> str:
-    """A share as a change: "+12.3 %" for 0.1234."""
-    return f"{x:+.1%}".replace("%", " %")
 
 
 def figure(name: str, x: Any) -> str:

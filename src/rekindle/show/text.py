@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..model.plan import Plan
+from ..model.verdict import bound_words, least_cost_words
 from ..printed import name
 from ..problem import Solver
+from ..shares import COST_WORDS, percent, percent_down
 from ..sizes import format_bytes
-from .figures import figure, percent, yes_no
-
-UNITS = {"seconds": "time", "flops": "FLOPs", "unit": "op runs"}
+from .figures import figure, yes_no
 
 
 def plan_table(plan: Plan) -> Table:
@@ -30,27 +30,40 @@ def plan_table(plan: Plan) -> Table:
     table.add_row("  these without sharing", "", format_bytes(plan.sum_bytes))
     runs = plan.schedule.runs
     table.add_row("op runs", f"{len(set(runs)):,}", f"{len(runs):,}")
-    table.add_row(f"extra {UNITS[plan.cost]}", "", percent(plan.overhead))
+    table.add_row(f"extra {COST_WORDS[plan.cost]}", "", percent(plan.overhead))
+    if least := least_cost_words(plan):
+        table.add_row("  at least, in this budget", "", least)
     if plan.cost != "flops":
         table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
-    setter = f" (set by {name(plan.bound_op)})" if plan.bound_op else ""
-    table.add_row("no schedule below", "", format_bytes(plan.bound_bytes) + setter + plan.doubt)
+    table.add_row("no schedule below", "", bound_words(plan))
     if plan.splitting_op:
-        table.add_row("to go lower, split", "", f"{name(plan.splitting_op)}: it alone needs that much")
+        table.add_row("to go lower, split", "", f"{plan.splitting_words}: it alone needs that much")
     table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
     return table
 
 
 def frontier_table(plans: Sequence[Plan]) -> Table:
-    """The memory/time curve: one row per plan."""
-    unit = UNITS[plans[0].cost] if plans else "time"
+    """The memory/time curve: one row per plan. "At least" bounds the extra cost within the plan's peak, "no schedule below"
+    the peak within the plan's extra cost."""
+    unit = COST_WORDS[plans[0].cost] if plans else "step time"
     title = f"{name(plans[0].graph.name)}: memory against {unit}" if plans else "no plan"
-    table = _table(title, "peak", "activations", "of plain", f"extra {unit}", "extra FLOPs", "gap at most", "status")
+    columns = (
+        "peak",
+        "activations",
+        "of plain",
+        f"extra {unit}",
+        "at least",
+        "extra FLOPs",
+        "no schedule below",
+        "status",
+    )
+    table = _table(title, *columns)
     for p in plans:
         share = p.activation_peak_bytes / p.baseline_activation_bytes if p.baseline_activation_bytes else 1.0
         table.add_row(
             format_bytes(p.peak_bytes), format_bytes(p.activation_peak_bytes), f"{share:.0%}", percent(p.overhead),
-            percent(p.flops_overhead), f"{p.gap:.0%}", p.status + ("" if p.verified else ", not verified"),
+            percent_down(p.least_overhead), percent(p.flops_overhead), format_bytes(p.bound_bytes),
+            p.status + ("" if p.verified else ", not verified"),
         )  # fmt: skip
     return table
 

@@ -15,6 +15,7 @@ from ..ask import LOSSES, TraceOptions
 from ..errors import TraceError
 from ..model.graph import Graph
 from ..model.plan import Plan
+from ..progress import Progress, announce, telling
 from . import accept
 from .capture import capture as cap
 from .capture import module_call as calls
@@ -90,7 +91,7 @@ def trace(
     target: str | None = None,
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
-    progress: Callable[[str], None] | None = None,
+    progress: Progress = None,
 ) -> Trace:
     """Capture one training step of `model` called with `sample`.
 
@@ -106,6 +107,7 @@ def trace(
         before the first step has made it.
     must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
         decision that recomputation could flip, say); their results that backward needs are saved.
+    progress : as in `rekindle.plan`.
 
     Raises
     ------
@@ -124,8 +126,9 @@ def trace(
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     options = TraceOptions(loss, target, optimizer, tuple(marks))
-    with accept.gradients_on():
-        made = trace_call(model, args, kwargs, options, progress=progress)
+    with telling(progress) as tell, accept.gradients_on():
+        announce(progress, f"capturing {type(model).__name__}")
+        made = trace_call(model, args, kwargs, options, progress=tell)
     if effects := made.lowered.captured.effects:
         notices.warn(f"planned steps do not run {', '.join(effects)}, which do more than compute; take them off, or put them "
                      f"on the {type(model).__name__} itself, where they are called at every step")  # fmt: skip

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ... import bounds
+from ...candidates import EPS
+from ...certify import Claim, least_overhead
 from ...errors import InfeasibleBudget, ParityError
-from ...model.held import relaxed
+from ...infeasible import bound_words, choices, floor_of
 from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture import rules
@@ -83,19 +84,28 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
 
 
 def _as_asked(plan: Plan, budget: int) -> Plan:
-    """The plan with the user's budget as its goal, not the smaller one that was aimed at; later plans are made for it too."""
+    """The plan with the user's budget as its goal, not the smaller one that was aimed at; later plans are made for it too.
+
+    A plan within the user's budget may cost less than every plan within the smaller one: the certificate is made again.
+    """
+    if budget == plan.goal.budget:
+        return plan
+    weights = plan.graph.weights(plan.cost)
+    claim = Claim(plan.graph, weights, plan.goal, budget, plan.peak_bytes, plan.overhead)
+    least = least_overhead(claim, (0.0,))
+    plan = replace(plan, least_overhead=least, status="optimal" if plan.overhead <= least + EPS else "feasible")
     asked = None if plan.asked is None else replace(plan.asked, goal=replace(plan.asked.goal, budget=budget))
     return replace(plan, goal=replace(plan.goal, budget=budget), asked=asked)
 
 
 def _exceeded(plan: Plan, budget: int, measured: list[int]) -> InfeasibleBudget:
-    floor = bounds.look_ahead(relaxed(plan.graph))
-    op = "what must be live at the end" if floor.op is None else plan.graph.ops[floor.op].name
+    floor = floor_of(plan.graph, 0)
+    bound, op = bound_words(plan.graph, floor, 0)
     least = min(measured)
     return InfeasibleBudget(
         f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept: the plan's predicted peak fits, but the measured "
         f"step takes {format_bytes(least)} ({least} bytes) while results are held, and no "
-        f"plan that takes less was found in {len(measured)} tries. The model is as it was; raise the budget to "
-        f"{least} bytes or make the batch smaller",
+        f"plan that takes less was found in {len(measured)} tries; no schedule exists below {bound}. The model is as it was. "
+        + choices(f"budget={least}"),
         budget=budget, smallest_peak=least, bound_bytes=floor.bytes, op=op,
     )  # fmt: skip

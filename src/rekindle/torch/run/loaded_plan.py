@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
 
-from ...ask import TraceOptions
+from ...ask import PlanOptions, TraceOptions
 from ...errors import PlanMismatch, TraceError
 from ...model.judge import simulate
 from ...model.plan import Plan
@@ -26,9 +25,9 @@ class LoadedPlan:
     waits : no call has fitted the plan so far.
     """
 
-    def __init__(self, plan: Plan, how: TraceOptions, report: Callable[[str], None] | None):
+    def __init__(self, plan: Plan, how: TraceOptions, options: PlanOptions):
         self.waits = plan.trace is None
-        self._plan, self._how, self._report = plan, how, report
+        self._plan, self._how, self._options = plan, how, options
         self._unlike: list[tuple[Key, Expected, list[Question]]] = []  # calls that the plan does not fit
         self._first_is_over = False  # the first call, if it set attributes that later calls find
 
@@ -93,12 +92,12 @@ class LoadedPlan:
     def _alike(self, new: NewCall) -> tuple[Trace, Trace | None]:
         """(the call's trace, the trace that has the plan's graph or None). If forward branches on values of inputs, the trace
         in which it cannot, as on fake tensors, is tried too."""
-        found, wanted = new.trace(self._how, report=self._report), self._plan.graph_hash
+        found, wanted = new.trace(self._how, report=self._options.report), self._plan.graph_hash
         if found.graph.hash == wanted:
             return found, found
         if found.lowered.captured.questions:
             with contextlib.suppress(TraceError):
-                general = new.trace(self._how, report=self._report, by_values=False)
+                general = new.trace(self._how, report=self._options.report, by_values=False)
                 if general.graph.hash == wanted:
                     return found, general
         return found, None

@@ -20,6 +20,7 @@ from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
 from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
+from ...progress import telling
 from ...sizes import format_bytes
 from ..capture import tree
 from ..capture.number_places import name_of, read
@@ -56,7 +57,7 @@ class Replanner:
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
-        self._loaded = LoadedPlan(plan, self._trace_options, self._options.report)
+        self._loaded = LoadedPlan(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         if plan.trace is not None:
             check_same_module(model, plan.trace)
@@ -94,19 +95,8 @@ class Replanner:
             self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
             return None
         try:
-            found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
-            if fits is not None:
-                if exceeded := self._loaded.exceeded(fits):
-                    self.warned.warn(exceeded)
-                return self.bind(new.model, fits, self.plan)
-            if found is not None and self._loaded.is_for_later_calls(found):
-                self._loaded.first_is_over()
-                self._say(
-                    f"{new.words}: it sets attributes that later calls find. It runs plain; the loaded plan is for the "
-                    "later calls"
-                )
-                return None
-            return self._planned(new, found)
+            with telling(self._options.progress):
+                return self._made(new)
         except Exception as e:  # any error at all: a run that has gone well so far goes on
             if self.on_new_shape == "error" or isinstance(e, PlanMismatch) and new.model.training:
                 raise
@@ -114,6 +104,22 @@ class Replanner:
             self.leave_plain(new, f", for which there is no plan, and none can be made: {why}")
             self._remember(new)
             return None
+
+    def _made(self, new: NewCall) -> Bound | None:
+        """The plan from a file if it fits the call, else a plan of its own; None: the call runs plain."""
+        found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
+        if fits is not None:
+            if exceeded := self._loaded.exceeded(fits):
+                self.warned.warn(exceeded)
+            return self.bind(new.model, fits, self.plan)
+        if found is not None and self._loaded.is_for_later_calls(found):
+            self._loaded.first_is_over()
+            self._say(
+                f"{new.words}: it sets attributes that later calls find. It runs plain; the loaded plan is for the "
+                "later calls"
+            )
+            return None
+        return self._planned(new, found)
 
     def leave_plain(self, new: NewCall, why: str, kind: str = "") -> None:
         """Warn that the call runs plain.

@@ -1,0 +1,48 @@
+"""The readable name of an op: where it stands in the model, its operator and its shape."""
+
+from __future__ import annotations
+
+from ..printed import name
+from .graph import ACCUMULATE, BOUNDARY, COPY, SNAPSHOT, Graph, Op
+
+# Kinds of ops that are no operators, in words.
+WORDS = {
+    BOUNDARY: "the end of forward",
+    SNAPSHOT: "a copy of a tensor before it changes",
+    COPY: "new content of a tensor",
+    ACCUMULATE: "a gradient handed over",
+}
+
+
+def op_words(op: Op) -> str:
+    """The op as a message names it, safe to print; its own name where the graph does not say more.
+
+    >>> op_words(Op("a", (), (), module="layer1.0.conv1", target="aten.convolution.default", shape="f32[8,64,56,56]"))
+    'layer1.0.conv1 (convolution, f32[8,64,56,56])'
+    >>> op_words(Op("b", (), (), module="layer1.0.conv1.weight", kind="accumulate"))
+    'layer1.0.conv1.weight (a gradient handed over)'
+    >>> op_words(Op("matmul_1", (), ()))
+    'matmul_1'
+    """
+    does = operator_name(op.target) if op.target else WORDS.get(op.kind, "")
+    if not does:
+        return name(op.name)
+    details = ", ".join(part for part in (does, op.shape) if part)
+    return name(f"{op.module} ({details})" if op.module else details)
+
+
+def op_words_of(graph: Graph, op_name: str) -> str:
+    """`op_words` of the first op with this name, as `Plan.bound_op` holds it; the name itself where no op has it."""
+    return next((op_words(op) for op in graph.ops if op.name == op_name), name(op_name))
+
+
+def operator_name(target: str) -> str:
+    """The operator without PyTorch's own namespace and without the overload.
+
+    >>> operator_name("aten.convolution.default"), operator_name("aten.add.Tensor"), operator_name("mine.fuse.default")
+    ('convolution', 'add', 'mine.fuse')
+    """
+    parts = target.split(".")
+    if len(parts) == 3:  # namespace, operator, overload
+        parts = parts[:2]
+    return ".".join(parts[1:] if parts[0] == "aten" and len(parts) > 1 else parts)
