@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import bounds, registry
+from . import bounds, registry, remembered
 from .ask import Goal, PlanOptions
-from .candidates import EPS, Finish, Scorer, pareto, thin
+from .candidates import EPS, Finish, Scored, Scorer, pareto, thin
 from .model.graph import Graph
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, make_problem
+from .problem import Problem, Solver
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,44 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     anything = replace(options, goal=Goal(least_memory=True))
     scorer = Scorer(graph, options.cost, finish)
     baseline = scorer.score(Schedule.baseline(graph))
+    memory = remembered.place("frontier", scorer, anything, solver)
+    earlier = [] if memory is None else memory.recall()
+    if earlier and options.report is not None:
+        options.report(remembered.NEWS)
+    asked: list[Problem] = []
+    kept = thin(pareto(earlier or _found(solver, scorer, anything, baseline, asked)), 2 * SETTINGS.budgets)
+    if memory is not None and not earlier and not any(p.interrupted.is_set() for p in asked):
+        memory.keep(kept)
+    certified = bounds.at_overheads(graph, graph.weights(options.cost), [s.judged.overhead for s in kept])
+    seconds = time.monotonic() - start
+    plans = []
+    for s, bound in zip(kept, certified, strict=True):
+        aim = replace(options, goal=Goal(budget=s.judged.peak_bytes))
+        plans.append(as_plan(scorer, s, baseline, aim, bound, s.judged.overhead <= EPS, seconds))
+    return plans
+
+
+def _found(
+    solver: Solver, scorer: Scorer, options: PlanOptions, baseline: Scored, asked: list[Problem]
+) -> list[Scored]:
+    """The solver's candidates for the whole curve. asked : is extended by the problems that the solver was given."""
+    graph = scorer.graph
     top = baseline.judged.peak_bytes - graph.resident_bytes
     bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
     coarse = len(graph.ops) > SETTINGS.closer_most_ops
-    found = scorer.all(solver.solve(replace(make_problem(graph, anything, None), whole=True, coarse=coarse)))
+    asked.append(replace(make_problem(graph, options, None), whole=True, coarse=coarse))
+    found = scorer.all(solver.solve(asked[-1]))
     count = SETTINGS.budgets
-    shared = replace(anything, time_limit=None if options.time_limit is None else options.time_limit / count)
+    shared = replace(options, time_limit=None if options.time_limit is None else options.time_limit / count)
     fractions: Sequence[float] = np.linspace(1, 0, count + 1)[1:].tolist() if top > bottom else [0.0]
     seen: set[tuple[int, ...]] = set()
     for f in () if solver.curve else fractions:
         limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
-        schedules = list(solver.solve(make_problem(graph, shared, limit)))
+        asked.append(make_problem(graph, shared, limit))
+        schedules = list(solver.solve(asked[-1]))
         key = tuple(hash(s) for s in schedules)
         if key in seen:  # a solver without a knob gives the same answer to every question
             break
         seen.add(key)
         found += scorer.all(schedules)
-    kept = thin(pareto(found), 2 * count)
-    certified = bounds.at_overheads(graph, graph.weights(options.cost), [s.judged.overhead for s in kept])
-    seconds = time.monotonic() - start
-    plans = []
-    for s, bound in zip(kept, certified, strict=True):
-        asked = replace(options, goal=Goal(budget=s.judged.peak_bytes))
-        plans.append(as_plan(scorer, s, baseline, asked, bound, s.judged.overhead <= EPS, seconds))
-    return plans
+    return found
