@@ -44,14 +44,14 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     scorer = Scorer(graph, options.cost, finish)
     baseline = scorer.score(Schedule.baseline(graph))
     memory = remembered.place("frontier", scorer, anything, solver)
-    earlier = [] if memory is None else memory.recall()
+    earlier = [] if memory is None else [scorer.as_run(known.schedule) for known in memory.recall()]
     if earlier and options.report is not None:
         options.report(remembered.NEWS)
     asked: list[Problem] = []
     kept = thin(pareto(earlier or _found(solver, scorer, anything, baseline, asked)), 2 * SETTINGS.budgets)
-    if memory is not None and not earlier and not any(p.interrupted.is_set() for p in asked):
-        memory.keep(kept)
     certified = bounds.at_overheads(graph, graph.weights(options.cost), [s.judged.overhead for s in kept])
+    if memory is not None and not earlier and not any(p.interrupted.is_set() for p in asked):
+        memory.keep(zip(kept, certified, strict=True))
     seconds = time.monotonic() - start
     plans = []
     for s, bound in zip(kept, certified, strict=True):

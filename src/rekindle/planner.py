@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from . import bounds, certify, registry, remembered
 from .ask import Goal, PlanOptions
-from .candidates import Finish, Scored, Scorer, pick, smaller
+from .candidates import Finish, Known, Scored, Scorer, pick, smaller
 from .errors import RekindleError
 from .infeasible import infeasible, no_such_overhead
 from .model.graph import Graph
@@ -44,16 +44,16 @@ def plan_graph(
     *,
     finish: Finish | None = None,
     bookkeeping: int | None = None,
-    known: Schedule | None = None,
+    known: Known | None = None,
 ) -> Plan:
     """The best plan that the solver finds for the goal.
 
     finish : turns a schedule into the one that will be run; the judge sees the finished one.
     bookkeeping : bytes beside the graph's. Where they are given, a budget in bytes is kept also by a loop that holds the
         results of forward until the step is over. None: only the judge's peak has to fit.
-    known : a finished schedule for the same request, to be judged and certified in place of a search.
+    known : a schedule for the same request, which is judged and certified in place of a search.
 
-    Without a search, too, the plan is the one of an earlier process, where that is remembered (see `remembered`).
+    Where an earlier search for the same is remembered on disk (see `remembered`), its schedule is taken the same way.
 
     Raises
     ------
@@ -68,42 +68,48 @@ def plan_graph(
     limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
     problem = _problem_of(graph, options, limit, scorer.spare)
     memory = remembered.place("plan", scorer, options, solver) if known is None else None
-    earlier = _judged(scorer, known, goal, limit) if known is not None else _recalled(memory, problem, goal, limit)
-    if earlier is not None:
-        best = earlier
+    if memory is not None:
+        known = _recalled(memory, scorer, goal, limit, problem)
+    if known is not None:
+        best = _judged(known, scorer, goal, limit)
     elif limit is None:
         best = _without_limit(solver, problem, scorer, goal)
     else:
         best = _within_limit(solver, problem, scorer, goal, limit)
     weights = graph.weights(options.cost)
     seconds = certify.seconds_for_bound(start, options.time_limit, solver.thorough)
-    bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
-    if solver.thorough:
-        left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
-        bound, met = certify.look_longer(graph, weights, best, bound, left)
-        # Budgets only: under an overhead goal, allowing more could yield a larger plan.
-        if met is not None and limit is not None and solver.joins and earlier is None:
-            best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
-    if memory is not None and earlier is None and not problem.interrupted.is_set():
-        memory.keep([best])
+    bound = None if known is None else certify.proven_again(graph, weights, best, known.bound_bytes)
+    if bound is None:
+        bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
+        if solver.thorough:
+            left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
+            bound, met = certify.look_longer(graph, weights, best, bound, left)
+            # Budgets only: under an overhead goal, allowing more could yield a larger plan.
+            if met is not None and limit is not None and solver.joins and known is None:
+                best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
+    if memory is not None and known is None and not problem.interrupted.is_set():
+        memory.keep([(best, bound)])
     optimal = certify.is_optimal(graph, weights, best, bound, goal, limit)
     return as_plan(scorer, best, baseline, options, bound, optimal, time.monotonic() - start)
 
 
-def _judged(scorer: Scorer, known: Schedule, goal: Goal, limit: int | None) -> Scored:
+def _judged(known: Known, scorer: Scorer, goal: Goal, limit: int | None) -> Scored:
     """The candidate for a schedule that was found elsewhere."""
-    found = pick([scorer.as_run(known)], limit, goal.max_overhead)
+    found = pick([scorer.as_run(known.schedule)], limit, goal.max_overhead)
     if found is None:
         raise RekindleError("a schedule that was found for the same goal does not keep it here; plan again")
     return found
 
 
-def _recalled(memory: remembered.Place | None, problem: Problem, goal: Goal, limit: int | None) -> Scored | None:
-    """The remembered candidate, if there is one and it keeps the goal."""
-    found = None if memory is None else pick(memory.recall(), limit, goal.max_overhead)
-    if found is not None:
-        problem.progress(remembered.NEWS)
-    return found
+def _recalled(
+    memory: remembered.Place, scorer: Scorer, goal: Goal, limit: int | None, problem: Problem
+) -> Known | None:
+    """The remembered schedule, if there is one and it keeps the goal."""
+    for known in memory.recall():
+        if pick([scorer.as_run(known.schedule)], limit, goal.max_overhead) is not None:
+            problem.progress(remembered.NEWS)
+            return known
+    return None
 
 
 def _problem_of(graph: Graph, options: PlanOptions, limit: int | None, spare: int | None) -> Problem:

@@ -5,7 +5,8 @@ One JSON file per request, in the folder `plans` of the cache folder ($REKINDLE_
     {"format": "rekindle.remembered/1", "request": {…}, "schedules": [{"format": "rekindle.schedule/1", …, "steps": […]}]}
 
 The request is everything that a search depends on: the graph, the costs of its ops, the goal, the options, the versions. Only
-the order of runs and frees is taken from a file: the judge computes peak and cost anew, and the planner the certificate. A
+the order of runs and frees is taken from a file: the judge computes peak and cost anew, and the planner the certificate, for
+which it first looks for a short proof of the bound that the file names. A
 file that is damaged, too large, for another request or with other figures than the judge's counts as absent and is replaced.
 If the folder cannot be used, nothing is remembered; the logger "rekindle" says so at level DEBUG.
 """
@@ -25,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import bounds
 from .ask import PlanOptions
-from .candidates import Scored, Scorer
+from .candidates import Known, Scored, Scorer
 from .errors import FormatError, RekindleError
 from .model import formats
 from .model.cache_folder import cache_folder
@@ -80,8 +82,9 @@ class Place:
     scorer: Scorer
     request: dict[str, Any]
 
-    def recall(self) -> list[Scored]:
-        """The remembered schedules as the judge scores them now; [] where there are none. The file counts as just used."""
+    def recall(self) -> list[Known]:
+        """The remembered schedules, as valid and with the figures that they had; [] where there are none. The file counts as
+        just used."""
         where = name(str(self.path))
         try:
             found = self._read(where)
@@ -97,7 +100,7 @@ class Place:
             os.utime(self.path)
         return found
 
-    def _read(self, where: str) -> list[Scored]:
+    def _read(self, where: str) -> list[Known]:
         text = read_text(self.path, SETTINGS.file_most_bytes, regular=True)
         r = formats.Reader(formats.parse_json(text, where), where, FORMAT)
         if r.table("request") != self.request:
@@ -107,7 +110,7 @@ class Place:
             raise FormatError(f"{where} holds no schedule")
         return found
 
-    def _judged(self, doc: Any, where: str) -> Scored:
+    def _judged(self, doc: Any, where: str) -> Known:
         graph, schedule = self.scorer.graph, formats.schedule_from_json(doc, where)
         if schedule.graph_hash != graph.hash:
             raise FormatError(f"{where} is for another graph")
@@ -115,14 +118,17 @@ class Place:
             raise FormatError(f"{where} runs more than any step does, or names no solver")
         scored = self.scorer.as_run(schedule)
         r, j = formats.Reader(doc, where), scored.judged
-        overhead = r.number("overhead")
+        bound, overhead = r.whole("bound_bytes"), r.number("overhead")
+        if not 0 <= bound <= j.peak_bytes:
+            raise FormatError(f"{where} has a bound that is none of its peak")
         if r.whole("peak_bytes") != j.peak_bytes or not math.isclose(overhead, j.overhead, rel_tol=1e-9, abs_tol=1e-12):
             raise FormatError(f"{where} has other figures than its file says")
-        return scored
+        return Known(schedule, bound)
 
-    def keep(self, found: Iterable[Scored]) -> None:
-        """Remember these schedules in place of earlier ones, and forget the least recently used files beyond the limits."""
-        schedules = [_document(s) for s in found]
+    def keep(self, found: Iterable[tuple[Scored, bounds.Bound]]) -> None:
+        """Remember these schedules, each with its bound, in place of earlier ones, and forget the least recently used files
+        beyond the limits."""
+        schedules = [_document(s, bound) for s, bound in found]
         doc = {"format": FORMAT, "request": self.request, "schedules": schedules}
         folder = self.path.parent
         try:
@@ -168,10 +174,11 @@ def costs_hash(graph: Graph) -> str:
     return hashlib.sha256(json.dumps(doc, separators=(",", ":")).encode()).hexdigest()
 
 
-def _document(s: Scored) -> dict[str, Any]:
+def _document(s: Scored, bound: bounds.Bound) -> dict[str, Any]:
     return {
         "format": formats.SCHEDULE, "graph_hash": s.schedule.graph_hash, "solver": s.schedule.solver,
-        "peak_bytes": s.judged.peak_bytes, "overhead": s.judged.overhead, "steps": formats.steps_to_json(s.schedule),
+        "peak_bytes": s.judged.peak_bytes, "overhead": s.judged.overhead, "bound_bytes": bound.bytes,
+        "steps": formats.steps_to_json(s.schedule),
     }  # fmt: skip
 
 

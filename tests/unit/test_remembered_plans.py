@@ -225,6 +225,7 @@ def with_schedule(schedule: Schedule) -> Callable[[Path], None]:
         doc["schedules"][0] |= {
             "steps": rekindle.model.formats.steps_to_json(schedule),
             "peak_bytes": judged.peak_bytes,
+            "bound_bytes": 0,
             "overhead": judged.overhead,
         }
 
@@ -254,6 +255,8 @@ WRONG: dict[str, Callable[[Path], None]] = {
     "no steps": first_schedule(steps=[]),
     "steps of another kind": first_schedule(steps=[{"call": "print"}]),
     "another peak": first_schedule(peak_bytes=1),
+    "a bound above its peak": first_schedule(bound_bytes=10**6),
+    "a bound below 0": first_schedule(bound_bytes=-1),
     "another overhead": first_schedule(overhead=0.123),
     "no figures": rewritten(lambda doc: doc["schedules"][0].pop("peak_bytes")),
     "a long name": first_schedule(solver="x" * 10_000),
@@ -275,6 +278,24 @@ def test_a_wrong_file_counts_as_absent_and_is_replaced(folder: Path, searches: l
         return
     searches.clear()
     assert plain(plan_graph(step(), options)) == plain(first)
+    assert not searches
+
+
+def test_a_bound_is_proven_and_not_read(folder: Path, searches: list[Problem]) -> None:
+    """A file cannot strengthen a certificate. One that claims less gets less proven, and what is said is true."""
+    options = replace(LEAST, goal=Goal(max_overhead=0.5))
+    plan_graph(step(), options)
+    wasteful = Schedule.from_runs(step(), [*range(3), 1, 2, *range(3, 7)])
+    with_schedule(wasteful)(the_file(folder))
+    searches.clear()
+    bounds = []
+    for claimed in (0, 140, 150):
+        first_schedule(bound_bytes=claimed)(the_file(folder))
+        plan = plan_graph(step(), options)
+        assert plan.schedule.runs == wasteful.runs
+        assert (plan.peak_bytes, plan.status) == (150, "feasible")
+        bounds.append(plan.bound_bytes)
+    assert bounds == [130, 140, 140]  # 140 is proven by a search without the file too
     assert not searches
 
 
