@@ -81,10 +81,15 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     if isinstance(what, Graph):
         return plan_graph(what, options)
     from .torch.check.confirm import bookkeeping
+    from .torch.plan_for_all import plan_for_all
     from .torch.run import stages
 
-    found = plan_graph(what.graph, options, finish=stages.group, bookkeeping=bookkeeping(what))
-    return replace(found, trace=what)
+    spare = bookkeeping(what)
+    found = plan_for_all(
+        what.graph, options, {"spare_bytes": spare, "target": what.options.target, "fake": what.fake},
+        lambda graph, known: plan_graph(graph, options, finish=stages.group, bookkeeping=spare, known=known),
+    )  # fmt: skip
+    return replace(found, trace=what.with_graph(found.graph))
 
 
 def frontier(
