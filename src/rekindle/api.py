@@ -59,7 +59,7 @@ def plan(
         "thorough" for the best plan it can find. Other solvers take no notice.
     time_limit : seconds that the solver may take; None: as long as `effort` asks for.
     seed : randomised solvers give the same plan for the same seed.
-    cache : plans are remembered on disk, and read from there; see `remembered`.
+    cache : the plan is remembered on disk, and read from there at the next start; see `remembered`.
     target : a device name; seconds are then the roofline of that device, not measured.
     progress : called with one line of text now and then; False: no news on stderr.
 
