@@ -60,7 +60,7 @@ class MemorySettings:
     unfinished_most_s : age from which an unfinished file was left behind by a process that died, and is deleted.
     """
 
-    files_most: int = 256
+    files_most: int = 1000
     all_most_bytes: int = 256 * 2**20
     file_most_bytes: int = 32 * 2**20
     lock_wait_s: float = 5.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import two_ranks
+from rekindle import RekindleWarning
 from rekindle.torch import ranks
 
 pytestmark = pytest.mark.skipif(
@@ -91,6 +92,32 @@ def test_a_planned_module_trains_data_parallel(seen: list[dict[str, Any]]) -> No
     assert one["same"]
     assert two["same"]
     assert one["parameters"] == 6
+
+
+class Broken:
+    """A store as a fake process group has it, or one whose connection broke."""
+
+    def __init__(self, works: bool) -> None:
+        self.works = works
+
+    def add(self, key: str, amount: int) -> int:
+        if not self.works:
+            raise RuntimeError("no such function")
+        return amount
+
+    def set(self, key: str, text: Any) -> None:
+        if key.endswith("/answer"):
+            raise RuntimeError("no connection")
+
+
+@pytest.mark.parametrize(
+    ("works", "says"), [(False, "each process .* plans alone"), (True, "could not be given .* no connection")]
+)
+def test_a_store_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, works: bool, says: str) -> None:
+    monkeypatch.setattr(ranks, "store_of_processes", lambda: Broken(works))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    with pytest.warns(RekindleWarning, match=says):
+        assert ranks.once("the number", {}, lambda: 5, lambda x: x) == 5
 
 
 def test_without_other_processes_everything_is_made_here() -> None:

@@ -28,7 +28,7 @@ def planned(**options: Any) -> torch.nn.Module:
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(4)))
     trace = rekindle.trace(model, torch.ones(256, 8), target="h200")
-    return rekindle.apply(model, rekindle.plan(trace, budget=0.75, effort="quick", **options))
+    return rekindle.apply(model, rekindle.plan(trace, budget=0.75, solver="exact", **options))
 
 
 @pytest.mark.usefixtures("memory_of_plans")

@@ -82,7 +82,9 @@ def once(
         key = f"{key}/{store.add(f'{key}/failures', 0)}"
         first = store.add(f"{key}/asked", 1) == 1
     except Exception as e:  # a store of another library's may lack `add`
-        notices.warn(f"{what} is made by each process alone, as their store cannot be used ({e}): they may differ")
+        notices.warn(
+            f"the store of the process group cannot be used ({e}): each process measures and plans alone, and plans may differ"
+        )
         return make()
     if first:
         return _made(store, key, what, make, written)
@@ -105,7 +107,7 @@ def _made(store: Any, key: str, what: str, make: Callable[[], T], written: Calla
     try:
         _give(store, key, answer)
     except Exception as e:
-        notices.warn(f"{what} could not be given to the other processes ({e}), which wait for it")
+        notices.warn(f"{what} could not be given to the other processes, which wait for it: {e}")
     return found
 
 
