@@ -1,9 +1,13 @@
-"""How many examples property tests try; and one thread per test process: two processes of two threads each, on two cores,
-wait for each other most of the time."""
+"""How many examples property tests try; where tests keep costs and plans; and one thread per test process: two processes of
+two threads each, on two cores, wait for each other most of the time."""
 
 import copy
 import gc
 import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +34,35 @@ def quick_collections() -> None:
     """Each measured step collects garbage twice, and torch alone keeps so many objects that a collection takes a tenth of
     a second: what is there already is left out from now on."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A test process keeps measured costs in a folder of its own, not in the user's, and remembers no plans: no test's plan
+    comes from another test, nor from its own first search. Tests of the memory turn it on (`memory_of_plans`)."""
+    from rekindle import remembered
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REKINDLE_CACHE", str(folder))
+        patch.setattr(remembered, "SETTINGS", replace(remembered.SETTINGS, files_most=0))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def no_plans_of_other_tests(cache_of_tests: Path) -> None:
+    """Processes that a test starts remember their plans: those of earlier tests are gone."""
+    shutil.rmtree(cache_of_tests / "plans", ignore_errors=True)
+
+
+@pytest.fixture
+def memory_of_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Plans are remembered, in a folder of this test's own: its path."""
+    from rekindle import remembered
+
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remembered, "SETTINGS", remembered.MemorySettings())
+    return tmp_path / "cache" / remembered.FOLDER
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def plan(
         "thorough" for the best plan it can find. Other solvers take no notice.
     time_limit : seconds that the solver may take; None: as long as `effort` asks for.
     seed : randomised solvers give the same plan for the same seed.
-    cache : plans are remembered on disk, and read from there; see `remembered`.
+    cache : the plan is remembered on disk, and read from there at the next start; see `remembered`.
     target : a device name; seconds are then the roofline of that device, not measured.
     progress : called with one line of text now and then. None: where planning takes more than two seconds, stderr shows what
         is done and the best plan so far; False: silence.
@@ -85,10 +85,15 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
         if isinstance(what, Graph):
             return plan_graph(what, options)
         from .torch.check.confirm import bookkeeping
+        from .torch.plan_for_all import plan_for_all
         from .torch.run import stages
 
-        found = plan_graph(what.graph, options, finish=stages.group, bookkeeping=bookkeeping(what))
-        return replace(found, trace=what)
+        spare = bookkeeping(what)
+        found = plan_for_all(
+            what.graph, options, {"spare_bytes": spare, "target": what.options.target, "fake": what.fake},
+            lambda graph, known: plan_graph(graph, options, finish=stages.group, bookkeeping=spare, known=known),
+        )  # fmt: skip
+        return replace(found, trace=what.with_graph(found.graph))
 
 
 def frontier(

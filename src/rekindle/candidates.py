@@ -29,6 +29,17 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class Known:
+    """A finished schedule that an earlier search, or another process, found for the same request.
+
+    bound_bytes : the bound that was proven of it; it is to be proven again.
+    """
+
+    schedule: Schedule
+    bound_bytes: int
+
+
+@dataclass(frozen=True)
 class Scorer:
     """Turns a solver's schedules into candidates.
 

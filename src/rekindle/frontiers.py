@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import bounds, registry
+from . import bounds, registry, remembered
 from .ask import Goal, PlanOptions
-from .candidates import EPS, Finish, Scorer, pareto, thin
+from .candidates import EPS, Finish, Scored, Scorer, pareto, thin
 from .certify import Certificate
 from .model.graph import Graph
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, make_problem
+from .problem import Problem, Solver
 from .progress import announce
 
 
@@ -44,36 +45,52 @@ def frontier_graph(graph: Graph, options: PlanOptions, *, finish: Finish | None 
     anything = replace(options, goal=Goal(least_memory=True))
     scorer = Scorer(graph, options.cost, finish)
     baseline = scorer.score(Schedule.baseline(graph))
-    top = baseline.judged.peak_bytes - graph.resident_bytes
-    bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
-    coarse = len(graph.ops) > SETTINGS.closer_most_ops
-    problem = replace(make_problem(graph, anything, None), whole=True, coarse=coarse)
-    with problem.interruptible():
-        announce(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
-    found = scorer.all(solver.solve(problem))
-    count = SETTINGS.budgets
-    shared = replace(anything, time_limit=None if options.time_limit is None else options.time_limit / count)
-    fractions: Sequence[float] = np.linspace(1, 0, count + 1)[1:].tolist() if top > bottom else [0.0]
-    seen: set[tuple[int, ...]] = set()
-    for f in () if solver.curve else fractions:
-        limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
-        schedules = list(solver.solve(make_problem(graph, shared, limit)))
-        key = tuple(hash(s) for s in schedules)
-        if key in seen:  # a solver without a knob gives the same answer to every question
-            break
-        seen.add(key)
-        found += scorer.all(schedules)
-    kept = thin(pareto(found), 2 * count)
+    memory = remembered.place("frontier", scorer, anything, solver)
+    earlier = [] if memory is None else [scorer.as_run(known.schedule) for known in memory.recall()]
+    if earlier and options.report is not None:
+        options.report(remembered.NEWS)
+    asked: list[Problem] = []
+    kept = thin(pareto(earlier or _found(solver, scorer, anything, baseline, asked)), 2 * SETTINGS.budgets)
     announce(options.progress, f"proving bounds for {len(kept)} plans")
     weights = graph.weights(options.cost)
     certified = bounds.at_overheads(graph, weights, [s.judged.overhead for s in kept])
+    if memory is not None and not earlier and not any(p.interrupted.is_set() for p in asked):
+        memory.keep(zip(kept, certified, strict=True))
     once = float(weights[graph.needed].sum()) or 1.0
     least = bounds.extras_at(graph, weights, [s.judged.peak_bytes for s in kept])
     seconds = time.monotonic() - start
     plans = []
     for s, bound, extra in zip(kept, certified, least, strict=True):
-        asked = replace(options, goal=Goal(budget=s.judged.peak_bytes))
+        aim = replace(options, goal=Goal(budget=s.judged.peak_bytes))
         optimal = s.judged.overhead <= extra / once + EPS
         proven = Certificate(bound, optimal, min(extra / once, max(0.0, s.judged.overhead)))
-        plans.append(as_plan(scorer, s, baseline, asked, proven, seconds))
+        plans.append(as_plan(scorer, s, baseline, aim, proven, seconds))
     return plans
+
+
+def _found(
+    solver: Solver, scorer: Scorer, options: PlanOptions, baseline: Scored, asked: list[Problem]
+) -> list[Scored]:
+    """The solver's candidates for the whole curve. asked : is extended by the problems that the solver was given."""
+    graph = scorer.graph
+    top = baseline.judged.peak_bytes - graph.resident_bytes
+    bottom = max(0, bounds.single_op(graph).bytes - graph.resident_bytes)
+    coarse = len(graph.ops) > SETTINGS.closer_most_ops
+    asked.append(replace(make_problem(graph, options, None), whole=True, coarse=coarse))
+    with asked[-1].interruptible():
+        announce(options.progress, f"searching for the curve of {len(graph.ops):,} ops")
+    found = scorer.all(solver.solve(asked[-1]))
+    count = SETTINGS.budgets
+    shared = replace(options, time_limit=None if options.time_limit is None else options.time_limit / count)
+    fractions: Sequence[float] = np.linspace(1, 0, count + 1)[1:].tolist() if top > bottom else [0.0]
+    seen: set[tuple[int, ...]] = set()
+    for f in () if solver.curve else fractions:
+        limit = graph.resident_bytes + int(bottom + f * (top - bottom)) if f > 0 else None
+        asked.append(make_problem(graph, shared, limit))
+        schedules = list(solver.solve(asked[-1]))
+        key = tuple(hash(s) for s in schedules)
+        if key in seen:  # a solver without a knob gives the same answer to every question
+            break
+        seen.add(key)
+        found += scorer.all(schedules)
+    return found

@@ -11,7 +11,7 @@ from .arguments import file_name
 from .ask import Goal, PlanOptions
 from .errors import FormatError, UsageError
 from .model import formats, options_file
-from .model.graph import COSTS
+from .model.graph import COSTS, Graph
 from .model.judge import simulate
 from .model.plan import Plan
 from .model.schedule import Schedule
@@ -73,6 +73,19 @@ def load(path: str | os.PathLike[str]) -> Plan:
     return replace(plan, verified=certificates.holds(plan))
 
 
+def is_solver_name(text: str) -> bool:
+    """Whether a text from a file can be a solver's name."""
+    return 0 < len(text) <= LIMITS.solver_most_letters and text.isprintable()
+
+
+def runs_too_much(graph: Graph, schedule: Schedule) -> bool:
+    """Whether a schedule that comes from a file runs more than any step does, so that the judge should not look at it."""
+    edges = [len(o.inputs) + len(o.outputs) + len(o.inplace) + 1 for o in graph.ops]
+    made = [sum(graph.values[v].bytes for v in o.outputs) + o.workspace + 1024 for o in graph.ops]
+    ran = [i for i in schedule.runs if 0 <= i < len(graph.ops)]
+    return sum(edges[i] for i in ran) > LIMITS.work_most or sum(made[i] for i in ran) >= LIMITS.step_most_bytes
+
+
 def _wrong_in_itself(plan: Plan) -> str:
     """The first contradiction among the figures of a plan, whatever its schedule; "" where there is none."""
     peak, bound, goal = plan.peak_bytes, plan.bound_bytes, plan.goal
@@ -80,7 +93,7 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its cost {value(plan.cost)} is none of {', '.join(COSTS)}"
     if plan.status not in ("optimal", "feasible"):
         return f"its status {value(plan.status)} is neither optimal nor feasible"
-    if not 0 < len(plan.solver) <= LIMITS.solver_most_letters or not plan.solver.isprintable():
+    if not is_solver_name(plan.solver):
         return f"{value(plan.solver)} is no solver's name"
     if not 0 <= plan.solve_seconds <= LIMITS.solve_most_s:
         return f"no solver takes {plan.solve_seconds:g} seconds"
@@ -108,10 +121,7 @@ def _not_as_judged(plan: Plan) -> str:
     FormatError : the schedule is none for the graph.
     """
     graph, schedule = plan.graph, plan.schedule
-    edges = [len(o.inputs) + len(o.outputs) + len(o.inplace) + 1 for o in graph.ops]
-    made = [sum(graph.values[v].bytes for v in o.outputs) + o.workspace + 1024 for o in graph.ops]
-    ran = [i for i in schedule.runs if 0 <= i < len(graph.ops)]
-    if sum(edges[i] for i in ran) > LIMITS.work_most or sum(made[i] for i in ran) >= LIMITS.step_most_bytes:
+    if runs_too_much(graph, schedule):
         return "its schedule runs more than any step does"
     judged = simulate(graph, schedule, plan.cost)
     baseline = simulate(graph, Schedule.baseline(graph), plan.cost)

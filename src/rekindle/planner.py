@@ -6,10 +6,10 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from . import bounds, certify, registry
+from . import bounds, certify, registry, remembered
 from .ask import Goal, PlanOptions
-from .candidates import Finish, Scored, Scorer, pick, smaller
-from .errors import InfeasibleBudget
+from .candidates import Finish, Known, Scored, Scorer, pick, smaller
+from .errors import InfeasibleBudget, RekindleError
 from .infeasible import floor_of, infeasible, no_such_overhead
 from .model.graph import Graph
 from .model.held import keeping_results, result_values
@@ -43,18 +43,27 @@ _named: OrderedDict[tuple[str, str, int | None], Schedule] = OrderedDict()
 
 
 def plan_graph(
-    graph: Graph, options: PlanOptions, *, finish: Finish | None = None, bookkeeping: int | None = None
+    graph: Graph,
+    options: PlanOptions,
+    *,
+    finish: Finish | None = None,
+    bookkeeping: int | None = None,
+    known: Known | None = None,
 ) -> Plan:
     """The best plan that the solver finds for the goal.
 
     finish : turns a schedule into the one that will be run; the judge sees the finished one.
     bookkeeping : bytes beside the graph's. Where they are given, a budget in bytes is kept also by a loop that holds the
         results of forward until the step is over. None: only the judge's peak has to fit.
+    known : a schedule for the same request, which is judged and certified in place of a search.
+
+    Where an earlier search for the same is remembered on disk (see `remembered`), its schedule is taken the same way.
 
     Raises
     ------
     UsageError : unknown solver or cost, or a solver without a plan within the overhead.
     InfeasibleBudget : nothing that the solver finds fits the budget.
+    FormatError, RekindleError : `known` is no schedule for the graph, or does not keep the goal.
     """
     start = time.monotonic()
     goal, solver = options.goal, registry.get(options.solver)
@@ -64,7 +73,13 @@ def plan_graph(
     problem = _problem_of(graph, options, limit, scorer.spare)
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
-    if limit is None:
+    memory = remembered.place("plan", scorer, options, solver) if known is None else None
+    if memory is not None:
+        known = _recalled(memory, scorer, goal, limit, problem)
+    smallest: int | None = None
+    if known is not None:
+        best = _judged(known, scorer, goal, limit)
+    elif limit is None:
         best, smallest = _without_limit(solver, problem, scorer, goal)
     else:
         best, smallest = _within_limit(solver, problem, scorer, goal, limit)
@@ -73,18 +88,41 @@ def plan_graph(
     announce(options.progress, f"proving bounds for the plan of {format_bytes(j.peak_bytes)} at {percent(j.overhead)}")
     thorough = solver.thorough and options.effort == "thorough"
     seconds = certify.seconds_for_bound(start, options.time_limit, thorough)
-    bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
-    if thorough:
-        left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
-        bound, met = certify.look_longer(graph, weights, best, bound, left)
-        # Budgets only: under an overhead goal, allowing more could yield a larger plan.
-        if met is not None and limit is not None and solver.joins:
-            best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
+    bound = None if known is None else certify.proven_again(graph, weights, best, known.bound_bytes)
+    if bound is None:
+        bound = bounds.best(graph, weights, best.judged.overhead, seconds, best.judged.peak_bytes)
+        if thorough:
+            left = float("inf") if options.time_limit is None else start + options.time_limit - time.monotonic()
+            bound, met = certify.look_longer(graph, weights, best, bound, left)
+            # Budgets only: under an overhead goal, allowing more could yield a larger plan.
+            if met is not None and limit is not None and solver.joins and known is None:
+                best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
+    if memory is not None and known is None and not problem.interrupted.is_set():
+        memory.keep([(best, bound)])
     if goal.least_memory:
         _remember(solver, scorer, best)
     proven = certify.certificate(graph, weights, best, bound, goal, limit, seconds)
     made = as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
-    return replace(made, smallest_known_bytes=smallest if smallest < best.needs else None)
+    return replace(made, smallest_known_bytes=smallest if smallest is not None and smallest < best.needs else None)
+
+
+def _judged(known: Known, scorer: Scorer, goal: Goal, limit: int | None) -> Scored:
+    """The candidate for a schedule that was found elsewhere."""
+    found = pick([scorer.as_run(known.schedule)], limit, goal.max_overhead)
+    if found is None:
+        raise RekindleError("a schedule that was found for the same goal does not keep it here; plan again")
+    return found
+
+
+def _recalled(
+    memory: remembered.Place, scorer: Scorer, goal: Goal, limit: int | None, problem: Problem
+) -> Known | None:
+    """The remembered schedule, if there is one and it keeps the goal."""
+    for known in memory.recall():
+        if pick([scorer.as_run(known.schedule)], limit, goal.max_overhead) is not None:
+            problem.progress(remembered.NEWS)
+            return known
+    return None
 
 
 def _problem_of(graph: Graph, options: PlanOptions, limit: int | None, spare: int | None) -> Problem:

@@ -38,6 +38,7 @@ ORDER: list[dict[str, set[str]]] = [
     {
         "planner": {
             "accept", "candidates", "certificates", "certify", "frontiers", "infeasible", "plan_files", "planner", "registry",
+            "remembered",
         }
     },
     {"show": set()},

@@ -22,6 +22,9 @@ from ..model.graph import Graph
 from .waiting import at_overhead
 
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
+# Allowed beyond the extra cost, of all costs. A schedule that costs exactly as much must stay a point of the program: within
+# 1e-6 HiGHS cut such schedules off (measured: within 3e-6 it no longer did), and the "bound" lay above their peak.
+SLACK = 1e-5
 INFEASIBLE = 2  # `status` of scipy.optimize.milp
 
 
@@ -156,7 +159,7 @@ class Staged:
         spent = [(r(k, j), cost[j] / unit) for k in range(stages + 1) for j in range(n)]
         objective = np.zeros(peak + 1)
         if limit is None:
-            rows.add(spent, 1 + (extra or 0.0) / unit)
+            rows.add(spent, 1 + (extra or 0.0) / unit + SLACK)
             objective[peak] = 1
         else:
             upper[peak] = limit / scale

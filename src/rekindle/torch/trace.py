@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Node
 
 from .. import notices
 from ..accept import callback, choice
@@ -30,16 +31,18 @@ from .capture.lock import LOCK
 from .capture.lowered import Lowered
 from .capture.module_call import Key, as_arguments
 from .capture.module_paths import is_marked
-from .capture.node_tensors import storage_bytes
+from .capture.node_tensors import storage_bytes, tensors_of
 from .capture.normalise import lower
 from .capture.number_places import attributes_set, name_of, replaced
 from .capture.numbers import Attribute, Numbers, Place
-from .capture.private import is_fake
+from .capture.private import is_fake, store_of_processes
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
+from .costs.cache import environment
 from .costs.node_costs import node_costs
 from .costs.optimizer_names import names
 from .costs.optimizers import not_counted, state_bytes
+from .plan_for_all import Costs, costs_for_all, with_costs
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,11 @@ class Trace:
         tensors, a device that is absent) gets modelled costs.
         """
         graph = _costed(self.lowered, self.fake, target, progress)
-        options = replace(self.options, target=target)
-        return replace(self, graph=graph, lowered=replace(self.lowered, graph=graph), options=options)
+        return replace(self.with_graph(graph), options=replace(self.options, target=target))
+
+    def with_graph(self, graph: Graph) -> Trace:
+        """The same trace with the same graph, of other costs."""
+        return self if graph is self.graph else replace(self, graph=graph, lowered=replace(self.lowered, graph=graph))
 
 
 def trace(
@@ -253,11 +259,21 @@ def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable
     graph = lowered.graph
     at = [i for i, c in enumerate(lowered.calls) if c.kind == "aten"]
     nodes = [n for i in at if (n := lowered.calls[i].node) is not None]
-    costs = node_costs(nodes, target=target, measure=False if fake else None, progress=progress)
-    ops = list(graph.ops)
-    for i, c in zip(at, costs, strict=True):
-        ops[i] = replace(ops[i], seconds=c.seconds, flops=c.flops, workspace=c.workspace)
-    return replace(graph, ops=tuple(ops))
+
+    def here() -> Costs:
+        costs = node_costs(nodes, target=target, measure=False if fake else None, progress=progress)
+        return [(c.seconds, c.flops, c.workspace) for c in costs]
+
+    measured = target is None and not fake and store_of_processes() is not None
+    return with_costs(
+        graph, at, costs_for_all(graph, len(at), _environments(nodes), here, progress) if measured else here()
+    )
+
+
+def _environments(nodes: Iterable[Node]) -> str:
+    """All that costs of these nodes depend on in this process, as text."""
+    devices = {t.device.type for n in nodes for _, t in tensors_of(n)}
+    return "; ".join(environment(torch.device(kind)) for kind in sorted(devices))
 
 
 def call_arguments(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

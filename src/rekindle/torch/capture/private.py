@@ -90,6 +90,14 @@ def in_torch_compile() -> bool:
     return torch.compiler.is_dynamo_compiling() or callable(compiling)
 
 
+def store_of_processes() -> Any:
+    """The key-value store that the processes of torch.distributed share; None: this process trains alone."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+        return None
+    return dist.distributed_c10d._get_default_store()
+
+
 # -- tensors -----------------------------------------------------------------------------------------------------------
 def negated_view(t: torch.Tensor) -> torch.Tensor:
     """A view of the tensor with its negative bit flipped."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from ...errors import FormatError, RekindleError
+from ...model.cache_folder import cache_folder
 from ...model.files import locked, read_text
 from ...model.formats import parse_json, write_json
 from ...printed import name, value
@@ -50,12 +50,6 @@ class CacheSettings:
 
 SETTINGS = CacheSettings()
 _WARNED: set[Path] = set()  # files that a warning has named
-
-
-def cache_folder() -> Path:
-    """The folder of measured costs. Raises RuntimeError if the user has no home folder."""
-    given = os.environ.get("REKINDLE_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "rekindle"
 
 
 class CostCache:

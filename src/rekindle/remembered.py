@@ -1,0 +1,201 @@
+"""Schedules that a search found, remembered on disk: the next start of the same script reads its plan and makes no search.
+
+One JSON file per request, in the folder `plans` of the cache folder ($REKINDLE_CACHE or ~/.cache/rekindle):
+
+    {"format": "rekindle.remembered/1", "request": {…}, "schedules": [{"format": "rekindle.schedule/1", …, "steps": […]}]}
+
+The request is everything that a search depends on: the graph, the costs of its ops, the goal, the options, the versions. Only
+the order of runs and frees is taken from a file: the judge computes peak and cost anew, and the planner the certificate, for
+which it first looks for a short proof of the bound that the file names. A
+file that is damaged, too large, for another request or with other figures than the judge's counts as absent and is replaced.
+If the folder cannot be used, nothing is remembered; the logger "rekindle" says so at level DEBUG.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import bounds
+from .ask import PlanOptions
+from .candidates import Known, Scored, Scorer
+from .errors import FormatError, RekindleError
+from .model import formats
+from .model.cache_folder import cache_folder
+from .model.files import locked, read_text
+from .model.graph import DESCRIBING, Graph
+from .plan_files import is_solver_name, runs_too_much
+from .printed import name
+from .problem import Solver
+from .version import __version__
+
+log = logging.getLogger("rekindle")
+
+FORMAT = "rekindle.remembered/1"
+SEARCH_VERSION = 1  # raise it whenever a search finds other schedules: plans that are older are then searched for again
+FOLDER = "plans"
+NEWS = "plan of the same graph, goal and costs found on disk"
+_OURS = re.compile(r"[0-9a-f]{32}\.json")
+_UNFINISHED = re.compile(r"\.rekindle-[0-9a-f]{16}")  # as `model.files.write_text` names a file before it is whole
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """How much is remembered. All are guesses; the schedule of a graph of 1,000 ops takes about 50 KiB.
+
+    files_most : files that stay in the folder; 0: nothing is remembered, and nothing is read.
+    all_most_bytes : bytes of all files together.
+    file_most_bytes : a larger file is neither written nor read.
+    lock_wait_s : how long to wait for another process that tidies the folder; after it, the next process does so.
+    unfinished_most_s : age from which an unfinished file was left behind by a process that died, and is deleted.
+    """
+
+    files_most: int = 1000
+    all_most_bytes: int = 256 * 2**20
+    file_most_bytes: int = 32 * 2**20
+    lock_wait_s: float = 5.0
+    unfinished_most_s: float = 3600.0
+
+
+SETTINGS = MemorySettings()
+
+
+@dataclass(frozen=True)
+class Place:
+    """The file of one request's schedules. Reading and writing never raise.
+
+    scorer : judges the schedules that the file holds.
+    request : what was asked, as JSON.
+    """
+
+    path: Path
+    scorer: Scorer
+    request: dict[str, Any]
+
+    def recall(self) -> list[Known]:
+        """The remembered schedules, as valid and with the figures that they had; [] where there are none. The file counts as
+        just used."""
+        where = name(str(self.path))
+        try:
+            found = self._read(where)
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            log.debug("remembered plan passed over: %s: %s", where, e)
+            return []
+        except FormatError as e:
+            log.debug("remembered plan passed over, to be replaced: %s", e)
+            return []
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+        return found
+
+    def _read(self, where: str) -> list[Known]:
+        text = read_text(self.path, SETTINGS.file_most_bytes, regular=True)
+        r = formats.Reader(formats.parse_json(text, where), where, FORMAT)
+        if r.table("request") != self.request:
+            raise FormatError(f"{where} belongs to another request")
+        found = [self._judged(doc, f"{where}: schedule {i}") for i, doc in enumerate(r.items("schedules"))]
+        if not found:
+            raise FormatError(f"{where} holds no schedule")
+        return found
+
+    def _judged(self, doc: Any, where: str) -> Known:
+        graph, schedule = self.scorer.graph, formats.schedule_from_json(doc, where)
+        if schedule.graph_hash != graph.hash:
+            raise FormatError(f"{where} is for another graph")
+        if runs_too_much(graph, schedule) or not is_solver_name(schedule.solver):
+            raise FormatError(f"{where} runs more than any step does, or names no solver")
+        scored = self.scorer.as_run(schedule)
+        r, j = formats.Reader(doc, where), scored.judged
+        bound, overhead = r.whole("bound_bytes"), r.number("overhead")
+        if not 0 <= bound <= j.peak_bytes:
+            raise FormatError(f"{where} has a bound that is none of its peak")
+        if r.whole("peak_bytes") != j.peak_bytes or not math.isclose(overhead, j.overhead, rel_tol=1e-9, abs_tol=1e-12):
+            raise FormatError(f"{where} has other figures than its file says")
+        return Known(schedule, bound)
+
+    def keep(self, found: Iterable[tuple[Scored, bounds.Bound]]) -> None:
+        """Remember these schedules, each with its bound, in place of earlier ones, and forget the least recently used files
+        beyond the limits."""
+        schedules = [_document(s, bound) for s, bound in found]
+        doc = {"format": FORMAT, "request": self.request, "schedules": schedules}
+        folder = self.path.parent
+        try:
+            # Steps take most of the file, at up to 30 bytes each: a file that would not be read is not written.
+            if 30 * sum(len(d["steps"]) for d in schedules) > SETTINGS.file_most_bytes:
+                raise ValueError("the schedules are too long")
+            folder.mkdir(parents=True, exist_ok=True)
+            formats.write_json(self.path, doc)
+            with locked(folder, SETTINGS.lock_wait_s):
+                _tidy(folder)
+        except (OSError, ValueError, RekindleError) as e:
+            log.debug("plan not remembered: %s", e)
+
+
+def place(kind: str, scorer: Scorer, options: PlanOptions, solver: Solver) -> Place | None:
+    """Where the answer to this request is remembered; None: it is not remembered.
+
+    kind : "plan" or "frontier"; of a frontier the goal is not looked at.
+
+    Solvers of other packages are asked each time: their code may have changed since.
+    """
+    module = getattr(solver.solve, "__module__", "") or ""
+    if not options.cache or SETTINGS.files_most < 1 or module.partition(".")[0] != __name__.partition(".")[0]:
+        return None
+    graph = scorer.graph
+    request = {
+        "kind": kind, "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "costs": costs_hash(graph),
+        "goal": options.goal.to_json() if kind == "plan" else {}, "solver": options.solver, "cost": options.cost,
+        "effort": options.effort, "time_limit": options.time_limit, "seed": options.seed, "spare_bytes": scorer.spare,
+        "finished": scorer.finish is not None, "rekindle": __version__, "search": SEARCH_VERSION,
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
+    try:
+        return Place(cache_folder() / FOLDER / f"{digest}.json", scorer, request)
+    except RuntimeError as e:
+        log.debug("no memory of plans: %s", e)
+        return None
+
+
+def costs_hash(graph: Graph) -> str:
+    """SHA-256 of all that searches know of ops beside the graph's structure: seconds, FLOPs, workspace, and their kinds."""
+    doc = [[o.seconds, o.flops, o.workspace, *(getattr(o, key) for key in DESCRIBING)] for o in graph.ops]
+    return hashlib.sha256(json.dumps(doc, separators=(",", ":")).encode()).hexdigest()
+
+
+def _document(s: Scored, bound: bounds.Bound) -> dict[str, Any]:
+    return {
+        "format": formats.SCHEDULE, "graph_hash": s.schedule.graph_hash, "solver": s.schedule.solver,
+        "peak_bytes": s.judged.peak_bytes, "overhead": s.judged.overhead, "bound_bytes": bound.bytes,
+        "steps": formats.steps_to_json(s.schedule),
+    }  # fmt: skip
+
+
+def _tidy(folder: Path) -> None:
+    """Delete the least recently used files beyond the limits, and files that a dead process left unfinished."""
+    ours: list[tuple[float, int, str]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process may have deleted it
+                there = entry.stat(follow_symlinks=False)
+                if _OURS.fullmatch(entry.name):
+                    ours.append((there.st_mtime, there.st_size, entry.path))
+                elif _UNFINISHED.fullmatch(entry.name) and time.time() - there.st_mtime > SETTINGS.unfinished_most_s:
+                    os.unlink(entry.path)
+    total = 0
+    for i, (_, size, path) in enumerate(sorted(ours, reverse=True)):
+        total += size
+        if i >= SETTINGS.files_most or total > SETTINGS.all_most_bytes:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
