@@ -250,6 +250,9 @@ class Scripted:
     def __init__(self, seconds):
         self.seconds, self.order = seconds, []
 
+    def clock(self):
+        return clock_cpu.Clock()
+
     def once(self, call, args, kwargs):
         return self.runs(call, args, kwargs, 1)
 

@@ -58,6 +58,8 @@ class CacheSettings:
 
 SETTINGS = CacheSettings()
 _WARNED: set[Path] = set()  # files that a warning has named
+# what a file held when it was in a state, so that a plan for a new shape does not wait for a large file to be read again
+_READ: dict[Path, tuple[tuple[tuple[int, ...], str] | None, dict[str, Measurement]]] = {}
 
 
 def cache_folder() -> Path:
@@ -110,9 +112,18 @@ class CostCache:
         """The valid entries of the file."""
         if self.path is None:
             return {}
-        where = name(str(self.path))
+        now = _state(self.path)
+        if now is not None and _READ.get(self.path, (None, {}))[0] == (now, self.environment):
+            return dict(_READ[self.path][1])
+        good = self._read_anew(self.path)
+        if now is not None:
+            _READ[self.path] = (now, self.environment), dict(good)
+        return good
+
+    def _read_anew(self, path: Path) -> dict[str, Measurement]:
+        where = name(str(path))
         try:
-            doc = parse_json(read_text(self.path, SETTINGS.file_most_bytes, regular=True), where, constants=True)
+            doc = parse_json(read_text(path, SETTINGS.file_most_bytes, regular=True), where, constants=True)
             if not isinstance(doc, dict) or doc.get("format") != FORMAT or not isinstance(doc.get("ops"), dict):
                 raise FormatError(f"{where} is no file of the format {FORMAT}")
             if doc.get("environment") != self.environment:
@@ -140,6 +151,15 @@ class CostCache:
         if self.path not in _WARNED:
             _WARNED.add(self.path)
             log.warning(line, *args)
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """Numbers that change when a file is written; None: there is no file."""
+    try:
+        now = path.stat()
+    except (OSError, ValueError):
+        return None
+    return now.st_mtime_ns, now.st_size, now.st_ino
 
 
 def _measurement(entry: Any) -> Measurement | None:

@@ -30,7 +30,8 @@ class ClockSettings:
     between two measurements by 2 to 20 %, and the median by 3 to 70 %; therefore the least counts.
 
     all_s : seconds that measuring takes in all.
-    first_most_s : seconds of the first round, if it takes longer: a workspace that is not known can break a budget.
+    first_most_s, first_wall_most_s : seconds of the first round, if it takes longer, since a workspace that is not known can
+        break a budget: seconds by the runner's clock, which other programs hold up less, and by the wall.
     call_most_s : a call that is likely to take longer is not run.
     later_least_s : seconds of the later rounds, however long the first round took.
     rounds_most : later rounds.
@@ -43,6 +44,7 @@ class ClockSettings:
 
     all_s: float = 3.0
     first_most_s: float = 6.0
+    first_wall_most_s: float = 15.0
     call_most_s: float = 1.5
     later_least_s: float = 0.5
     rounds_most: int = 6
@@ -75,8 +77,18 @@ class Measured:
         return more[0] / least - 1 if more else SETTINGS.spread_once
 
 
+class Stopwatch(Protocol):
+    """A clock that runs since it was made."""
+
+    def seconds(self) -> float:
+        """Seconds since then."""
+
+
 class Runner(Protocol):
     """Runs calls on one kind of device."""
+
+    def clock(self) -> Stopwatch:
+        """A clock for the time that the runs take together."""
 
     def once(self, call: OperatorCall, args: Any, kwargs: Any) -> float:
         """Seconds of one run whose memory is watched."""
@@ -88,16 +100,17 @@ class Runner(Protocol):
 def measure(
     calls: Sequence[OperatorCall], counts: Mapping[OperatorCall, int], runner: Runner, found: Measured, room: float
 ) -> None:
-    """Run the first round; `later_rounds` runs the others.
+    """Run calls in rounds, within the seconds of `ClockSettings`.
 
     counts : how often the step runs each call. room : bytes of memory at hand; larger calls are not run.
     """
-    s, start, operands = SETTINGS, time.perf_counter(), Operands()
-    took = expected = 0.0  # of the calls that ran: seconds on the wall, and by their roofline
+    s, start, operands, clock = SETTINGS, time.perf_counter(), Operands(), runner.clock()
+    took = expected = 0.0  # of the calls that ran: seconds, and by their roofline
     for call in sorted(calls, key=lambda c: (op_class(str(c.target)) == ELEMENT_WISE, -c.bytes_moved)):
-        begin = time.perf_counter()
+        begin = clock.seconds()
         likely = call.roofline * (took / expected if expected else 1.0)
-        if likely > min(s.call_most_s, s.first_most_s - (begin - start)):
+        out_of_time = time.perf_counter() - start > s.first_wall_most_s
+        if out_of_time or likely > min(s.call_most_s, s.first_most_s - begin):
             log.debug("%s not measured: it would take too long", call.target)
             continue
         if 2 * call.bytes_moved > room:
@@ -105,7 +118,7 @@ def measure(
             continue
         with _tried(call):
             found.rounds[call] = [runner.once(call, *operands.of(call))]
-            took, expected = took + time.perf_counter() - begin, expected + call.roofline
+            took, expected = took + clock.seconds() - begin, expected + call.roofline
     left = s.all_s - (time.perf_counter() - start)
     _later_rounds(_heavy(counts, found), runner, found, operands, max(left, s.later_least_s))
 

@@ -47,6 +47,9 @@ class CpuRunner:
         else:
             self._recorded = self._stack.enter_context(cpu_allocations())
 
+    def clock(self) -> Clock:
+        return Clock()
+
     def once(self, call: OperatorCall, args: Any, kwargs: Any) -> float:
         mark = f"rekindle:{len(self._marks)}"
         with record_function(mark):

@@ -27,6 +27,9 @@ class CudaRunner:
     def __init__(self, found: Measured) -> None:
         self._found = found
 
+    def clock(self) -> WallClock:
+        return WallClock()
+
     def once(self, call: OperatorCall, args: Any, kwargs: Any) -> float:
         """Seconds per run. Before, it runs once to load kernels and the lasting buffers of libraries, and once for memory."""
         with torch.cuda.device(call.device):
@@ -53,3 +56,14 @@ class CudaRunner:
             end.record()
             end.synchronize()
             return max(1e-9, begin.elapsed_time(end) / 1e3 / number)
+
+
+class WallClock:
+    """Seconds that pass."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._begin
