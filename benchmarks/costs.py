@@ -1,7 +1,9 @@
 """Measuring operators: seconds it takes, how well the fits predict left-out calls, and how far fresh measurements lie apart.
 
 Each measurement starts with an empty cache. Errors are shares of the timing; spreads are shares of the median of all
-measurements. Prints the table and appends it to results/DATE-costs.jsonl. Other programs that run meanwhile show in all figures.
+measurements. Other programs that run meanwhile show in all figures.
+
+Prints the table and appends it to results/DATE-costs.jsonl.
 """
 
 from __future__ import annotations

@@ -156,6 +156,7 @@ print([(op.seconds, op.workspace) for op in rekindle.trace(model, torch.rand(8, 
 """
 
 
+@sweep
 def test_a_second_start_of_a_script_gets_the_same_costs():
     run = [sys.executable, "-c", SCRIPT]
     first, second = (subprocess.run(run, capture_output=True, text=True, check=True).stdout for _ in range(2))
