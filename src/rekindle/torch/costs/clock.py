@@ -1,8 +1,8 @@
 """Seconds and workspace of operator calls, measured within a few seconds by running them in rounds.
 
-In the first round each call runs once, and its memory is watched; the calls that move most bytes come first. In later rounds
-the calls that weigh most in the step are timed in turns, so that a busy moment of the machine hits no call alone. `clock_cpu`
-and `clock_cuda` run a call on a device.
+In the first round each call runs once, and its memory is watched; kernels with much workspace come first. In later rounds the
+calls that weigh most in the step are timed in turns, so that a busy moment of the machine hits no call alone. `clock_cpu` and
+`clock_cuda` run a call on a device.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ class ClockSettings:
     between two measurements by 2 to 20 %, and the median by 3 to 70 %; therefore the least counts.
 
     all_s : seconds that measuring takes in all.
-    first_most_s, first_wall_most_s : seconds of the first round, if it takes longer, since a workspace that is not known can
-        break a budget: seconds by the runner's clock, which other programs hold up less, and by the wall.
+    first_s : seconds of the first round.
+    first_most_s : the same for convolutions, normalisations and reductions, whose workspace is large and hard to guess, and a
+        workspace that is not known can break a budget.
+    first_wall_most_s : the same by the wall; the two above are seconds of the runner's clock, which leaves out most of the time
+        that other programs take.
     call_most_s : a call that is likely to take longer is not run.
     later_least_s : seconds of the later rounds, however long the first round took.
     rounds_most : later rounds.
@@ -43,8 +46,9 @@ class ClockSettings:
     """
 
     all_s: float = 3.0
-    first_most_s: float = 6.0
-    first_wall_most_s: float = 15.0
+    first_s: float = 2.0
+    first_most_s: float = 8.0
+    first_wall_most_s: float = 20.0
     call_most_s: float = 1.5
     later_least_s: float = 0.5
     rounds_most: int = 6
@@ -58,6 +62,10 @@ class ClockSettings:
 
 
 SETTINGS = ClockSettings()
+
+
+# The order of the first round: kernels with much workspace first. Copies and products seldom have any.
+_FIRST = {"convolution": 0, "normalisation": 1, "reduction": 1, ELEMENT_WISE: 3}
 
 
 @dataclass
@@ -106,11 +114,12 @@ def measure(
     """
     s, start, operands, clock = SETTINGS, time.perf_counter(), Operands(), runner.clock()
     took = expected = 0.0  # of the calls that ran: seconds, and by their roofline
-    for call in sorted(calls, key=lambda c: (op_class(str(c.target)) == ELEMENT_WISE, -c.bytes_moved)):
-        begin = clock.seconds()
+    rank = {call: _FIRST.get(op_class(str(call.target)), 2) for call in calls}
+    for call in sorted(calls, key=lambda c: (rank[c], -c.bytes_moved)):
+        begin, limit = clock.seconds(), s.first_most_s if rank[call] < 2 else s.first_s
         likely = call.roofline * (took / expected if expected else 1.0)
         out_of_time = time.perf_counter() - start > s.first_wall_most_s
-        if out_of_time or likely > min(s.call_most_s, s.first_most_s - begin):
+        if out_of_time or likely > min(s.call_most_s, limit - begin):
             log.debug("%s not measured: it would take too long", call.target)
             continue
         if 2 * call.bytes_moved > room:
