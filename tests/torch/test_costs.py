@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -290,6 +291,26 @@ def test_a_run_that_is_likely_to_take_too_long_is_not_made(monkeypatch):
     quick, slow = node_costs([small, large])
     rooflines = [c.seconds for c in modelled_costs([small, large])]
     assert slow.seconds / rooflines[1] == pytest.approx(quick.seconds / rooflines[0])
+
+
+def test_a_slow_first_call_keeps_no_other_from_being_run(monkeypatch):
+    real = clock_cpu.CpuRunner.once
+
+    def once(self, call, args, kwargs):
+        if "softmax" in str(call.target):
+            time.sleep(0.3)  # as if it loaded a library
+            burn = time.process_time() + 0.05
+            while time.process_time() < burn:
+                pass
+        return real(self, call, args, kwargs)
+
+    monkeypatch.setattr(clock_cpu.CpuRunner, "once", once)
+    first, large = (
+        node(aten._softmax.default, torch.rand(4, 4), 1, False),
+        node(aten.mm.default, *torch.rand(2, 512, 512)),
+    )
+    node_costs([first, large])
+    assert all(m.seconds is not None for m in costs._SESSION.values())
 
 
 def test_a_timing_is_moved_towards_the_fit_where_its_rounds_disagree_and_it_is_high():
