@@ -279,6 +279,20 @@ def test_calls_are_timed_in_turns_and_the_least_round_counts():
     assert found["tanh"] == (4e-3, 0.0)
 
 
+def test_rounds_that_lie_far_apart_are_stored_like_others(cache, monkeypatch):
+    call = node(aten.add.Tensor, torch.rand(10), torch.rand(10))
+
+    def far_apart(calls, counts, found):
+        for c in calls:
+            found.rounds[c], found.workspace[c] = [1e-9, 20.0], 0
+
+    monkeypatch.setattr(costs, "measure_cpu", far_apart)
+    first = node_costs([call])
+    costs._SESSION.clear()
+    monkeypatch.setattr(costs, "measure_cpu", no_measuring)
+    assert node_costs([call]) == first
+
+
 def test_the_heaviest_calls_of_a_step_are_timed_first_and_the_light_ones_once():
     order, found = scripted({"relu": [1e-3] * 3, "tanh": [2e-6], "exp": [1e-4] * 3}, exp=100)
     assert order[3:] == ["exp", "relu"] * 2
@@ -568,6 +582,11 @@ def test_operands_are_made_once_and_hold_what_the_call_expects():
     assert e.data_ptr() not in (a.data_ptr(), d.data_ptr()), "it is written to"
     (f, *_), _ = operands.of(calls.call_of(node(aten.slice_scatter.default, y, y), None))
     assert f.untyped_storage().nbytes() == y.untyped_storage().nbytes(), "its storage is copied whole"
+    statistics = node(
+        aten.native_batch_norm.default, torch.rand(2, 64), y, y, torch.rand(64), torch.rand(64), True, 0.1, 0.1
+    )
+    (_, w, *_), _ = operands.of(calls.call_of(statistics, None))
+    assert w.data_ptr() not in (a.data_ptr(), b.data_ptr(), d.data_ptr()), "it writes to running statistics"
 
 
 def test_roofline_is_the_slower_of_arithmetic_and_traffic():

@@ -29,7 +29,7 @@ from ...model.files import locked, read_text
 from ...model.formats import parse_json, write_json
 from ...printed import name, value
 from ...version import __version__
-from .measurement import Measurement
+from .measurement import SPREAD_MOST, Measurement
 
 log = logging.getLogger("rekindle")
 
@@ -43,7 +43,7 @@ class CacheSettings:
 
     file_most_bytes : a larger file is not read; one operator takes about 200 bytes.
     entry_least_s, entry_most_s, entry_most_bytes : an entry outside of these is invalid: no operator is as quick, and none
-        takes or holds more. spread_most : the same of a measurement's spread.
+        takes or holds more.
     lock_wait_s : how long to wait for another process that writes; after it, nothing is stored, and a later process measures
         the operators again.
     """
@@ -51,7 +51,6 @@ class CacheSettings:
     file_most_bytes: int = 64 * 2**20
     entry_least_s: float = 1e-10
     entry_most_s: float = 1e5
-    spread_most: float = 1e6
     entry_most_bytes: int = 2**44
     lock_wait_s: float = 10.0
 
@@ -170,7 +169,7 @@ def _measurement(entry: Any) -> Measurement | None:
     fine = (
         (seconds is None or _is_seconds(seconds))
         and _is_number(spread)
-        and 0 <= spread <= SETTINGS.spread_most
+        and 0 <= spread <= SPREAD_MOST
         and (workspace is None or _is_bytes(workspace))
         and _is_seconds(roofline)
         and _is_bytes(moved)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .made_up import Operands
+from .measurement import SPREAD_MOST
 from .op_classes import ELEMENT_WISE, op_class
 from .operator_calls import OperatorCall
 
@@ -84,7 +85,7 @@ class Measured:
     def spread(self, call: OperatorCall) -> float:
         """How far the two least rounds are apart, as a share of the least."""
         least, *more = sorted(self.rounds[call])
-        return more[0] / least - 1 if more else SETTINGS.spread_once
+        return min(SPREAD_MOST, more[0] / least - 1) if more else SETTINGS.spread_once
 
 
 class Stopwatch(Protocol):

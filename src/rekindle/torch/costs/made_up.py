@@ -15,6 +15,10 @@ from ..capture.rules import runnable
 from .op_tensors import storages_of, tensors_in
 from .operator_calls import OperatorCall, call_of, span
 
+# Operators whose operands may be used again. Scatters, copies and the like may look at storages as a whole; the norms named
+# update running statistics, though their schemas do not say so. Operators of other libraries may do either.
+_REUSING = re.compile(r"aten::(?!.*(scatter|strided|copy|native_batch_norm$|cudnn_batch_norm$|miopen_batch_norm$))")
+
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
     """The key of the node's call, and a function that runs the call on made-up inputs and leaves no trace."""
@@ -65,7 +69,7 @@ class Operands:
     def of(self, call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call's arguments, as `real_arguments`."""
         schema = getattr(call.target, "_schema", None)
-        if schema is None or schema.is_mutable or not re.match(r"aten::(?!.*(scatter|strided|copy))", schema.name):
+        if schema is None or schema.is_mutable or not _REUSING.match(schema.name):
             return real_arguments(call)
         numbers: dict[tuple[torch.device, torch.dtype], int] = {}
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SPREAD_MOST = 1e3  # a greater spread says no more: the timing is worth nothing
+
 
 @dataclass(frozen=True)
 class Measurement:
     """Figures of one distinct operator call. A call that could not be run has one too, so that no later process tries it.
 
     seconds : the least time of a run; None: not timed.
-    spread : how far the two least rounds are apart, as a share of the least; 0 where they agree.
+    spread : how far the two least rounds are apart, as a share of the least, at most SPREAD_MOST; 0 where they agree.
     workspace : bytes that it needs beside inputs and outputs; None: not measured.
     roofline : estimated seconds. moved : bytes read and written.
     """
