@@ -307,6 +307,18 @@ def test_a_run_that_is_likely_to_take_too_long_is_not_made(monkeypatch):
     assert slow.seconds / rooflines[1] == pytest.approx(quick.seconds / rooflines[0])
 
 
+def test_each_operator_runs_once_before_others_use_up_the_time(monkeypatch):
+    nodes = [node(aten._softmax.default, torch.rand(64, n), 1, False) for n in (512, 256, 128)]
+    nodes.append(node(aten.relu.default, torch.rand(8)))
+    ran = []
+    real = clock_cpu.CpuRunner.once
+    monkeypatch.setattr(
+        clock_cpu.CpuRunner, "once", lambda self, call, *given: ran.append(str(call.target)) or real(self, call, *given)
+    )
+    node_costs(nodes)
+    assert ran == ["aten._softmax.default", "aten.relu.default", *["aten._softmax.default"] * 2]
+
+
 def test_a_slow_first_call_keeps_no_other_from_being_run(monkeypatch):
     real = clock_cpu.CpuRunner.once
 

@@ -33,8 +33,8 @@ class ClockSettings:
 
     all_s : seconds that measuring takes in all.
     first_s : seconds of the first round.
-    first_most_s : the same for convolutions, normalisations and reductions, whose workspace is large and hard to guess, and a
-        workspace that is not known can break a budget.
+    first_most_s : the same for the largest call of each operator, and for all convolutions, normalisations and reductions,
+        whose workspace is large and hard to guess: a workspace that is not known can break a budget.
     first_wall_most_s : the same by the wall; the two above are seconds of the runner's clock, which leaves out most of the time
         that other programs take.
     call_most_s : a call that is likely to take longer is not run. Likely are its roofline's seconds, scaled as those of all
@@ -117,12 +117,11 @@ def measure(
     """
     s, start, operands, clock = SETTINGS, time.perf_counter(), Operands(), runner.clock()
     took = expected = 0.0  # of the calls that ran: seconds, and by their roofline
-    rank = {call: _FIRST.get(op_class(str(call.target)), 2) for call in calls}
-    for call in sorted(calls, key=lambda c: (rank[c], -c.bytes_moved)):
-        begin, limit = clock.seconds(), s.first_most_s if rank[call] < 2 else s.first_s
+    for call, most_s in _first_order(calls):
+        begin = clock.seconds()
         likely = call.roofline * (took + s.sure_s) / (expected + s.sure_s)
         out_of_time = time.perf_counter() - start > s.first_wall_most_s
-        if out_of_time or likely > min(s.call_most_s, limit - begin):
+        if out_of_time or likely > min(s.call_most_s, most_s - begin):
             log.debug("%s not measured: it would take too long", call.target)
             continue
         if 2 * call.bytes_moved > room:
@@ -133,6 +132,24 @@ def measure(
             took, expected = took + clock.seconds() - begin, expected + call.roofline
     left = s.all_s - (time.perf_counter() - start)
     _later_rounds(_heavy(counts, found), runner, found, operands, max(left, s.later_least_s))
+
+
+def _first_order(calls: Sequence[OperatorCall]) -> list[tuple[OperatorCall, float]]:
+    """The calls in the order of the first round, each with the seconds since its beginning after which it is not run.
+
+    Every operator's largest call comes first: without any timing of its own, an operator costs as others do.
+    """
+    rank = {call: _FIRST.get(op_class(str(call.target)), 2) for call in calls}
+    order = sorted(calls, key=lambda c: (rank[c], -c.bytes_moved))
+    largest: dict[Any, OperatorCall] = {}
+    for call in order:
+        largest.setdefault(call.target, call)
+    early = set(largest.values())
+    s = SETTINGS
+    return [
+        (call, s.first_most_s if rank[call] < 2 or call in early else s.first_s)
+        for call in sorted(order, key=lambda c: c not in early)
+    ]
 
 
 def _heavy(counts: Mapping[OperatorCall, int], found: Measured) -> list[OperatorCall]:
