@@ -320,11 +320,12 @@ def test_damaged_caches_of_costs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rekindle.torch.costs import cache as cost_cache
+    from rekindle.torch.costs.measurement import Measurement
 
     caplog.set_level(logging.WARNING)
     store = cost_cache.CostCache("here")
     for i in range(20):
-        store.put(f"op {i}", i / 7, i)
+        store.put(f"op {i}", Measurement((i + 1) / 7, 0.5, i, 1.0, i))
     store.save()
     assert store.path is not None
     doc = json.loads(store.path.read_text())
@@ -334,14 +335,16 @@ def test_damaged_caches_of_costs(
         store.path.write_bytes(broken(doc, r))
         with Timed(seed):
             again = cost_cache.CostCache("here")
-            for seconds, workspace in again._known.values():
-                assert type(seconds) is float
-                assert type(workspace) is int
-                assert 0 <= seconds <= 1e5
-                assert 0 <= workspace < 2**62
-            again.put("fresh", 1.0, 2)
+            for m in again.known.values():
+                assert type(m.seconds) is type(m.spread) is type(m.roofline) is float
+                assert type(m.workspace) is type(m.moved) is int
+                assert 0 < m.seconds <= 1e5
+                assert 0 < m.roofline <= 1e5
+                assert 0 <= m.workspace < 2**62
+            fresh = Measurement(1.0, 0.0, 2, 1.0, 8)
+            again.put("fresh", fresh)
             again.save()
-            assert cost_cache.CostCache("here").get("fresh") == (1.0, 2)
+            assert cost_cache.CostCache("here").get("fresh") == fresh
             assert len(caplog.records) <= 1, "one warning for one file"
             assert all(record.getMessage().isprintable() for record in caplog.records)
             assert all(str(store.path) in record.getMessage() for record in caplog.records)

@@ -39,7 +39,7 @@ from .capture.private import is_fake, store_of_processes
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
-from .costs.node_costs import node_costs
+from .costs.node_costs import modelled_costs, node_costs
 from .costs.optimizer_names import names
 from .costs.optimizers import not_counted, state_bytes
 from .plan_for_all import Costs, costs_for_all, with_costs
@@ -75,13 +75,16 @@ class Trace:
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"
 
-    def costed(self, target: str | None = None, progress: Callable[[str], None] | None = None) -> Trace:
+    def costed(
+        self, target: str | None = None, progress: Callable[[str], None] | None = None, measure: bool = True
+    ) -> Trace:
         """The same trace with the seconds, FLOPs and workspace of each op.
 
         Seconds are measured on the device at hand, or follow from the roofline of `target`. An op that cannot run here (fake
-        tensors, a device that is absent) gets modelled costs.
+        tensors, a device that is absent) gets modelled costs. measure : False: no op is run to be timed; it costs as it was
+        measured before, or by the roofline fitted to all ops that were measured in this environment.
         """
-        graph = _costed(self.lowered, self.fake, target, progress)
+        graph = _costed(self.lowered, self.fake, target, progress, measure)
         return replace(self.with_graph(graph), options=replace(self.options, target=target))
 
     def with_graph(self, graph: Graph) -> Trace:
@@ -255,18 +258,23 @@ def _newly_held(model: nn.Module, captured: Captured) -> int:
     return sum(max(0, storage_bytes(t) - (storage_bytes(old[k]) if k in old else 0)) for k, t in new.items())
 
 
-def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable[[str], None] | None) -> Graph:
+def _costed(
+    lowered: Lowered, fake: bool, target: str | None, progress: Callable[[str], None] | None, measure: bool
+) -> Graph:
     graph = lowered.graph
     at = [i for i, c in enumerate(lowered.calls) if c.kind == "aten"]
     nodes = [n for i in at if (n := lowered.calls[i].node) is not None]
 
     def here() -> Costs:
-        costs = node_costs(nodes, target=target, measure=False if fake else None, progress=progress)
+        if fake:  # what happens to be known of this machine must not matter
+            costs = modelled_costs(nodes, target)
+        else:
+            costs = node_costs(nodes, target=target, measure=None if measure else False, progress=progress)
         return [(c.seconds, c.flops, c.workspace) for c in costs]
 
-    measured = target is None and not fake and store_of_processes() is not None
+    shared = measure and target is None and not fake and store_of_processes() is not None
     return with_costs(
-        graph, at, costs_for_all(graph, len(at), _environments(nodes), here, progress) if measured else here()
+        graph, at, costs_for_all(graph, len(at), _environments(nodes), here, progress) if shared else here()
     )
 
 

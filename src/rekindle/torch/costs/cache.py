@@ -2,10 +2,13 @@
 
 One JSON file per environment (torch version, device, threads, …) under $REKINDLE_CACHE or ~/.cache/rekindle:
 
-    {"format": "rekindle.costs/1", "environment": "…", "ops": {key: [seconds, workspace bytes]}}
+    {"format": "rekindle.costs/2", "environment": "…",
+     "ops": {key: [seconds or null, spread, workspace bytes or null, roofline seconds, bytes moved]}}
 
-A damaged or foreign file counts as empty, and an invalid entry as missing; one warning names them. If the folder cannot be
-written to, nothing is stored. Processes that write at the same time wait for each other, and no entry is lost.
+A call that could not be run is stored too, with nulls: a later process then comes to the same costs. A damaged or foreign
+file counts as empty, and an invalid entry as missing; one warning names them. If the folder cannot be written to, nothing is
+stored. Processes that write at the same time wait for each other, and no entry is lost: of two measurements of one call the
+first that was written stays, and both processes use it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,12 @@ from ...model.files import locked, read_text
 from ...model.formats import parse_json, write_json
 from ...printed import name, value
 from ...version import __version__
+from .measurement import SPREAD_MOST, Measurement
 
 log = logging.getLogger("rekindle")
 
-FORMAT = "rekindle.costs/1"
-MEASURING_VERSION = 2  # raise it whenever operators are run or timed differently: older entries are then not used
+FORMAT = "rekindle.costs/2"
+MEASURING_VERSION = 3  # raise it whenever operators are run or timed differently: older entries are then not used
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,14 @@ class CacheSettings:
     """Limits of the cache of measured costs. All are guesses, far above what was seen.
 
     file_most_bytes : a larger file is not read; one operator takes about 200 bytes.
-    entry_most_s, entry_most_bytes : an entry above these is invalid: no operator takes or holds more.
+    entry_least_s, entry_most_s, entry_most_bytes : an entry outside of these is invalid: no operator is as quick, and none
+        takes or holds more.
     lock_wait_s : how long to wait for another process that writes; after it, nothing is stored, and a later process measures
         the operators again.
     """
 
     file_most_bytes: int = 64 * 2**20
+    entry_least_s: float = 1e-10
     entry_most_s: float = 1e5
     entry_most_bytes: int = 2**44
     lock_wait_s: float = 10.0
@@ -50,10 +57,12 @@ class CacheSettings:
 
 SETTINGS = CacheSettings()
 _WARNED: set[Path] = set()  # files that a warning has named
+# what a file held when it was in a state, so that a plan for a new shape does not wait for a large file to be read again
+_READ: dict[Path, tuple[tuple[tuple[int, ...], str] | None, dict[str, Measurement]]] = {}
 
 
 class CostCache:
-    """(seconds, workspace bytes) per operator key, for one environment. Reading and writing never raise."""
+    """A measurement per operator key, for one environment. Reading and writing never raise."""
 
     def __init__(self, environment: str):
         self.environment = environment
@@ -64,34 +73,50 @@ class CostCache:
         except RuntimeError as e:
             log.debug("no cache of measured costs: %s", e)
         self._known = self._read()
-        self._fresh: dict[str, tuple[float, int]] = {}
+        self._fresh: dict[str, Measurement] = {}
 
-    def get(self, key: str) -> tuple[float, int] | None:
+    @property
+    def known(self) -> Mapping[str, Measurement]:
+        """All that was read and put, by key."""
+        return self._known
+
+    def get(self, key: str) -> Measurement | None:
         return self._known.get(key)
 
-    def put(self, key: str, seconds: float, workspace: int) -> None:
-        self._known[key] = self._fresh[key] = (seconds, workspace)
+    def put(self, key: str, measured: Measurement) -> None:
+        self._known[key] = self._fresh[key] = measured
 
     def save(self) -> None:
-        """Write the new entries since the last save; entries that other processes wrote meanwhile stay."""
+        """Write the new entries since the last save. Entries that other processes wrote meanwhile stay, and count here too."""
         if not self._fresh or self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.parent, SETTINGS.lock_wait_s):
-                ops = self._read() | self._fresh
-                write_json(self.path, {"format": FORMAT, "environment": self.environment, "ops": ops})
+                ops = self._fresh | self._read()
+                entries = {key: list(astuple(m)) for key, m in ops.items()}
+                write_json(self.path, {"format": FORMAT, "environment": self.environment, "ops": entries})
+            self._known |= ops
             self._fresh = {}
         except (OSError, ValueError, RekindleError) as e:
             log.debug("measured costs not kept: %s", e)
 
-    def _read(self) -> dict[str, tuple[float, int]]:
+    def _read(self) -> dict[str, Measurement]:
         """The valid entries of the file."""
         if self.path is None:
             return {}
-        where = name(str(self.path))
+        now = _state(self.path)
+        if now is not None and _READ.get(self.path, (None, {}))[0] == (now, self.environment):
+            return dict(_READ[self.path][1])
+        good = self._read_anew(self.path)
+        if now is not None:
+            _READ[self.path] = (now, self.environment), dict(good)
+        return good
+
+    def _read_anew(self, path: Path) -> dict[str, Measurement]:
+        where = name(str(path))
         try:
-            doc = parse_json(read_text(self.path, SETTINGS.file_most_bytes, regular=True), where, constants=True)
+            doc = parse_json(read_text(path, SETTINGS.file_most_bytes, regular=True), where, constants=True)
             if not isinstance(doc, dict) or doc.get("format") != FORMAT or not isinstance(doc.get("ops"), dict):
                 raise FormatError(f"{where} is no file of the format {FORMAT}")
             if doc.get("environment") != self.environment:
@@ -104,7 +129,7 @@ class CostCache:
         except FormatError as e:
             self._warn("the cache of measured costs is passed over and will be written anew: %s", e)
             return {}
-        good = {key: (float(entry[0]), entry[1]) for key, entry in doc["ops"].items() if _is_cost(entry)}
+        good = {key: m for key, entry in doc["ops"].items() if (m := _measurement(entry)) is not None}
         bad = [key for key in doc["ops"] if key not in good]
         if bad:
             self._warn(
@@ -121,18 +146,44 @@ class CostCache:
             log.warning(line, *args)
 
 
-def _is_cost(entry: Any) -> bool:
-    if not isinstance(entry, list) or len(entry) != 2:
-        return False
-    seconds, workspace = entry
-    if isinstance(seconds, bool) or isinstance(workspace, bool) or not isinstance(workspace, int):
-        return False
-    # Comparisons with nan are false; comparisons of whole numbers of any size with floats are exact.
-    return (
-        isinstance(seconds, int | float)
-        and 0 <= seconds <= SETTINGS.entry_most_s
-        and 0 <= workspace < SETTINGS.entry_most_bytes
+def _state(path: Path) -> tuple[int, ...] | None:
+    """Numbers that change when a file is written; None: there is no file."""
+    try:
+        now = path.stat()
+    except (OSError, ValueError):
+        return None
+    return now.st_mtime_ns, now.st_size, now.st_ino
+
+
+def _measurement(entry: Any) -> Measurement | None:
+    """The entry of a file as a measurement; None if it is none."""
+    if not isinstance(entry, list) or len(entry) != 5:
+        return None
+    seconds, spread, workspace, roofline, moved = entry
+    fine = (
+        (seconds is None or _is_seconds(seconds))
+        and _is_number(spread)
+        and 0 <= spread <= SPREAD_MOST
+        and (workspace is None or _is_bytes(workspace))
+        and _is_seconds(roofline)
+        and _is_bytes(moved)
     )
+    if not fine:
+        return None
+    return Measurement(None if seconds is None else float(seconds), float(spread), workspace, float(roofline), moved)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def _is_seconds(x: Any) -> bool:
+    # Comparisons with nan are false; comparisons of whole numbers of any size with floats are exact.
+    return _is_number(x) and SETTINGS.entry_least_s <= x <= SETTINGS.entry_most_s
+
+
+def _is_bytes(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < SETTINGS.entry_most_bytes
 
 
 def environment(device: torch.device) -> str:

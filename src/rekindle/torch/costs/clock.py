@@ -1,24 +1,23 @@
-"""Seconds and workspace of operator calls, measured by running them: once under a memory recording, then under a clock."""
+"""Seconds and workspace of operator calls, measured within a few seconds by running them in rounds.
+
+In the first round each call runs once, and its memory is watched; kernels with much workspace come first. In later rounds the
+calls that weigh most in the step are timed in turns, so that a busy moment of the machine hits no call alone. `clock_cpu` and
+`clock_cuda` run a call on a device.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from torch.autograd.profiler import record_function
-
-from ..capture.private import profiler_is_running
-from ..capture.rules import runnable
-from .allocations import cpu_allocations, peak_and_end
-from .made_up import new_bytes, real_arguments
+from .made_up import Operands
+from .measurement import SPREAD_MOST
+from .op_classes import ELEMENT_WISE, op_class
 from .operator_calls import OperatorCall
 
 log = logging.getLogger(__name__)
@@ -26,152 +25,163 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """How often operator calls are timed. The values are guesses; on a shared machine a single run was seen to take ten times
-    too long.
+    """How long and how often operator calls are run.
 
-    slow_s : a call that takes longer is run once a round, and its first time may be stored.
-    settle_s : seconds in which `measure_cpu` times calls again.
-    rounds_most : rounds in which a call is timed again.
-    agree_ratio : no further round once the two least times are within this factor of each other.
-    round_s, runs_least, runs_most : a round on the CPU runs a call for about round_s seconds, this many times.
-    cuda_runs, cuda_rounds : calls queued in a round on a GPU, as a step queues them; and rounds.
+    The values are guesses. Measured was only that the least round should count: of 12 rounds on a machine with three to
+    four runnable threads per core, the least of the first six and of the last six differed by 1 to 19 % (the median over
+    the calls of a model, for four models), and their medians by 3 to 74 %.
+
+    all_s : seconds that measuring takes in all.
+    first_s : seconds of the first round.
+    first_most_s : the same for the largest call of each operator, and for all convolutions, normalisations and reductions,
+        whose workspace is large and hard to guess: a workspace that is not known can break a budget.
+    first_wall_most_s : the same by the wall; the two above are seconds of the runner's clock, which leaves out most of the time
+        that other programs take.
+    call_most_s : a call that is likely to take longer is not run. Likely are its roofline's seconds, scaled as those of all
+        calls before it and of sure_s more seconds that took as long as their roofline: a first call may load libraries.
+    later_least_s : seconds of the later rounds, however long the first round took.
+    rounds_most : later rounds.
+    agree_ratio : a call whose two least rounds are within this factor of each other is not timed again.
+    light_share : calls that together make up this share of the step, the lightest ones, are not timed in later rounds.
+    spread_once : the spread assumed of a call that ran in one round alone.
+    round_s, runs_least, runs_most : a round runs a call for about round_s seconds, this many times.
+    slow_s : a call that takes longer runs once a round.
     """
 
-    slow_s: float = 0.05
-    settle_s: float = 3.0
-    rounds_most: int = 5
-    agree_ratio: float = 1.2
-    round_s: float = 0.005
-    runs_least: int = 3
-    runs_most: int = 20
-    cuda_runs: int = 5
-    cuda_rounds: int = 3
+    all_s: float = 3.0
+    first_s: float = 2.0
+    first_most_s: float = 8.0
+    first_wall_most_s: float = 20.0
+    call_most_s: float = 1.5
+    sure_s: float = 0.1
+    later_least_s: float = 0.5
+    rounds_most: int = 6
+    agree_ratio: float = 1.05
+    light_share: float = 0.01
+    spread_once: float = 1.0
+    round_s: float = 0.003
+    runs_least: int = 2
+    runs_most: int = 8
+    slow_s: float = 0.03
 
 
 SETTINGS = ClockSettings()
 
+# The order of the first round: kernels with much workspace first. Copies and products seldom have any.
+_FIRST = {"convolution": 0, "normalisation": 1, "reduction": 1, ELEMENT_WISE: 3}
+
 
 @dataclass
 class Measured:
-    """Measured seconds and workspace bytes per call. settled : the calls whose figures are steady enough to store."""
+    """Seconds of each round, the least of its runs, and workspace bytes per call. Calls that could not be run are missing."""
 
-    seconds: dict[OperatorCall, float] = field(default_factory=dict)
+    rounds: dict[OperatorCall, list[float]] = field(default_factory=dict)
     workspace: dict[OperatorCall, int] = field(default_factory=dict)
-    settled: set[OperatorCall] = field(default_factory=set)
+
+    def seconds(self, call: OperatorCall) -> float:
+        """The least seconds of a call that ran."""
+        return min(self.rounds[call])
+
+    def spread(self, call: OperatorCall) -> float:
+        """How far the two least rounds are apart, as a share of the least."""
+        least, *more = sorted(self.rounds[call])
+        return min(SPREAD_MOST, more[0] / least - 1) if more else SETTINGS.spread_once
 
 
-def measure_cpu(calls: Sequence[OperatorCall], found: Measured, limit_s: float) -> None:
-    """Run each call once under one memory recording, then again under a clock.
+class Stopwatch(Protocol):
+    """A clock that runs since it was made."""
 
-    The second part takes `ClockSettings.settle_s` at most and starts with the quickest calls, whose single run says least.
-    A call that is slow keeps the time of its single run.
+    def seconds(self) -> float:
+        """Seconds since then."""
+
+
+class Runner(Protocol):
+    """Runs calls on one kind of device."""
+
+    def clock(self) -> Stopwatch:
+        """A clock for the time that the runs take together."""
+
+    def once(self, call: OperatorCall, args: Any, kwargs: Any) -> float:
+        """Seconds of one run whose memory is watched."""
+
+    def runs(self, call: OperatorCall, args: Any, kwargs: Any, number: int) -> float:
+        """The least seconds per run of a number of runs."""
+
+
+def measure(
+    calls: Sequence[OperatorCall], counts: Mapping[OperatorCall, int], runner: Runner, found: Measured, room: float
+) -> None:
+    """Run calls in rounds, within the seconds of `ClockSettings`.
+
+    counts : how often the step runs each call. room : bytes of memory at hand; larger calls are not run.
     """
-    start = time.perf_counter()
-    ran: list[tuple[OperatorCall, str, int]] = []
-    room = _free_memory()
-    record = not profiler_is_running()  # torch allows one recording at a time, and the caller has one
-    if not record:
-        log.warning("a profiler is running: the workspace of operators cannot be measured and counts as 0")
-    with ExitStack() as stack:
-        recorded = stack.enter_context(cpu_allocations()) if record else None
-        for i, call in enumerate(calls):
-            if time.perf_counter() - start > limit_s:
-                log.debug("%d of %d operators not measured: no time left", len(calls) - i, len(calls))
-                break
-            if 2 * call.bytes_moved > room:
-                log.debug("%s not measured: too large for this machine", call.target)
-                continue
-            with _tried(call):
-                mark = f"rekindle:{i}"
-                found.seconds[call], new = _once(call, mark)
-                ran.append((call, mark, new))
-    if recorded is not None:
-        at = [t for t, _ in recorded.events]
-        for call, mark, new in ran:
-            first, last = (bisect_left(at, t) for t in recorded.marks[mark])
-            peak, _ = peak_and_end(delta for _, delta in recorded.events[first:last])
-            found.workspace[call] = max(0, peak - new)
-    found.settled |= {call for call, _, _ in ran if found.seconds[call] > SETTINGS.slow_s}
-    quickest = sorted((call for call, _, _ in ran), key=found.seconds.__getitem__)
-    pending = {call: [found.seconds[call]] for call in quickest}
-    stop = time.perf_counter() + SETTINGS.settle_s
-    for turn in range(SETTINGS.rounds_most):
-        for call, times in list(pending.items()):
-            if time.perf_counter() > stop:
-                return
-            with _tried(call):
-                times += _clocked(call, times[0])
-                found.seconds[call], second = sorted(times)[:2]
-                if second <= SETTINGS.agree_ratio * found.seconds[call] or turn == SETTINGS.rounds_most - 1:
-                    found.settled.add(call)
-                    del pending[call]
+    s, start, operands, clock = SETTINGS, time.perf_counter(), Operands(), runner.clock()
+    took = expected = 0.0  # of the calls that ran: seconds, and by their roofline
+    for call, most_s in _first_order(calls):
+        begin = clock.seconds()
+        likely = call.roofline * (took + s.sure_s) / (expected + s.sure_s)
+        out_of_time = time.perf_counter() - start > s.first_wall_most_s
+        if out_of_time or likely > min(s.call_most_s, most_s - begin):
+            log.debug("%s not measured: it would take too long", call.target)
+            continue
+        if 2 * call.bytes_moved > room:
+            log.debug("%s not measured: too large for this machine", call.target)
+            continue
+        with _tried(call):
+            found.rounds[call] = [runner.once(call, *operands.of(call))]
+            took, expected = took + clock.seconds() - begin, expected + call.roofline
+    left = s.all_s - (time.perf_counter() - start)
+    _later_rounds(_heavy(counts, found), runner, found, operands, max(left, s.later_least_s))
 
 
-def _once(call: OperatorCall, mark: str) -> tuple[float, int]:
-    """Seconds of one marked run, and bytes of its new results."""
-    args, kwargs = real_arguments(call)
-    begin = time.perf_counter()
-    with record_function(mark):
-        out = runnable(call.target)(*args, **kwargs)
-    return time.perf_counter() - begin, new_bytes(out, (args, kwargs))
+def _first_order(calls: Sequence[OperatorCall]) -> list[tuple[OperatorCall, float]]:
+    """The calls in the order of the first round, each with the seconds since its beginning after which it is not run.
 
-
-def _clocked(call: OperatorCall, rough: float) -> list[float]:
-    """Seconds of each of a few runs. The time to free the results counts, since a step frees them too."""
-    args, kwargs = real_arguments(call)
-    times = []
+    Every operator's largest call comes first: without any timing of its own, an operator costs as others do.
+    """
+    rank = {call: _FIRST.get(op_class(str(call.target)), 2) for call in calls}
+    order = sorted(calls, key=lambda c: (rank[c], -c.bytes_moved))
+    largest: dict[Any, OperatorCall] = {}
+    for call in order:
+        largest.setdefault(call.target, call)
+    early = set(largest.values())
     s = SETTINGS
-    runs = min(s.runs_most, max(s.runs_least, round(s.round_s / max(rough, 1e-6))))
-    for _ in range(1 if rough > s.slow_s else runs):
-        begin = time.perf_counter()
-        runnable(call.target)(*args, **kwargs)
-        times.append(time.perf_counter() - begin)
-    return times
+    return [
+        (call, s.first_most_s if rank[call] < 2 or call in early else s.first_s)
+        for call in sorted(order, key=lambda c: c not in early)
+    ]
 
 
-def measure_cuda(calls: Sequence[OperatorCall], found: Measured, limit_s: float) -> None:
-    """Measure each call by itself, for `limit_s` seconds at most."""
-    start = time.perf_counter()
-    for call in calls:
-        if time.perf_counter() - start > limit_s:
+def _heavy(counts: Mapping[OperatorCall, int], found: Measured) -> list[OperatorCall]:
+    """The calls that make up the step but for `ClockSettings.light_share`, the heaviest first."""
+    weight = {call: counts[call] * found.seconds(call) for call in found.rounds}
+    order = sorted(weight, key=lambda c: -weight[c])
+    left = sum(weight.values()) * (1 - SETTINGS.light_share)
+    heavy = []
+    for call in order:
+        if left <= 0:
             break
-        with _tried(call), torch.cuda.device(call.device):
-            found.seconds[call], found.workspace[call] = _once_cuda(call)
-            found.settled.add(call)
+        heavy.append(call)
+        left -= weight[call]
+    return heavy
 
 
-def _once_cuda(call: OperatorCall) -> tuple[float, int]:
-    """Seconds and workspace of a call.
-
-    It runs once to load its kernels and the lasting buffers of the libraries, once for memory, and a few times for time.
-    """
-    args, kwargs = real_arguments(call)
-    new = new_bytes(runnable(call.target)(*args, **kwargs), (args, kwargs))
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    # requested bytes, before the allocator rounds them up
-    level = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    begin = time.perf_counter()
-    runnable(call.target)(*args, **kwargs)
-    torch.cuda.synchronize()
-    rough = time.perf_counter() - begin
-    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
-    return _clocked_cuda(call, args, kwargs, rough), max(0, peak - level - new)
-
-
-def _clocked_cuda(call: OperatorCall, args: Any, kwargs: Any, rough: float) -> float:
-    """The least seconds per run over a few rounds. A round of short runs queues several, as a step does."""
-    inner = 1 if rough > SETTINGS.slow_s else SETTINGS.cuda_runs
-    best = math.inf
-    for _ in range(1 if rough > SETTINGS.slow_s else SETTINGS.cuda_rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(inner):
-            runnable(call.target)(*args, **kwargs)
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3 / inner)
-    return best
+def _later_rounds(
+    order: Sequence[OperatorCall], runner: Runner, found: Measured, operands: Operands, seconds: float
+) -> None:
+    s, stop = SETTINGS, time.perf_counter() + seconds
+    for _ in range(s.rounds_most):
+        # the first round loads kernels, so that its agreement with the second says little
+        order = [c for c in order if len(found.rounds[c]) < 3 or found.spread(c) > s.agree_ratio - 1]
+        for call in order:
+            rough = found.seconds(call)
+            if time.perf_counter() + rough > stop:
+                continue  # a quicker call may still fit
+            number = min(s.runs_most, max(s.runs_least, math.ceil(s.round_s / max(rough, 1e-6))))
+            with _tried(call):
+                found.rounds[call].append(
+                    runner.runs(call, *operands.of(call), number=1 if rough > s.slow_s else number)
+                )
 
 
 @contextmanager
@@ -181,14 +191,3 @@ def _tried(call: OperatorCall) -> Iterator[None]:
         yield
     except Exception as e:
         log.debug("%s not measured: %s", call.key, e)
-
-
-def _free_memory() -> float:
-    """Bytes of memory that the machine still has; infinity where it does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,6 +14,10 @@ from ..capture.private import disable_modes, tree_map_only
 from ..capture.rules import runnable
 from .op_tensors import storages_of, tensors_in
 from .operator_calls import OperatorCall, call_of, span
+
+# Operators whose operands may be used again. Scatters, copies and the like may look at storages as a whole; the norms named
+# update running statistics, though their schemas do not say so. Operators of other libraries may do either.
+_REUSING = re.compile(r"aten::(?!.*(scatter|strided|copy|native_batch_norm$|cudnn_batch_norm$|miopen_batch_norm$))")
 
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
@@ -51,24 +56,66 @@ def undisturbed(calls: Sequence[OperatorCall]) -> Iterator[None]:
         yield
 
 
+class Operands:
+    """Memory for the arguments of calls that run one after another: made once and used again.
+
+    The tensors of one call never share memory, since each has a number of its own. Fresh tensors go to calls that may write to
+    their arguments, or that look at a storage as a whole, which is larger here than the tensor.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[torch.device, torch.dtype, int], torch.Tensor] = {}
+
+    def of(self, call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call's arguments, as `real_arguments`."""
+        schema = getattr(call.target, "_schema", None)
+        if schema is None or schema.is_mutable or not _REUSING.match(schema.name):
+            return real_arguments(call)
+        numbers: dict[tuple[torch.device, torch.dtype], int] = {}
+
+        def make(t: torch.Tensor) -> torch.Tensor:
+            kind = t.device, t.dtype
+            numbers[kind] = numbers.get(kind, -1) + 1
+            at = (*kind, numbers[kind])
+            if t.layout is torch.strided and (at not in self._memory or self._memory[at].numel() < span(t)):
+                self._memory.pop(at, None)  # before the larger one is made
+                self._memory[at] = _filled(t)
+            return _laid_out(self._memory[at], t) if t.layout is torch.strided else made_up(t)
+
+        return _each_once(call, make)
+
+
 def real_arguments(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call's arguments with real tensors: one real tensor for each fake one, however often it is passed."""
+    return _each_once(call, made_up)
+
+
+def _each_once(call: OperatorCall, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     made: dict[int, torch.Tensor] = {}
 
-    def make(t: torch.Tensor) -> torch.Tensor:
+    def known(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in made:
-            made[id(t)] = made_up(t)
+            made[id(t)] = make(t)
         return made[id(t)]
 
-    return tree_map_only(torch.Tensor, make, (call.args, call.kwargs))
+    return tree_map_only(torch.Tensor, known, (call.args, call.kwargs))
 
 
 def made_up(t: torch.Tensor) -> torch.Tensor:
     """A real tensor laid out like t: floats 0.5 (never overflow or denormal), ints 0 (valid indices), bools True."""
     if t.layout is not torch.strided:
         raise TypeError(f"layout {t.layout}")
+    return _laid_out(_filled(t), t)
+
+
+def _filled(t: torch.Tensor) -> torch.Tensor:
+    """Elements in memory for a tensor like t."""
     value = 0.5 if t.dtype.is_floating_point or t.dtype.is_complex else t.dtype == torch.bool
-    return torch.full((span(t),), value, dtype=t.dtype, device=t.device).as_strided(t.shape, t.stride())
+    return torch.full((span(t),), value, dtype=t.dtype, device=t.device)
+
+
+def _laid_out(memory: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return memory.as_strided(t.shape, t.stride())
 
 
 def new_bytes(out: Any, inputs: Any) -> int:

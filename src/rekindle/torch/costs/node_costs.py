@@ -1,14 +1,14 @@
 """Seconds, FLOPs and workspace of each operator of a captured graph.
 
-They are measured if the operators' device is present: every distinct call runs on made-up tensors of the right shape
-(`clock`). If it is absent they are estimated by the roofline (`devices`), without workspace.
+They are measured if the operators' device is present: distinct calls run on made-up tensors of the right shape (`clock`), and
+are kept on disk (`cache`). A call that was not measured gets the roofline that was fitted to the others (`fits`). If the device
+is absent, all costs are the roofline (`devices`), without workspace.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,12 @@ from torch.fx import Node
 from ..capture.private import is_fake
 from . import devices
 from .cache import CostCache, environment
-from .clock import Measured, measure_cpu, measure_cuda
+from .clock import Measured
+from .clock_cpu import measure_cpu
+from .clock_cuda import measure_cuda
+from .fits import Fits
 from .made_up import at_hand, undisturbed
+from .measurement import Measurement
 from .operator_calls import OperatorCall, call_of
 
 
@@ -37,110 +41,146 @@ def node_costs(
     *,
     target: str | None = None,
     measure: bool | None = None,
-    limit_s: float = 8.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Cost]:
     """The cost of each call_function node of a captured graph, whose metas hold fake tensors.
 
-    Views, getitems and nodes that are no operator cost nothing. A call that cannot be measured (its run fails, its device is
-    absent, no time is left) gets its roofline, scaled by the ratio that the measured operators had.
+    Views, getitems and nodes that are no operator cost nothing. Calls are measured once: asking again, in this process or
+    in another one that reads the same cache, gives the same costs to the bit.
 
     target : a name in `devices`: the roofline on that device; nothing runs.
-    measure : False: the roofline on the nodes' own device. None: measured, unless a target is given or a FakeTensorMode
-        is on. True: measured under a FakeTensorMode too, which is switched off meanwhile.
-    limit_s : seconds after which no further operator is measured.
+    measure : False: nothing runs, and no time is spent: known calls cost as measured, and others the roofline on the nodes'
+        own device, fitted to all that was measured in this environment. None: measured, unless a target is given or a
+        FakeTensorMode is on, under which all costs are the plain roofline. True: measured under a FakeTensorMode too, which is
+        switched off meanwhile.
     progress : called with one line of text now and then.
 
     Raises
     ------
     UsageError : unknown target.
     """
-    named = None if target is None else devices.get(target)
+    if measure is None and target is None and is_fake(torch.empty(0)):
+        return modelled_costs(nodes)
+    if target is not None:
+        return modelled_costs(nodes, target)
+    per_node, counts = _distinct(nodes, None)
+    costs: dict[OperatorCall, Cost] = {}
+    for device_type in sorted({c.device.type for c in counts}):
+        group = [c for c in counts if c.device.type == device_type]
+        if not at_hand(group[0].device):
+            costs |= {c: Cost(c.roofline, c.flops, 0) for c in group}
+        elif measure is False:
+            costs |= _costs(group, _Known(group[0].device).all)
+        else:
+            costs |= _costs(group, _measured(group, counts, progress))
+    return _in_order(per_node, costs)
+
+
+def modelled_costs(nodes: Iterable[Node], target: str | None = None) -> list[Cost]:
+    """The roofline of each node, as `node_costs`, on the device called `target` or on the node's own; nothing runs.
+
+    Raises
+    ------
+    UsageError : unknown target.
+    """
+    per_node, counts = _distinct(nodes, None if target is None else devices.get(target))
+    return _in_order(per_node, {c: Cost(c.roofline, c.flops, 0) for c in counts})
+
+
+def _distinct(
+    nodes: Iterable[Node], named: devices.Device | None
+) -> tuple[list[OperatorCall | None], Counter[OperatorCall]]:
+    """The call of each node, equal ones by the same object, and how often each occurs."""
     distinct: dict[Any, OperatorCall] = {}
     per_node: list[OperatorCall | None] = []
     for node in nodes:
         call = call_of(node, named)
         per_node.append(call if call is None else distinct.setdefault(call.key or node, call))
-    calls = list(distinct.values())
-    if measure is None:
-        measure = not is_fake(torch.empty(0))
-    costs: dict[OperatorCall, Cost] = {}
-    for device_type in sorted({c.device.type for c in calls}):
-        group = [c for c in calls if c.device.type == device_type]
-        wanted = measure and named is None and at_hand(group[0].device)
-        found = _cached_or_measured(group, limit_s, progress) if wanted else Measured()
-        costs |= _filled_in(group, found)
+    return per_node, Counter(call for call in per_node if call is not None)
+
+
+def _in_order(per_node: Sequence[OperatorCall | None], costs: Mapping[OperatorCall, Cost]) -> list[Cost]:
     nothing = Cost(0.0, 0, 0)
     return [nothing if call is None else costs[call] for call in per_node]
 
 
-# Costs that this process has measured, steady or not: asking again must not measure again.
-_SESSION: dict[tuple[str, str], tuple[float, int]] = {}
-_PASSED_OVER: set[tuple[str, str]] = (
-    set()
-)  # calls that this process had no time for or could not run: estimated from then on
+# Measurements that this process has made or used: asking again must not measure again where nothing can be stored.
+_SESSION: dict[tuple[str, str], Measurement] = {}
 
 
-def _cached_or_measured(
-    calls: Sequence[OperatorCall], limit_s: float, progress: Callable[[str], None] | None
-) -> Measured:
-    """Costs of calls on one kind of device, from the disk or measured now, the largest roofline first."""
-    found = Measured()
-    cache = CostCache(environment(calls[0].device))
-    todo = []
-    for call in sorted(calls, key=lambda c: -c.roofline):
-        kept = None if call.key is None else cache.get(call.key) or _SESSION.get((cache.environment, call.key))
-        if kept is not None:
-            found.seconds[call], found.workspace[call] = kept
-        elif call.key is not None and (cache.environment, call.key) not in _PASSED_OVER:
-            todo.append(call)
+class _Known:
+    """The measurements of one environment, on disk and in this process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.environment = environment(device)
+        self.cache = CostCache(self.environment)
+
+    def get(self, key: str) -> Measurement | None:
+        kept = self.cache.get(key)
+        if kept is None:
+            kept = _SESSION.get((self.environment, key))
+            if kept is not None and _is_complete(kept):
+                self.cache.put(key, kept)  # it could not be stored when it was made
+        return kept
+
+    def put(self, measured: Mapping[str, Measurement]) -> dict[str, Measurement]:
+        """Keep measurements; those that another process stored first take their place, and are returned."""
+        for key, m in measured.items():
+            if _is_complete(m):
+                self.cache.put(key, m)
+        self.cache.save()
+        now = {key: self.cache.get(key) or m for key, m in measured.items()}
+        for key, m in now.items():
+            _SESSION[self.environment, key] = m
+        return now
+
+    @property
+    def all(self) -> dict[str, Measurement]:
+        own = {key: m for (environment, key), m in _SESSION.items() if environment == self.environment}
+        return own | dict(self.cache.known)
+
+
+def _is_complete(m: Measurement) -> bool:
+    """Whether no second attempt would tell more: a call that ran while no memory could be recorded lacks its workspace."""
+    return m.seconds is None or m.workspace is not None
+
+
+def _measured(
+    calls: Sequence[OperatorCall], counts: Mapping[OperatorCall, int], progress: Callable[[str], None] | None
+) -> dict[str, Measurement]:
+    """Measurements of calls on one kind of device by key, known before or made now."""
+    known = _Known(calls[0].device)
+    found = {call.key: m for call in calls if call.key is not None and (m := known.get(call.key)) is not None}
+    todo = [call for call in calls if call.key is not None and call.key not in found]
+    new: dict[str, Measurement] = {}
     if todo:
         if progress is not None:
             progress(f"measuring {len(todo)} operators ({len(calls) - len(todo)} known)")
-        run = measure_cuda if calls[0].device.type == "cuda" else measure_cpu
+        run, made = measure_cuda if calls[0].device.type == "cuda" else measure_cpu, Measured()
         with undisturbed(todo):
-            run(todo, found, limit_s)
+            run(todo, counts, made)
         for call in todo:
-            if call not in found.workspace:
-                _PASSED_OVER.add((cache.environment, str(call.key)))
-                continue
-            seconds = found.seconds[call]
             assert call.key is not None
-            _SESSION[cache.environment, call.key] = (seconds, found.workspace[call])
-            if call in found.settled:
-                cache.put(call.key, seconds, found.workspace[call])
-        cache.save()
-    return found
+            ran = call in made.rounds
+            new[call.key] = Measurement(
+                made.seconds(call) if ran else None,
+                made.spread(call) if ran else 0.0,
+                made.workspace.get(call),
+                call.roofline,
+                call.bytes_moved,
+            )
+    return found | known.put(new)
 
 
-def _filled_in(calls: Sequence[OperatorCall], found: Measured) -> dict[OperatorCall, Cost]:
-    """A cost for every call, measured or estimated.
+def _costs(calls: Sequence[OperatorCall], known: Mapping[str, Measurement]) -> dict[OperatorCall, Cost]:
+    """A cost for every call: as measured, less what is likely noise, or from the fits to all known measurements."""
+    fits = Fits(known)
 
-    Estimated seconds are the roofline times the median ratio of measured to roofline seconds, of the same operator or, if it
-    has none, of all. Estimated workspace comes from the measured call of the same operator that is nearest in size, scaled
-    by the bytes of the output.
-    """
-    ratios: dict[Any, list[float]] = {}
-    known: dict[Any, list[OperatorCall]] = {}
-    for call, seconds in found.seconds.items():
-        for kind in (call.target, None):
-            ratios.setdefault(kind, []).append(seconds / call.roofline)
-    for call in found.workspace:
-        if call.out_bytes > 0:
-            known.setdefault(call.target, []).append(call)
-    scales = {kind: statistics.median(r) for kind, r in ratios.items()}
+    def cost(call: OperatorCall) -> Cost:
+        op, m = str(call.target), None if call.key is None else known.get(call.key)
+        timed = m is not None and m.seconds is not None
+        seconds = fits.smoothed(op, m) if m is not None and timed else fits.predicted(op, call.roofline)
+        held = None if m is None else m.workspace
+        return Cost(seconds, call.flops, fits.workspace(op, call.bytes_moved) if held is None else held)
 
-    def seconds_of(call: OperatorCall) -> float:
-        measured = found.seconds.get(call)
-        return call.roofline * scales.get(call.target, scales.get(None, 1.0)) if measured is None else measured
-
-    def workspace_of(call: OperatorCall) -> int:
-        if call in found.workspace:
-            return found.workspace[call]
-        like = known.get(call.target)
-        if not like or not call.out_bytes:
-            return 0
-        near = min(like, key=lambda c: abs(math.log(c.out_bytes / call.out_bytes)))
-        return math.ceil(found.workspace[near] * call.out_bytes / near.out_bytes)
-
-    return {c: Cost(seconds_of(c), c.flops, workspace_of(c)) for c in calls}
+    return {call: cost(call) for call in calls}

@@ -1,0 +1,116 @@
+"""Runs of operator calls on the CPU: seconds by the processor's clocks, workspace by a recording of the allocator."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+
+from ..capture.private import profiler_is_running
+from ..capture.rules import runnable
+from .allocations import CpuAllocations, cpu_allocations, peak_and_end
+from .clock import Measured, measure
+from .made_up import new_bytes
+from .operator_calls import OperatorCall
+
+log = logging.getLogger(__name__)
+LEAST_S = 1e-9  # clocks may stand still
+
+
+def measure_cpu(calls: Sequence[OperatorCall], counts: Mapping[OperatorCall, int], found: Measured) -> None:
+    """Measure calls on the CPU. counts : how often the step runs each."""
+    runner = CpuRunner()
+    try:
+        measure(calls, counts, runner, found, _free_memory())
+    finally:
+        runner.stop()
+    found.workspace |= runner.workspace()
+
+
+class CpuRunner:
+    """Runs calls on the CPU; memory is recorded until the first run that is only timed."""
+
+    def __init__(self) -> None:
+        self._marks: dict[OperatorCall, tuple[str, int]] = {}  # and the bytes of new results
+        self._stack = ExitStack()
+        self._recorded: CpuAllocations | None = None
+        if profiler_is_running():  # torch allows one recording at a time, and the caller has one
+            log.warning("a profiler is running: the workspace of operators cannot be measured and counts as 0")
+        else:
+            self._recorded = self._stack.enter_context(cpu_allocations())
+
+    def clock(self) -> Clock:
+        return Clock()
+
+    def once(self, call: OperatorCall, args: Any, kwargs: Any) -> float:
+        mark = f"rekindle:{len(self._marks)}"
+        with record_function(mark):
+            clock = Clock()
+            out = runnable(call.target)(*args, **kwargs)
+            seconds = clock.seconds()
+        self._marks[call] = mark, new_bytes(out, (args, kwargs))
+        return seconds
+
+    def runs(self, call: OperatorCall, args: Any, kwargs: Any, number: int) -> float:
+        self.stop()
+        return min(_one_run(call, args, kwargs) for _ in range(number))
+
+    def stop(self) -> None:
+        """End the recording."""
+        self._stack.close()
+
+    def workspace(self) -> dict[OperatorCall, int]:
+        """Bytes that the recorded calls needed beside inputs and outputs; after `stop`."""
+        if self._recorded is None:
+            return {}
+        at = [t for t, _ in self._recorded.events]
+        found = {}
+        for call, (mark, new) in self._marks.items():
+            first, last = (bisect_left(at, t) for t in self._recorded.marks[mark])
+            peak, _ = peak_and_end(delta for _, delta in self._recorded.events[first:last])
+            found[call] = max(0, peak - new)
+        return found
+
+
+def _one_run(call: OperatorCall, args: Any, kwargs: Any) -> float:
+    """Seconds of one run. The time to free the results counts, since a step frees them too."""
+    clock = Clock()
+    runnable(call.target)(*args, **kwargs)
+    return clock.seconds()
+
+
+class Clock:
+    """Seconds that a run takes on an idle machine, as far as they can be told on a busy one.
+
+    While other programs hold a core, this thread or one of its helpers waits for it. Therefore the processor's time
+    counts: this thread's own, or the process's divided by the number of threads, whichever is longer. More than passed on
+    the wall never counts.
+    """
+
+    def __init__(self) -> None:
+        self._process, self._thread, self._wall = time.process_time(), time.thread_time(), time.perf_counter()
+
+    def seconds(self) -> float:
+        """Seconds since the clock was made."""
+        wall, thread = time.perf_counter() - self._wall, time.thread_time() - self._thread
+        process = time.process_time() - self._process
+        return max(LEAST_S, min(wall, max(thread, process / torch.get_num_threads())))
+
+
+def _free_memory() -> float:
+    """Bytes of memory that the machine still has; infinity where it does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return math.inf
