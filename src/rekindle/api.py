@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import accept
 from .arguments import choice, flag
 from .ask import LOSSES, Goal, PlanOptions
+from .carrying import Replanned, replan_graph
 from .errors import RekindleError, UsageError
 from .frontiers import frontier_graph
 from .model.graph import Graph
@@ -85,6 +86,15 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
 
     found = plan_graph(what.graph, options, finish=stages.group, bookkeeping=bookkeeping(what))
     return replace(found, trace=what)
+
+
+def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
+    """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`."""
+    from .torch.check.confirm import bookkeeping
+    from .torch.run import stages
+
+    made = replan_graph(traced.graph, options, known, finish=stages.group, bookkeeping=bookkeeping(traced))
+    return replace(made, plan=replace(made.plan, trace=traced))
 
 
 def frontier(
@@ -168,7 +178,7 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     accept.plan(plan)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
-    forward = PlannedForward(model, plan, on_new_shape, plan_with, check)
+    forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
     if first is not None:
         forward.serve_too(model, first)
     restore(model)

@@ -46,7 +46,7 @@ from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..solvers.rotor import thin
 from . import small
-from .curve import curve_of
+from .curve import curve_of, known_runs
 
 EPS = 1e-9  # of an overhead
 
@@ -94,6 +94,7 @@ def _other_weights(problem: Problem, *units: str) -> list[np.ndarray]:
     thorough=True,
     joins=True,
     retry=_retry,
+    known=known_runs,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
     """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""

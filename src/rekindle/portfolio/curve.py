@@ -62,6 +62,13 @@ def curve_of(problem: Problem) -> Curve:
     return curve
 
 
+def known_runs(graph_hash: str) -> list[np.ndarray]:
+    """Sequences of runs over the remembered curves of a graph, closer looks included."""
+    curves = [c for key, c in _curves.items() if key[0] == graph_hash]
+    found = [e for c in curves for e in pareto([*c.entries, *(e for looked in c.looked_at.values() for e in looked)])]
+    return [e.runs for e in found]
+
+
 @dataclass
 class Curve:
     """The frontier of a graph over all goals, in stretches by peak.

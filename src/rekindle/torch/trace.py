@@ -71,13 +71,15 @@ class Trace:
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"
 
-    def costed(self, target: str | None = None, progress: Callable[[str], None] | None = None) -> Trace:
+    def costed(
+        self, target: str | None = None, progress: Callable[[str], None] | None = None, measure: bool = True
+    ) -> Trace:
         """The same trace with the seconds, FLOPs and workspace of each op.
 
         Seconds are measured on the device at hand, or follow from the roofline of `target`. An op that cannot run here (fake
-        tensors, a device that is absent) gets modelled costs.
+        tensors, a device that is absent) gets modelled costs. measure : False: no op is run to be timed.
         """
-        graph = _costed(self.lowered, self.fake, target, progress)
+        graph = _costed(self.lowered, measure and not self.fake, target, progress)
         options = replace(self.options, target=target)
         return replace(self, graph=graph, lowered=replace(self.lowered, graph=graph), options=options)
 
@@ -146,7 +148,7 @@ def trace_call(
     """`trace` of the call `forward(*args, **kwargs)`. forward : None is the model's own.
 
     by_values : False: forward cannot branch on values of inputs.
-    inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
+    inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs, {} included.
     """
     with LOCK:
         return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs)
@@ -200,7 +202,7 @@ def _trace_call(
     made = Trace(
         lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0
     )
-    return made if inputs else made.costed(options.target, progress)
+    return made.costed(options.target, progress) if inputs is None else made
 
 
 def _state_bytes(model: nn.Module, options: TraceOptions) -> int | None:
@@ -246,11 +248,11 @@ def _newly_held(model: nn.Module, captured: Captured) -> int:
     return sum(max(0, storage_bytes(t) - (storage_bytes(old[k]) if k in old else 0)) for k, t in new.items())
 
 
-def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable[[str], None] | None) -> Graph:
+def _costed(lowered: Lowered, measure: bool, target: str | None, progress: Callable[[str], None] | None) -> Graph:
     graph = lowered.graph
     at = [i for i, c in enumerate(lowered.calls) if c.kind == "aten"]
     nodes = [n for i in at if (n := lowered.calls[i].node) is not None]
-    costs = node_costs(nodes, target=target, measure=False if fake else None, progress=progress)
+    costs = node_costs(nodes, target=target, measure=None if measure else False, progress=progress)
     ops = list(graph.ops)
     for i, c in zip(at, costs, strict=True):
         ops[i] = replace(ops[i], seconds=c.seconds, flops=c.flops, workspace=c.workspace)

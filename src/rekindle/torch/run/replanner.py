@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 
 from ... import notices
 from ...ask import Goal, PlanOptions
+from ...carrying import CARRIED, SEARCHED, Replanned
 from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
 from ...model.graph import Graph
 from ...model.judge import simulate
@@ -37,7 +38,13 @@ from .refusals import Refusals
 from .warn_once import WarnOnce
 
 log = logging.getLogger("rekindle")
-Replan = Callable[[Trace, PlanOptions], Plan]
+SAME = "of the same graph"
+DID = {
+    SAME: "took over the plan of the same graph",
+    CARRIED: "carried over the plan of another shape",
+    SEARCHED: "planned anew, by a quick search,",
+}  # how a plan was made -> words for it
+Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
 
 
 class Replanner:
@@ -141,21 +148,19 @@ class Replanner:
         found = found or new.trace(self._trace_options, report=self._options.report)
         if effects := [x for x in found.lowered.captured.effects if x not in self._accepted]:
             raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
-        plan = self._plan_for(new, found)
-        if plan is None:
+        made = self._plan_for(new, found)
+        if made is None:
             self._no_plan(new, "in another state of its attributes, hooks or inputs' values,")
             self._remember(new)
             return None
         why = family[0].trace.expected.differences(new.model) if family else []
-        bound = self.bind(new.model, found, plan)
+        bound = self.bind(new.model, found, made.plan)
         if wrong := self._tried(new, bound):
             self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
             self._remember(new)
             return None
         how = f", {' and '.join(why[:2])} having changed" if why else ""
-        again = any(b.plan is plan for b in self.plans if b is not bound)
-        did = "took over the plan of the same graph" if again else "planned anew"
-        self._say(f"{new.words}{how}: {did} in {new.took:.1f} s, {plan.sentence}")
+        self._say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
         return bound
 
     def _with_changing_numbers(self, new: NewCall) -> Bound | None:
@@ -194,19 +199,22 @@ class Replanner:
             return None
         return None if self._tried(new, bound) else bound
 
-    def _plan_for(self, new: NewCall, found: Trace) -> Plan | None:
-        """The plan of the same graph if there is one, else a new plan; None: on_new_shape forbids a new plan."""
-        known = [b.plan for b in (*self.plans.family(new.key), *self.plans)]
+    def _plan_for(self, new: NewCall, found: Trace) -> Replanned | None:
+        """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids a new plan."""
+        bound = (*self.plans.family(new.key), *self.plans)
+        known = [*{id(p): p for p in (*(b.plan for b in bound), self.plan)}.values()]
         same = next((p for p in known if p.graph_hash == found.graph.hash and _keeps_goal(p, found.graph)), None)
-        if same is not None or self.on_new_shape != "plan":
-            return same
+        if same is not None:
+            return Replanned(same, SAME)
+        if self.on_new_shape != "plan":
+            return None
         try:
-            return self._replan(found, self._options)
+            return self._replan(found, self._options, known)
         except InfeasibleBudget as e:
-            least = self._replan(found, replace(self._options, goal=Goal(least_memory=True)))
+            least = self._replan(found, replace(self._options, goal=Goal(least_memory=True)), ())
             self.warned.warn(
                 f"{new.words}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
-                f"{format_bytes(least.peak_bytes)}"
+                f"{format_bytes(least.plan.peak_bytes)}"
             )
             return least
 
