@@ -193,7 +193,7 @@ def _trace_call(
     write_in_place(captured)
     name = type(model).__name__
     held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured) + (state or 0)
+    resident = resident_bytes(model, call.tensors, held) + newly_held(model, captured) + (state or 0)
     lowered = lower(captured, name, resident, options.must_save)
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
     expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
@@ -241,7 +241,7 @@ def _share(s: torch.Tensor, t: torch.Tensor) -> bool:
     return s.untyped_storage()._cdata == t.untyped_storage()._cdata
 
 
-def _newly_held(model: nn.Module, captured: Captured) -> int:
+def newly_held(model: nn.Module, captured: Captured) -> int:
     """Extra bytes of the tensors to which forward sets attributes, over the tensors that the attributes held before."""
     old = dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
     new = {k: captured.outputs[a.output].meta["val"] for k, a in captured.assigned.items() if a.output is not None}

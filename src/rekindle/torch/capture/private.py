@@ -42,6 +42,11 @@ def fake_mode_of(tensors: Iterable[Any] = ()) -> FakeTensorMode | None:
     return torch._guards.detect_fake_mode(list(tensors))
 
 
+def fake_like(mode: FakeTensorMode, elem: torch.Tensor, device: torch.device) -> FakeTensor:
+    """A tensor of the mode on `device`, with the shape, strides and storage of `elem`, which is on the meta device."""
+    return FakeTensor(mode, elem, device)
+
+
 # -- autograd ----------------------------------------------------------------------------------------------------------
 def backward_number() -> int:
     """The autograd engine's number of the backward call that runs in this thread; -1: none runs."""

@@ -31,11 +31,13 @@ from . import trial
 from .bound import Bound
 from .bound_plans import BoundPlans
 from .changed_numbers import changed_numbers, numbers_of
+from .lengths import Lengths
 from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
 from .new_call import NewCall
 from .refusals import Refusals
 from .warn_once import WarnOnce
+from .witness import Witness
 
 log = logging.getLogger("rekindle")
 SAME = "of the same graph"
@@ -60,6 +62,8 @@ class Replanner:
         self._options = plan.options
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
+        self._lengths = Lengths()
+        self._left_out: set[str] = set()  # kinds of results that planned calls leave out, of which the log was told
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
@@ -67,6 +71,7 @@ class Replanner:
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         if plan.trace is not None:
             check_same_module(model, plan.trace)
+            self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
 
     def copied(self) -> Replanner:
@@ -74,16 +79,18 @@ class Replanner:
         twin = copy.copy(self)
         twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
+        twin._lengths = Lengths()
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
 
     def bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
         """Let the plan serve the module."""
-        dropped = tree.opaque_kinds(traced.lowered.captured.output_spec)
+        dropped = set(tree.opaque_kinds(traced.lowered.captured.output_spec)) - self._left_out
         if dropped:
+            self._left_out |= dropped
             log.warning(
                 "results of type %s hold state for later calls, not gradients; planned calls return None in their place",
-                ", ".join(sorted(set(dropped))),
+                ", ".join(sorted(dropped)),
             )
         bound = Bound(model, traced, plan)
         self._let_go()
@@ -105,6 +112,7 @@ class Replanner:
             if fits is not None:
                 if exceeded := self._loaded.exceeded(fits):
                     self.warned.warn(exceeded)
+                self._lengths.add(fits)
                 return self.bind(new.model, fits, self.plan)
             if found is not None and self._loaded.is_for_later_calls(found):
                 self._loaded.first_is_over()
@@ -145,6 +153,8 @@ class Replanner:
         if varying := self.refusals.what_varies(new.model, new.key):
             self.leave_plain(new, f"; {varying}")
             return None
+        if found is None and (followed := self._following(new)) is not None:
+            return followed
         found = found or new.trace(self._trace_options, report=self._options.report)
         if effects := [x for x in found.lowered.captured.effects if x not in self._accepted]:
             raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
@@ -154,14 +164,40 @@ class Replanner:
             self._remember(new)
             return None
         why = family[0].trace.expected.differences(new.model) if family else []
-        bound = self.bind(new.model, found, made.plan)
-        if wrong := self._tried(new, bound):
+        bound, witness = self.bind(new.model, found, made.plan), Witness()
+        if wrong := self._tried(new, bound, witness):
             self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
             self._remember(new)
             return None
+        self._lengths.add(found, witness.values or None)
         how = f", {' and '.join(why[:2])} having changed" if why else ""
         self._say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
         return bound
+
+    def _following(self, new: NewCall) -> Bound | None:
+        """A plan for a call whose step follows from the steps of other lengths; None: it does not, or the plain step does
+        otherwise than expected. Then the call is captured."""
+        if not self._check or self.on_new_shape != "plan":
+            return None
+        bound = None
+        try:
+            step = self._lengths.follow(new.model, new.call, new.key)
+            if step is None or _communicates(step.trace.graph):
+                return None
+            made = self._plan_for(new, step.trace)
+            if made is None:
+                return None
+            bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
+            wrong = self._tried(new, bound, witness)
+            if not wrong and step.agrees(witness.values) and bound.serves(new.model, new.call):
+                self._say(f"{new.words}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
+                return bound
+            log.info("%s: its step does not follow from those of other lengths; it is captured", new.words)
+        except Exception as e:  # a conjecture that fails is no error: the call is captured
+            log.info("%s: its step does not follow from those of other lengths (%r); it is captured", new.words, e)
+        if bound is not None:
+            self.plans.remove(bound)
+        return None
 
     def _with_changing_numbers(self, new: NewCall) -> Bound | None:
         """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
@@ -219,14 +255,14 @@ class Replanner:
             return least
 
     # -- helpers -----------------------------------------------------------------------------------------------------
-    def _tried(self, new: NewCall, bound: Bound) -> str:
+    def _tried(self, new: NewCall, bound: Bound, witness: Witness | None = None) -> str:
         """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
-        no check was asked for."""
+        no check was asked for. witness : watches the plain step."""
         if not self._check or bound.trace.fake or _communicates(bound.trace.graph):
             return ""
         wrong = "the trial failed"
         try:
-            wrong = "; ".join(trial.differences(new.model, new.plain, bound, new.call))
+            wrong = "; ".join(trial.differences(new.model, new.plain, bound, new.call, witness))
         finally:
             if wrong:
                 self.plans.remove(bound)

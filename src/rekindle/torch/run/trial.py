@@ -18,11 +18,16 @@ from .as_before import as_before, same
 from .bound import Bound
 from .measured_step import gradients_as_before
 from .sample import copies, owned
+from .witness import Witness
 
 
-def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall) -> list[str]:
+def differences(
+    model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall, witness: Witness | None = None
+) -> list[str]:
     """How one planned step differs from one plain step, both on copies of the call's inputs, in words. [] if the steps agree,
     or if the plain step does not fit the device.
+
+    witness : watches the plain step; it holds no values if the steps could not be compared.
 
     Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; the model is put back.
     """
@@ -39,8 +44,11 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
     with contextlib.suppress(torch.OutOfMemoryError), gradients_as_before(model, []):
         for forward in (planned, eager):
             with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
-                outcomes.append(_step(model, forward, call.tensors))
+                watched = witness if witness is not None and forward is eager else contextlib.nullcontext()
+                outcomes.append(_step(model, forward, call.tensors, watched))
     if len(outcomes) < 2:
+        if witness is not None:
+            witness.values.clear()
         return []
     (ours, mine), (theirs, its) = outcomes
     found = [] if same(ours, theirs) else ["the loss"]
@@ -49,15 +57,19 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
 
 
 def _step(
-    model: nn.Module, forward: Callable[[list[torch.Tensor]], Any], given: list[torch.Tensor]
+    model: nn.Module,
+    forward: Callable[[list[torch.Tensor]], Any],
+    given: list[torch.Tensor],
+    watched: contextlib.AbstractContextManager[Any],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
-    """(the loss, gradients by name) of one step."""
+    """(the loss, gradients by name) of one step, which runs inside `watched`."""
     twins = copies(given, owned(model))
     leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
-    loss = default_loss(forward(twins))
-    with disable_autocast():
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    with watched:
+        loss = default_loss(forward(twins))
+        with disable_autocast():
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
 

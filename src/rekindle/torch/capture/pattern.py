@@ -1,0 +1,89 @@
+"""Sequences of values as functions of one size: how constants and shapes of a step depend on its length or batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+DEGREE_MOST = 2  # of a polynomial in the size: attention scores have length times length elements
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Values of which some are polynomials of one size, and all others are the same for every size.
+
+    fixed : the values at the first size. varying : index -> (type of the number, coefficients by Newton). sizes : the nodes.
+    """
+
+    fixed: tuple[Any, ...]
+    varying: dict[int, tuple[type, tuple[Fraction, ...]]]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], rows: Sequence[Sequence[Any]]) -> Pattern | None:
+        """The pattern of the rows, one for each size; None: they follow none.
+
+        Numbers that differ must be whole, and lie on a polynomial of the least degree that fits all sizes, below the number of
+        sizes and at most `DEGREE_MOST`.
+        """
+        if len(set(sizes)) != len(sizes) or len({len(r) for r in rows}) != 1:
+            return None
+        first, *others = rows
+        varying: dict[int, tuple[type, tuple[Fraction, ...]]] = {}
+        for i, x in enumerate(first):
+            if all(_same(x, row[i]) for row in others):
+                continue
+            kind, column = type(x), [row[i] for row in rows]
+            if kind not in (int, float) or any(type(y) is not kind or y != y or y not in (int(y),) for y in column):
+                return None
+            coefficients = _newton(sizes, column)
+            if coefficients is None:
+                return None
+            varying[i] = kind, coefficients
+        return cls(tuple(first), varying, tuple(sizes))
+
+    def at(self, size: int) -> list[Any] | None:
+        """The values for a size; None: one of the numbers would not be whole."""
+        found = list(self.fixed)
+        for i, (kind, coefficients) in self.varying.items():
+            total, factor = Fraction(0), Fraction(1)
+            for c, node in zip(coefficients, self.sizes, strict=False):
+                total += c * factor
+                factor *= size - node
+            if total.denominator != 1:
+                return None
+            found[i] = kind(total)
+        return found
+
+    def holds(self, size: int, row: Sequence[Any]) -> bool:
+        """Whether the values for this size are those of the row."""
+        expected = self.at(size)
+        return expected is not None and len(expected) == len(row) and all(map(_same, expected, row))
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y:
+        return True
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, float):
+        return x.hex() == y.hex()  # 0.0 and -0.0 differ
+    try:
+        return bool(x == y)
+    except Exception:  # of a class of somebody else
+        return False
+
+
+def _newton(sizes: Sequence[int], column: Sequence[Any]) -> tuple[Fraction, ...] | None:
+    """Divided differences without trailing zeros; None: the degree is too high, or as high as the number of sizes allows
+    where more than two are known."""
+    row = [Fraction(int(y)) for y in column]
+    found = [row[0]]
+    for k in range(1, len(sizes)):
+        row = [(row[j + 1] - row[j]) / (sizes[j + k] - sizes[j]) for j in range(len(row) - 1)]
+        found.append(row[0])
+    while found and not found[-1]:
+        found.pop()
+    return tuple(found) if len(found) <= DEGREE_MOST + 1 else None
