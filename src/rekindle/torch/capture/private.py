@@ -17,12 +17,13 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-__all__ = ["FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "disable_autocast",
-           "disable_modes", "in_kernel_invocation_manager", "tree_leaves", "tree_map", "tree_map_only",
+__all__ = ["FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "StorageWeakRef", "TorchDispatchMode",
+           "disable_autocast", "disable_modes", "in_kernel_invocation_manager", "tree_leaves", "tree_map", "tree_map_only",
            "unset_fake_temporarily"]  # fmt: skip
 
 OpOverload = torch._ops.OpOverload  # one op with one signature, such as aten.add.Tensor

@@ -17,7 +17,6 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from .captured import Assigned, Captured, Writing
-from .pattern import Pattern
 from .private import FakeTensor, FakeTensorMode, fake_like
 from .questions import Question
 from .values import constants
@@ -87,9 +86,10 @@ class Anatomy:
         ]  # fmt: skip
 
     # -- putting together --------------------------------------------------------------------------------------------
-    def resized(self, values: Sequence[Any]) -> Captured | None:
-        """The captured step of which these are the values; None: its shapes contradict each other."""
-        return _Assembly(self, values).captured()
+    def resized(self, values: Sequence[Any] | None) -> Captured | None:
+        """The captured step of which these are the values, as a pattern gives them; None: the pattern gives none, or the shapes
+        contradict each other."""
+        return None if values is None else _Assembly(self, values).captured()
 
 
 class _Assembly:
@@ -195,10 +195,3 @@ def _fills(t: torch.Tensor) -> bool:
     """Whether the tensor reaches to the end of its storage, from the beginning."""
     last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
     return t.storage_offset() == 0 and (last + 1) * t.element_size() == t.untyped_storage().nbytes()
-
-
-def resized(sizes: Sequence[int], anatomies: Sequence[Anatomy], size: int) -> Captured | None:
-    """The captured step at another size; None: the steps at the known sizes do not say what it is."""
-    pattern = Pattern.of(sizes, [a.values for a in anatomies])
-    values = None if pattern is None else pattern.at(size)
-    return None if values is None else anatomies[0].resized(values)

@@ -17,7 +17,7 @@ from ..capture.attributes import plain_tensors
 from ..capture.module_call import Key, ModuleCall
 from ..capture.normalise import lower
 from ..capture.pattern import Pattern
-from ..capture.resize import Anatomy, resized
+from ..capture.resize import Anatomy
 from ..trace import Trace, newly_held, resident_bytes
 from .bound import answered
 
@@ -72,29 +72,34 @@ class Lengths:
 
     def __init__(self) -> None:
         self._known: list[Known] = []
+        self._patterns: dict[tuple[int, ...], _Patterns] = {}  # ids of known steps -> how they depend on their size
 
     def add(self, trace: Trace, seen: Sequence[Any] | None = None) -> None:
         """Note a captured step. seen : the ops of a plain step of the same call."""
         if trace.fake or trace.lowered.captured.numbers.places or any(k.trace is trace for k in self._known):
             return
         self._known = [*self._known, Known(trace, seen)][-SETTINGS.steps_most :]
+        self._patterns = {}  # the ids in it may be of steps that are gone
 
     def follow(self, model: nn.Module, call: ModuleCall, key: Key) -> Followed | None:
         """The step of a call that differs from known ones in one size alone; None: it does not follow from them."""
         for line in self._lines(key):
-            sizes = [_size_at(k.trace.key, line.place) for k in line.known]
+            if line.known[0].trace.expected.differences(model):
+                continue
+            found = self._patterns_of(line)
+            if found.step is None or found.plain is None:
+                continue
             size = _size_at(key, line.place)
-            watched = [(s, k.seen) for s, k in zip(sizes, line.known, strict=True) if k.seen is not None]
-            if len(line.known) < SETTINGS.steps_least or len(watched) < SETTINGS.watched_least:
-                continue
-            plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched])
-            if plain is None or line.known[0].trace.expected.differences(model):
-                continue
-            captured = resized(sizes, [k.anatomy for k in line.known], size)
-            if captured is None or not answered(captured.questions, call.tensors):
-                continue
-            return Followed(_as_trace(model, call, key, line.known[0].trace, captured), plain, size)
+            captured = line.known[0].anatomy.resized(found.step.at(size))
+            if captured is not None and answered(captured.questions, call.tensors):
+                return Followed(_as_trace(model, call, key, line.known[0].trace, captured), found.plain, size)
         return None
+
+    def _patterns_of(self, line: _Line) -> _Patterns:
+        ids = tuple(map(id, line.known))
+        if ids not in self._patterns:
+            self._patterns[ids] = _Patterns.of(line)
+        return self._patterns[ids]
 
     def _lines(self, key: Key) -> Iterator[_Line]:
         """The known steps that differ from the call, and from each other, in one size alone; the longest line first."""
@@ -115,6 +120,24 @@ class _Line:
 
     place: tuple[int, int]
     known: list[Known]
+
+
+@dataclass(frozen=True)
+class _Patterns:
+    """How the steps of a line depend on their size: as they were captured, and as plain steps. None: too few are known, or they
+    follow no pattern."""
+
+    step: Pattern | None = None
+    plain: Pattern | None = None
+
+    @classmethod
+    def of(cls, line: _Line) -> _Patterns:
+        sizes = [_size_at(k.trace.key, line.place) for k in line.known]
+        watched = [(s, k.seen) for s, k in zip(sizes, line.known, strict=True) if k.seen is not None]
+        if len(line.known) < SETTINGS.steps_least or len(watched) < SETTINGS.watched_least:
+            return cls()
+        plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched])
+        return cls(Pattern.of(sizes, [k.anatomy.values for k in line.known]), plain)
 
 
 def _size_at(key: Key, place: tuple[int, int]) -> int:

@@ -35,11 +35,13 @@ from .lengths import Lengths
 from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
 from .new_call import NewCall
+from .new_shapes import NewShapes
 from .refusals import Refusals
 from .warn_once import WarnOnce
 from .witness import Witness
 
 log = logging.getLogger("rekindle")
+FIXED_MOST = 64  # sets of numbers that cannot be inputs and are remembered; a guess
 SAME = "of the same graph"
 DID = {
     SAME: "took over the plan of the same graph",
@@ -63,6 +65,7 @@ class Replanner:
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
         self._lengths = Lengths()
+        self._new_shapes = NewShapes()
         self._left_out: set[str] = set()  # kinds of results that planned calls leave out, of which the log was told
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
@@ -79,7 +82,7 @@ class Replanner:
         twin = copy.copy(self)
         twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
-        twin._lengths = Lengths()
+        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), self._new_shapes.copied(), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
 
@@ -171,7 +174,7 @@ class Replanner:
             return None
         self._lengths.add(found, witness.values or None)
         how = f", {' and '.join(why[:2])} having changed" if why else ""
-        self._say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
+        self._tell(new, made, how)
         return bound
 
     def _following(self, new: NewCall) -> Bound | None:
@@ -190,7 +193,7 @@ class Replanner:
             bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
             wrong = self._tried(new, bound, witness)
             if not wrong and step.agrees(witness.values) and bound.serves(new.model, new.call):
-                self._say(f"{new.words}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
+                self._tell(new, made)
                 return bound
             log.info("%s: its step does not follow from those of other lengths; it is captured", new.words)
         except Exception as e:  # a conjecture that fails is no error: the call is captured
@@ -208,9 +211,9 @@ class Replanner:
         like, places = found
         bound = self._with_inputs(new, like, places)
         if bound is None:
-            self._fixed.add(places)
+            self._fixed = {*list(self._fixed)[-FIXED_MOST:], places}
             return None
-        self.plans.changing[places] = None
+        self.plans.note_changing(places)
         names = ", ".join(name_of(p, new.call.spec) for p in places)
         are = "is an input" if len(places) == 1 else "are inputs"
         self._say(f"{new.words}: {names} {are} of its plan from now on, made in {new.took:.1f} s")
@@ -236,7 +239,7 @@ class Replanner:
         return None if self._tried(new, bound) else bound
 
     def _plan_for(self, new: NewCall, found: Trace) -> Replanned | None:
-        """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids a new plan."""
+        """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids it."""
         bound = (*self.plans.family(new.key), *self.plans)
         known = [*{id(p): p for p in (*(b.plan for b in bound), self.plan)}.values()]
         same = next((p for p in known if p.graph_hash == found.graph.hash and _keeps_goal(p, found.graph)), None)
@@ -285,6 +288,12 @@ class Replanner:
         for b in self.plans:
             b.let_go()
         self.refusals.let_go()
+
+    def _tell(self, new: NewCall, made: Replanned, how: str = "") -> None:
+        """One line for a new plan, and once the hint how to need fewer. how : the cause, if the module changed."""
+        self._say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
+        if not how and (hint := self._new_shapes.hint(new.key[0])):
+            self._say(f"{type(new.model).__name__}: {hint}")
 
     def _say(self, line: str) -> None:
         notices.say(line, aloud=self._options.progress is not False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..capture.private import TorchDispatchMode, tree_leaves
+from ..capture.private import StorageWeakRef, TorchDispatchMode, tree_leaves
 
 
 class Witness(TorchDispatchMode):
@@ -20,35 +20,30 @@ class Witness(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.values: list[Any] = []
-        self._numbers: dict[int, int] = {}  # address of a storage -> its number; an address may be used again
-        self._count = 0
+        # Address of a storage -> (its number, a weak reference, which keeps the address from use, but not the bytes).
+        self._numbers: dict[int, tuple[int, Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = tree_leaves((args, kwargs))
         self.values += [func, len(given)]
-        read: set[int] = set()
         for x in given:
-            if isinstance(x, torch.Tensor):
-                read.add(x.untyped_storage()._cdata if x.layout is torch.strided else 0)
-                self._note(x, False)
-            else:
-                self.values.append(x)
+            self._note(x)
         out = func(*args, **kwargs)
         for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor):
-                new = x.layout is torch.strided and x.untyped_storage()._cdata not in read
-                self._note(x, new)
+            self._note(x)
         return out
 
-    def _note(self, t: torch.Tensor, new: bool) -> None:
-        """Note a tensor. new : its storage was made by this op, whatever had that address before."""
-        self.values += [t.dtype, t.dim(), *t.shape]
-        if t.layout is not torch.strided:
-            self.values.append(t.layout)
-            return
-        address = t.untyped_storage()._cdata
-        if new or address not in self._numbers:
-            self._numbers[address] = self._count
-            self._count += 1
-        self.values.append(("storage", self._numbers[address]))
+    def _note(self, x: Any) -> None:
+        if not isinstance(x, torch.Tensor):
+            self.values.append(x)
+        elif x.layout is torch.strided:
+            self.values += [("tensor", x.dtype, x.dim(), self._number(x.untyped_storage())), *x.shape]
+        else:
+            self.values += [("tensor", x.dtype, x.dim(), x.layout), *x.shape]
+
+    def _number(self, storage: Any) -> int:
+        address = storage._cdata
+        if address not in self._numbers:
+            self._numbers[address] = len(self._numbers), StorageWeakRef(storage)
+        return self._numbers[address][0]
