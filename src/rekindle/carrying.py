@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from . import bounds, registry
 from .ask import PlanOptions
-from .candidates import Finish, Scored, Scorer, pick
+from .candidates import EPS, Finish, Scored, Scorer, pick
 from .errors import InfeasibleBudget
 from .model.carry import alike, carried
 from .model.graph import Graph
@@ -88,8 +88,10 @@ def carried_plan(
     """The plan that carries over the schedule which serves the goal best on this graph; None: none keeps the goal.
 
     The judge scores every known schedule here. A budget in bytes is kept with the results held, as `plan_graph` keeps it; a
-    fraction is one of this graph's own plain peak. If no plan's schedule serves, the schedules that the searches for those
-    plans came across are looked at too. The certificate is the plainest one: it looks at single ops alone.
+    fraction is one of this graph's own plain peak. A small shape may run plain within a budget in bytes. The schedules that
+    the searches for those plans came across are looked at too where no plan's schedule serves, or where one costs something
+    within a budget in bytes, which asks less of a smaller shape. The certificate is the plainest one: it looks at single ops
+    alone.
     """
     start = time.monotonic()
     goal = options.goal
@@ -98,14 +100,22 @@ def carried_plan(
         return None
     scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None)
     baseline = scorer.score(Schedule.baseline(graph))
-    limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
-    largest = _largest_share(like) * (baseline.judged.peak_bytes - graph.resident_bytes) if goal.least_memory else None
-    for candidates in (_carried(scorer, like), _come_across(scorer, like)):
-        best = pick(list(candidates), limit, goal.max_overhead)
-        if best is not None and (largest is None or best.judged.peak_bytes - graph.resident_bytes <= largest):
-            seconds = time.monotonic() - start
-            return as_plan(scorer, best, baseline, options, bounds.single_op(graph), False, seconds)
-    return None
+    plain = baseline.judged.peak_bytes - graph.resident_bytes
+    limit = goal.limit(graph.resident_bytes, plain)
+    largest = _largest_share(like) * plain + graph.resident_bytes if goal.least_memory else float("inf")
+    found = [baseline, *_carried(scorer, like)]
+
+    def best() -> Scored | None:
+        small = [s for s in found if s.judged.peak_bytes <= largest]
+        return pick(small, limit, goal.max_overhead)
+
+    chosen = best()
+    if chosen is None or goal.budget is not None and chosen.judged.overhead > EPS:
+        found += _come_across(scorer, like)
+        chosen = best()
+    if chosen is None:
+        return None
+    return as_plan(scorer, chosen, baseline, options, bounds.single_op(graph), False, time.monotonic() - start)
 
 
 def _carried(scorer: Scorer, like: Sequence[Plan]) -> Iterator[Scored]:
