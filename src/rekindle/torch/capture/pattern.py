@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 DEGREE_MOST = 2  # of a polynomial in the size: attention scores have length times length elements
@@ -22,11 +23,12 @@ class Pattern:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, sizes: Sequence[int], rows: Sequence[Sequence[Any]]) -> Pattern | None:
+    def of(cls, sizes: Sequence[int], rows: Sequence[Sequence[Any]], spare: int = 1) -> Pattern | None:
         """The pattern of the rows, one for each size; None: they follow none.
 
-        Numbers that differ must be whole, and lie on a polynomial of the least degree that fits all sizes, below the number of
-        sizes and at most `DEGREE_MOST`.
+        Numbers that differ must be whole, and lie on a polynomial of at most `DEGREE_MOST`.
+
+        spare : sizes that there must be beyond the coefficients of a polynomial, and so confirm it.
         """
         if len(set(sizes)) != len(sizes) or len({len(r) for r in rows}) != 1:
             return None
@@ -36,10 +38,12 @@ class Pattern:
             if all(_same(x, row[i]) for row in others):
                 continue
             kind, column = type(x), [row[i] for row in rows]
-            if kind not in (int, float) or any(type(y) is not kind or y != y or y not in (int(y),) for y in column):
+            if kind not in (int, float) or not all(
+                type(y) is kind and isfinite(y) and _same(kind(int(y)), y) for y in column
+            ):
                 return None
             coefficients = _newton(sizes, column)
-            if coefficients is None:
+            if len(coefficients) > min(DEGREE_MOST + 1, len(sizes) - spare):
                 return None
             varying[i] = kind, coefficients
         return cls(tuple(first), varying, tuple(sizes))
@@ -76,9 +80,8 @@ def _same(x: Any, y: Any) -> bool:
         return False
 
 
-def _newton(sizes: Sequence[int], column: Sequence[Any]) -> tuple[Fraction, ...] | None:
-    """Divided differences without trailing zeros; None: the degree is too high, or as high as the number of sizes allows
-    where more than two are known."""
+def _newton(sizes: Sequence[int], column: Sequence[Any]) -> tuple[Fraction, ...]:
+    """The divided differences of the numbers, without trailing zeros."""
     row = [Fraction(int(y)) for y in column]
     found = [row[0]]
     for k in range(1, len(sizes)):
@@ -86,4 +89,4 @@ def _newton(sizes: Sequence[int], column: Sequence[Any]) -> tuple[Fraction, ...]
         found.append(row[0])
     while found and not found[-1]:
         found.pop()
-    return tuple(found) if len(found) <= DEGREE_MOST + 1 else None
+    return tuple(found)

@@ -26,7 +26,8 @@ from .bound import answered
 class LengthsSettings:
     """How many captured steps are needed and kept.
 
-    steps_least : captured steps from which a further one may follow: a polynomial of degree 2 has three coefficients.
+    steps_least : captured steps from which a further one may follow: two say how a number depends on a size, and the third
+        confirms it. Where a number depends on its square, it takes four.
     watched_least : how many of them must have been seen running plainly, op by op.
     steps_most : captured steps that are kept, of all kinds of calls together (a guess); the oldest makes room.
     """
@@ -136,7 +137,8 @@ class _Patterns:
         watched = [(s, k.seen) for s, k in zip(sizes, line.known, strict=True) if k.seen is not None]
         if len(line.known) < SETTINGS.steps_least or len(watched) < SETTINGS.watched_least:
             return cls()
-        plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched])
+        # The plain step of the new size is watched too, and so confirms this pattern itself.
+        plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched], spare=0)
         return cls(Pattern.of(sizes, [k.anatomy.values for k in line.known]), plain)
 
 
