@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -131,7 +132,15 @@ def other_operand(h: torch.Tensor, length: int) -> torch.Tensor:
     return one + one if length > 28 else one + two  # another way through the same ops, and the same bits
 
 
-@pytest.mark.parametrize("change", [clamped, other_constant, other_operand])
+def other_tensor(h: torch.Tensor, length: int) -> torch.Tensor:
+    return h.clamp(max=torch.tensor(2e6 if length > 28 else 1e6))  # another tensor from nowhere, and the same bits
+
+
+def from_numpy(h: torch.Tensor, length: int) -> torch.Tensor:
+    return h.clamp(max=torch.from_numpy(np.full(1, 2e6 if length > 28 else 1e6, np.float32)))
+
+
+@pytest.mark.parametrize("change", [clamped, other_constant, other_operand, other_tensor, from_numpy])
 def test_another_way_through_forward_is_seen_even_if_the_bits_are_equal(
     change: Callable[[torch.Tensor, int], torch.Tensor], captures: list[int]
 ) -> None:
@@ -147,6 +156,30 @@ def test_another_way_through_forward_is_seen_even_if_the_bits_are_equal(
         bound.trace.graph.hash == rekindle.trace(plain, tokens(30), target="h200").graph.hash
         or change is other_constant
     )
+
+
+class TwoScales(Attention):
+    """Reads one attribute for short inputs and another, of the same value at first, for long ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short = self.long = 0.75
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = super().forward(ids, labels)
+        return loss * (self.long if ids.shape[1] > 28 else self.short)
+
+
+def test_an_attribute_that_only_some_lengths_read_is_guarded(captures: list[int]) -> None:
+    plain, planned = pair(TwoScales(), tokens(20))
+    for length in (12, 17, 25, 14, 9):
+        assert equal(plain, planned, tokens(length))
+    captures.clear()
+    assert equal(plain, planned, tokens(30))
+    assert len(captures) == 1
+    for m in (plain, planned):
+        m.long = 0.8
+    assert equal(plain, planned, tokens(30))
 
 
 def test_a_change_of_the_module_is_captured_again(captures: list[int]) -> None:

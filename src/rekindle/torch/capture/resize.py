@@ -21,6 +21,8 @@ from .private import FakeTensor, FakeTensorMode, fake_like
 from .questions import Question
 from .values import constants
 
+CONTENT_MOST_ELEMENTS = 4096  # of a constant tensor that is compared by its content; a guess
+
 
 class Anatomy:
     """A captured step as one row of values, and a way back from such a row to a captured step.
@@ -82,7 +84,7 @@ class Anatomy:
         self.values += [
             constants(c.output_spec), tuple(sorted(c.aliased_inputs.items())), tuple(sorted(c.ignored_outputs.items())),
             tuple((k, a.output, a.source) for k, a in c.assigned.items()), c.settles, tuple(c.effects), tuple(c.dropped),
-            tuple(sorted(c.changed)), tuple((at[n], tuple(t.shape), t.dtype) for n, t in c.constants.items()),
+            tuple(sorted(c.changed)), tuple((at[n], tuple(t.shape), t.dtype, content(t)) for n, t in c.constants.items()),
         ]  # fmt: skip
 
     # -- putting together --------------------------------------------------------------------------------------------
@@ -189,6 +191,16 @@ class _Assembly:
             changed=c.changed,
             graph_module=SimpleNamespace(graph=graph),
         )
+
+
+def content(t: torch.Tensor) -> Any:
+    """What a constant tensor holds, for comparisons; an object that equals nothing where that cannot be said in short."""
+    if isinstance(t, FakeTensor) or t.layout is not torch.strided or t.numel() > CONTENT_MOST_ELEMENTS:
+        return object()
+    try:
+        return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b""
+    except Exception:  # of a dtype or a class that has no bytes to look at
+        return object()
 
 
 def _fills(t: torch.Tensor) -> bool:

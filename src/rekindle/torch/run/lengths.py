@@ -20,6 +20,7 @@ from ..capture.pattern import Pattern
 from ..capture.resize import Anatomy
 from ..trace import Trace, newly_held, resident_bytes
 from .bound import answered
+from .witness import Witness
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Followed:
     plain: Pattern
     size: int
 
-    def agrees(self, seen: Sequence[Any]) -> bool:
-        """Whether a plain step that was watched ran the ops that were expected."""
-        return self.plain.holds(self.size, seen)
+    def agrees(self, model: nn.Module, witness: Witness) -> bool:
+        """Whether a plain step that was watched ran the ops that were expected, and read no attribute that is not guarded."""
+        return self.plain.holds(self.size, witness.values) and witness.read_only(model, self.trace.expected.reads)
 
 
 class Lengths:

@@ -192,7 +192,7 @@ class Replanner:
                 return None
             bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
             wrong = self._tried(new, bound, witness)
-            if not wrong and step.agrees(witness.values) and bound.serves(new.model, new.call):
+            if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
                 self._tell(new, made)
                 return bound
             log.info("%s: its step does not follow from those of other lengths; it is captured", new.words)

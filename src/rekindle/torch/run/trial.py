@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..capture import tree
+from ..capture.attributes import plain_tensors
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast
@@ -35,17 +36,18 @@ def differences(
     def planned(tensors: list[torch.Tensor]) -> Any:
         return bound(model, replace(call, tensors=tensors))
 
+    watched_plain = plain if witness is None else witness.of_forward(plain)
+
     def eager(tensors: list[torch.Tensor]) -> Any:
         args, kwargs = call.form.arguments(tree.unflatten(tensors, call.spec))
-        return plain(*args, **kwargs)
+        return watched_plain(*args, **kwargs)
 
     outcomes = []
     written = bound.trace.lowered.captured.written_parameters
     with contextlib.suppress(torch.OutOfMemoryError), gradients_as_before(model, []):
         for forward in (planned, eager):
             with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
-                watched = witness if witness is not None and forward is eager else contextlib.nullcontext()
-                outcomes.append(_step(model, forward, call.tensors, watched))
+                outcomes.append(_step(model, forward, call.tensors, witness if forward is eager else None))
     if len(outcomes) < 2:
         if witness is not None:
             witness.values.clear()
@@ -60,13 +62,16 @@ def _step(
     model: nn.Module,
     forward: Callable[[list[torch.Tensor]], Any],
     given: list[torch.Tensor],
-    watched: contextlib.AbstractContextManager[Any],
+    witness: Witness | None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
-    """(the loss, gradients by name) of one step, which runs inside `watched`."""
+    """(the loss, gradients by name) of one step."""
     twins = copies(given, owned(model))
     leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
-    with watched:
+    if witness is not None:
+        attributes = (t for *_, t in plain_tensors(model))
+        witness.expect([*twins, *model.parameters(), *model.buffers(), *attributes])
+    with witness or contextlib.nullcontext():
         loss = default_loss(forward(twins))
         with disable_autocast():
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
