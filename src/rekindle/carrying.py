@@ -20,7 +20,7 @@ from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, plan_graph
 
-CARRIED, SEARCHED = "carried over", "searched"
+CARRIED, SEARCHED, ANOTHER_GRAPH = "carried over", "searched", "searched for another graph"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,10 @@ SETTINGS = CarryingSettings()
 
 @dataclass(frozen=True)
 class Replanned:
-    """A plan made in the middle of a run. how : `CARRIED` or `SEARCHED`."""
+    """A plan made in the middle of a run.
+
+    how : `CARRIED`, `SEARCHED` (no known schedule keeps the goal), or `ANOTHER_GRAPH` (no known plan is of a graph like this).
+    """
 
     plan: Plan
     how: str
@@ -74,7 +77,8 @@ def replan_graph(
         if e.bound_bytes > e.budget:
             raise  # no search can do better
         plan = plan_graph(graph, options, finish=finish, bookkeeping=bookkeeping)
-    return Replanned(replace(plan, asked=options), SEARCHED)
+    how = SEARCHED if any(alike(p.graph, graph) for p in known) else ANOTHER_GRAPH
+    return Replanned(replace(plan, asked=options), how)
 
 
 def carried_plan(

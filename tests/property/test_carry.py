@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rekindle.ask import Goal, PlanOptions
-from rekindle.carrying import CARRIED, SEARCHED, carried_plan, replan_graph
+from rekindle.carrying import ANOTHER_GRAPH, CARRIED, SEARCHED, carried_plan, replan_graph
 from rekindle.errors import InfeasibleBudget
 from rekindle.model.carry import alike, carried
 from rekindle.model.graph import Graph, Op, Value
@@ -123,5 +123,6 @@ def test_where_nothing_carries_over_a_search_serves_the_goal(data: st.DataObject
         assert carried_plan(target, options, known) is None
         return
     assert made.how == (SEARCHED if carried_plan(target, options, known) is None else CARRIED)
+    assert replan_graph(target, options, []).how == ANOTHER_GRAPH
     assert made.plan.options == options  # the next shape is planned with the user's own options
     assert made.plan.activation_peak_bytes <= 0.8 * made.plan.baseline_activation_bytes

@@ -16,7 +16,7 @@ from torch import nn
 
 from ... import notices
 from ...ask import Goal, PlanOptions
-from ...carrying import CARRIED, SEARCHED, Replanned
+from ...carrying import ANOTHER_GRAPH, CARRIED, SEARCHED, Replanned
 from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
 from ...model.graph import Graph
 from ...model.judge import simulate
@@ -46,7 +46,8 @@ SAME = "of the same graph"
 DID = {
     SAME: "took over the plan of the same graph",
     CARRIED: "carried over the plan of another shape",
-    SEARCHED: "planned anew, by a quick search,",
+    SEARCHED: "no known schedule keeps the goal, so planned anew, by a quick search,",
+    ANOTHER_GRAPH: "another graph than those known, so planned anew, by a quick search,",
 }  # how a plan was made -> words for it
 Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
 
