@@ -15,11 +15,12 @@ DEGREE_MOST = 2  # of a polynomial in the size: attention scores have length tim
 class Pattern:
     """Values of which some are polynomials of one size, and all others are the same for every size.
 
-    fixed : the values at the first size. varying : index -> (type of the number, coefficients by Newton). sizes : the nodes.
+    fixed : the values at the first size. sizes : the nodes of the polynomials.
+    varying : (type of the number, coefficients by Newton) -> the indices of such numbers. Thousands of numbers share a few.
     """
 
     fixed: tuple[Any, ...]
-    varying: dict[int, tuple[type, tuple[Fraction, ...]]]
+    varying: dict[tuple[type, tuple[Fraction, ...]], list[int]]
     sizes: tuple[int, ...]
 
     @classmethod
@@ -33,7 +34,8 @@ class Pattern:
         if len(set(sizes)) != len(sizes) or len({len(r) for r in rows}) != 1:
             return None
         first, *others = rows
-        varying: dict[int, tuple[type, tuple[Fraction, ...]]] = {}
+        varying: dict[tuple[type, tuple[Fraction, ...]], list[int]] = {}
+        columns: dict[tuple[Any, ...], tuple[Fraction, ...]] = {}
         for i, x in enumerate(first):
             if all(_same(x, row[i]) for row in others):
                 continue
@@ -42,23 +44,26 @@ class Pattern:
                 type(y) is kind and isfinite(y) and _same(kind(int(y)), y) for y in column
             ):
                 return None
-            coefficients = _newton(sizes, column)
+            key = tuple(column)
+            coefficients = columns.get(key) or columns.setdefault(key, _newton(sizes, column))
             if len(coefficients) > min(DEGREE_MOST + 1, len(sizes) - spare):
                 return None
-            varying[i] = kind, coefficients
+            varying.setdefault((kind, coefficients), []).append(i)
         return cls(tuple(first), varying, tuple(sizes))
 
     def at(self, size: int) -> list[Any] | None:
         """The values for a size; None: one of the numbers would not be whole."""
         found = list(self.fixed)
-        for i, (kind, coefficients) in self.varying.items():
+        for (kind, coefficients), indices in self.varying.items():
             total, factor = Fraction(0), Fraction(1)
             for c, node in zip(coefficients, self.sizes, strict=False):
                 total += c * factor
                 factor *= size - node
             if total.denominator != 1:
                 return None
-            found[i] = kind(total)
+            number = kind(total)
+            for i in indices:
+                found[i] = number
         return found
 
     def holds(self, size: int, row: Sequence[Any]) -> bool:
