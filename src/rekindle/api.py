@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import accept
 from .arguments import choice, flag
 from .ask import LOSSES, Goal, PlanOptions
+from .candidates import Known
+from .carrying import RECEIVED, Replanned, replan_graph
 from .errors import RekindleError, UsageError
 from .frontiers import frontier_graph
 from .model.graph import Graph
@@ -84,16 +86,38 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     with telling(options.progress):
         if isinstance(what, Graph):
             return plan_graph(what, options)
-        from .torch.check.confirm import bookkeeping
-        from .torch.plan_for_all import plan_for_all
-        from .torch.run import stages
+        return _of_trace(what, options, plan_graph)
 
-        spare = bookkeeping(what)
-        found = plan_for_all(
-            what.graph, options, {"spare_bytes": spare, "target": what.options.target, "fake": what.fake},
-            lambda graph, known: plan_graph(graph, options, finish=stages.group, bookkeeping=spare, known=known),
-        )  # fmt: skip
-        return replace(found, trace=what.with_graph(found.graph))
+
+def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
+    """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`."""
+    how = RECEIVED
+
+    def make(graph: Graph, options: PlanOptions, **given: Any) -> Plan:
+        nonlocal how
+        made = replan_graph(graph, options, known, **given)
+        how = made.how
+        return made.plan
+
+    return Replanned(_of_trace(traced, options, make), how)
+
+
+def _of_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -> Plan:
+    """The plan of a trace, which all processes of a distributed run share. make : called like `plan_graph`, in one process."""
+    from .torch.check.confirm import bookkeeping
+    from .torch.plan_for_all import plan_for_all
+    from .torch.run import stages
+
+    spare = bookkeeping(traced)
+
+    def planned(graph: Graph, known: Known | None) -> Plan:
+        if known is not None:
+            return plan_graph(graph, options, finish=stages.group, bookkeeping=spare, known=known)
+        return make(graph, options, finish=stages.group, bookkeeping=spare)
+
+    more = {"spare_bytes": spare, "target": traced.options.target, "fake": traced.fake}
+    found = plan_for_all(traced.graph, options, more, planned)
+    return replace(found, trace=traced.with_graph(found.graph))
 
 
 def frontier(
@@ -178,7 +202,7 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     accept.plan(plan)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
-    forward = PlannedForward(model, plan, on_new_shape, plan_with, check)
+    forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
     if first is not None:
         forward.serve_too(model, first)
     restore(model)

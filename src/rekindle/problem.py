@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -86,6 +86,11 @@ def no_retry(problem: Problem, best: Schedule | None) -> Iterable[Schedule]:
     return ()
 
 
+def nothing_known(graph_hash: str) -> Sequence[np.ndarray]:
+    """The `Solver.known` of solvers that remember nothing."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Solver:
     """A registered algorithm and what is known of it; `rekindle solvers` and the docs are made from this.
@@ -100,6 +105,7 @@ class Solver:
     retry : (problem, best schedule so far, or None where none meets the goal) -> further candidates. The planner asks
         once, after `solve`.
     quick : a fast search for small schedules and a few cheaper ones, for errors that name what is reachable; None: `solve`.
+    known : hash of a graph -> sequences of runs over its whole curve, where it was solved in this process and is remembered.
     """
 
     name: str
@@ -115,6 +121,7 @@ class Solver:
     joins: bool = False
     retry: Retry = no_retry
     quick: Solve | None = None
+    known: Callable[[str], Sequence[np.ndarray]] = nothing_known
 
     @property
     def doc(self) -> str:

@@ -37,8 +37,8 @@ ORDER: list[dict[str, set[str]]] = [
     {"portfolio": set()},
     {
         "planner": {
-            "accept", "candidates", "certificates", "certify", "frontiers", "infeasible", "plan_files", "planner", "registry",
-            "remembered",
+            "accept", "candidates", "carrying", "certificates", "certify", "frontiers", "infeasible", "plan_files", "planner",
+            "registry", "remembered",
         }
     },
     {"show": set()},
@@ -58,7 +58,7 @@ ROOM_OF_FILE = {file: room for row in ORDER for room, files in row.items() for f
 WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]} | {"show"}
 COMMANDS = ("bench", "compare", "demo", "estimate", "explain", "frontier", "plan", "report", "solve", "solvers")
 OPERATORS = ("zoo.lstm_steps",)  # parameters of a torch operator are its inputs
-PLANNER_FILES = ("planner", "candidates", "certify", "frontiers")
+PLANNER_FILES = ("planner", "candidates", "carrying", "certify", "frontiers")
 
 
 @cache

@@ -51,7 +51,7 @@ from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..solvers.rotor import thin
 from ..structure.archive import pareto
-from . import small
+from . import recent, small
 from .curve import curve_of
 from .quick import small_plans
 from .stretches import stretches_of
@@ -105,6 +105,7 @@ def _other_weights(problem: Problem, *units: str) -> list[np.ndarray]:
     joins=True,
     retry=_retry,
     quick=small_plans,
+    known=recent.known_runs,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
     """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""

@@ -65,6 +65,11 @@ class Curve:
     least_extra: list[float]
     looked_at: dict[int, list[Entry]] = field(default_factory=dict)
 
+    @property
+    def everything(self) -> list[Entry]:
+        """The entries found so far, closer looks included."""
+        return pareto([*self.entries, *(e for looked in self.looked_at.values() for e in looked)])
+
     @classmethod
     def find(cls, problem: Problem) -> Curve:
         """Sweep the curve."""

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..problem import Problem
 
 T = TypeVar("T")
@@ -31,6 +33,11 @@ def curve(problem: Problem, kind: str, find: Callable[[], T]) -> T:
         while len(_curves) > CURVES_MOST:
             _curves.popitem(last=False)
     return found
+
+
+def known_runs(graph_hash: str) -> list[np.ndarray]:
+    """Sequences of runs over the curves of a graph that are kept; each curve has the entries `everything`."""
+    return [e.runs for key, found in _curves.items() if key[1] == graph_hash for e in found.everything]
 
 
 def forget() -> None:

@@ -82,6 +82,12 @@ class Stretches:
     found: dict[int, list[Entry]] = field(default_factory=dict)
     pressed: dict[tuple[float, float], list[Entry]] = field(default_factory=dict)
 
+    @property
+    def everything(self) -> list[Entry]:
+        """The entries found so far."""
+        looked = [*self.found.values(), *self.pressed.values()]
+        return pareto([*self.seeds, *(e for found in looked for e in found)])
+
     @classmethod
     def of(cls, problem: Problem) -> Stretches:
         """The seeds of the whole curve."""

@@ -158,7 +158,7 @@ def trace_call(
     """`trace` of the call `forward(*args, **kwargs)`. forward : None is the model's own.
 
     by_values : False: forward cannot branch on values of inputs.
-    inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs.
+    inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs, {} included.
     """
     with LOCK:
         return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs)
@@ -203,7 +203,7 @@ def _trace_call(
     write_in_place(captured)
     name = type(model).__name__
     held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, call.tensors, held) + _newly_held(model, captured) + (state or 0)
+    resident = resident_bytes(model, call.tensors, held) + newly_held(model, captured) + (state or 0)
     lowered = lower(captured, name, resident, options.must_save)
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
     expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
@@ -212,7 +212,7 @@ def _trace_call(
     made = Trace(
         lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0
     )
-    return made if inputs else made.costed(options.target, progress)
+    return made.costed(options.target, progress) if inputs is None else made
 
 
 def _state_bytes(model: nn.Module, options: TraceOptions) -> int | None:
@@ -251,7 +251,7 @@ def _share(s: torch.Tensor, t: torch.Tensor) -> bool:
     return s.untyped_storage()._cdata == t.untyped_storage()._cdata
 
 
-def _newly_held(model: nn.Module, captured: Captured) -> int:
+def newly_held(model: nn.Module, captured: Captured) -> int:
     """Extra bytes of the tensors to which forward sets attributes, over the tensors that the attributes held before."""
     old = dict(model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(model)}
     new = {k: captured.outputs[a.output].meta["val"] for k, a in captured.assigned.items() if a.output is not None}

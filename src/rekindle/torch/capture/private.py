@@ -17,12 +17,13 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-__all__ = ["FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "disable_autocast",
-           "disable_modes", "in_kernel_invocation_manager", "tree_leaves", "tree_map", "tree_map_only",
+__all__ = ["FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "StorageWeakRef", "TorchDispatchMode",
+           "disable_autocast", "disable_modes", "in_kernel_invocation_manager", "tree_leaves", "tree_map", "tree_map_only",
            "unset_fake_temporarily"]  # fmt: skip
 
 OpOverload = torch._ops.OpOverload  # one op with one signature, such as aten.add.Tensor
@@ -40,6 +41,11 @@ def is_fake(t: torch.Tensor) -> bool:
 def fake_mode_of(tensors: Iterable[Any] = ()) -> FakeTensorMode | None:
     """The FakeTensorMode that is on, or that one of the tensors belongs to; None: there is none."""
     return torch._guards.detect_fake_mode(list(tensors))
+
+
+def fake_like(mode: FakeTensorMode, elem: torch.Tensor, device: torch.device) -> FakeTensor:
+    """A tensor of the mode on `device`, with the shape, strides and storage of `elem`, which is on the meta device."""
+    return FakeTensor(mode, elem, device)
 
 
 # -- autograd ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...accept import plan as accept_plan
+from ...carrying import Replanned
 from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from .. import accept
@@ -127,7 +128,7 @@ def check_step(
         raise UsageError(f"loss={loss!r} cannot be called; give a function from the model's result to a scalar")
     planned = planned_forward(model)
     if plan is not None:
-        planned = PlannedForward(model, plan, "error", lambda trace, options: plan, check=False)
+        planned = PlannedForward(model, plan, "error", lambda *_: Replanned(plan, ""), check=False)
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
     accept.measurable(model, *call_arguments(sample))

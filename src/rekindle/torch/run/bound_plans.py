@@ -16,9 +16,14 @@ from .bound import Bound
 
 @dataclass(frozen=True)
 class BoundPlansSettings:
-    """Limits. plans_most : plans that a module holds; the one that ran longest ago makes room for a new one (a guess)."""
+    """Limits, all guesses.
+
+    plans_most : plans that a module holds; the one that ran longest ago makes room for a new one.
+    changing_most : sets of Python numbers that are inputs of plans; the oldest is forgotten.
+    """
 
     plans_most: int = 16
+    changing_most: int = 16
 
 
 SETTINGS = BoundPlansSettings()
@@ -65,6 +70,12 @@ class BoundPlans:
         if len(every := list(self)) >= SETTINGS.plans_most:
             self.remove(min(every, key=lambda b: b.turn))
         self._put_first(bound.trace.key, bound)
+
+    def note_changing(self, places: tuple[Place, ...]) -> None:
+        """Note that the numbers at these places are inputs of a plan."""
+        self.changing[places] = None
+        while len(self.changing) > SETTINGS.changing_most:
+            self.changing.pop(next(iter(self.changing)))
 
     def remove(self, bound: Bound) -> None:
         """Let this plan serve no more calls."""

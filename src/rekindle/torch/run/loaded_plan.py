@@ -18,6 +18,8 @@ from .bound import answered
 from .mismatch import mismatch
 from .new_call import NewCall
 
+UNLIKE_MOST = 64  # calls that the plan does not fit, and that are remembered; older ones are captured again (a guess)
+
 
 class LoadedPlan:
     """Looks at calls until one has the graph that the plan was made for.
@@ -58,7 +60,7 @@ class LoadedPlan:
         if not asked or not may_wait:
             raise PlanMismatch(mismatch(self._plan.graph, found.graph))
         # The plan may be for other answers: it waits for a call that gives them.
-        self._unlike.append((new.key, Expected.of(new.model), asked))
+        self._unlike = [*self._unlike, (new.key, Expected.of(new.model), asked)][-UNLIKE_MOST:]
         return found, None
 
     def is_for_later_calls(self, found: Trace) -> bool:

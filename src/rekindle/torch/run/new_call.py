@@ -54,8 +54,12 @@ class NewCall:
         by_values: bool = True,
         inputs: Mapping[Place, Any] | None = None,
     ) -> Trace:
-        """The captured call. Arguments as `trace_call`; report : called with lines of progress."""
+        """The captured call. Arguments as `trace_call`; report : called with lines of progress.
+
+        No op is timed: a training loop waits. Costs are modelled, by what was timed before. A trace with `inputs` has no costs.
+        """
         args, kwargs = self.call.arguments
-        return trace_call(
-            self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs
+        made = trace_call(
+            self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {}
         )
+        return made if inputs else made.costed(how.target, report, measure=False)

@@ -21,11 +21,13 @@ class RefusalSettings:
         call, and no further plan is made.
     hardly_used_runs : a plan that ran more often than this is no waste: a rate that changes every epoch may go on changing.
     failed_states_most : states of the module in which one call could not be planned; after as many, it is not tried again.
+    failed_calls_most : kinds of calls that could not be planned and are remembered; the oldest is tried again.
     """
 
     wasted_plans_most: int = 8
     hardly_used_runs: int = 2
     failed_states_most: int = 3
+    failed_calls_most: int = 512
 
 
 SETTINGS = RefusalSettings()
@@ -66,6 +68,8 @@ class Refusals:
     def add(self, model: nn.Module, key: Key) -> None:
         """Note that this call cannot be planned in the module's present state."""
         self._failed.setdefault(key, []).append(Guards(model, Expected.of(model)))
+        while len(self._failed) > SETTINGS.failed_calls_most:
+            self._failed.pop(next(iter(self._failed)))
 
     def what_varies(self, model: nn.Module, key: Key) -> str:
         """Why another plan for calls of the given shapes is not worth making, as part of a message; "" if it is.

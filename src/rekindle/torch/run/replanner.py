@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 
 from ... import notices
 from ...ask import Goal, PlanOptions
+from ...carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
 from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
 from ...model.graph import Graph
 from ...model.judge import simulate
@@ -31,14 +32,26 @@ from . import trial
 from .bound import Bound
 from .bound_plans import BoundPlans
 from .changed_numbers import changed_numbers, numbers_of
+from .lengths import Lengths
 from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
 from .new_call import NewCall
+from .new_shapes import NewShapes
 from .refusals import Refusals
 from .warn_once import WarnOnce
+from .witness import Witness
 
 log = logging.getLogger("rekindle")
-Replan = Callable[[Trace, PlanOptions], Plan]
+FIXED_MOST = 64  # sets of numbers that cannot be inputs and are remembered; a guess
+SAME = "of the same graph"
+DID = {
+    SAME: "took over the plan of the same graph",
+    CARRIED: "carried over the plan of another shape",
+    SEARCHED: "no known schedule keeps the goal, so planned anew, by a quick search,",
+    RECEIVED: "took the plan of another process",
+    ANOTHER_GRAPH: "another graph than those known, so planned anew, by a quick search,",
+}  # how a plan was made -> words for it
+Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
 
 
 class Replanner:
@@ -54,6 +67,9 @@ class Replanner:
         self._options = plan.options
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
+        self._lengths = Lengths()
+        self._new_shapes = NewShapes()
+        self._left_out: set[str] = set()  # kinds of results that planned calls leave out, of which the log was told
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
@@ -61,6 +77,7 @@ class Replanner:
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         if plan.trace is not None:
             check_same_module(model, plan.trace)
+            self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
 
     def copied(self) -> Replanner:
@@ -68,16 +85,18 @@ class Replanner:
         twin = copy.copy(self)
         twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
+        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), self._new_shapes.copied(), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
 
     def bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
         """Let the plan serve the module."""
-        dropped = tree.opaque_kinds(traced.lowered.captured.output_spec)
+        dropped = set(tree.opaque_kinds(traced.lowered.captured.output_spec)) - self._left_out
         if dropped:
+            self._left_out |= dropped
             log.warning(
                 "results of type %s hold state for later calls, not gradients; planned calls return None in their place",
-                ", ".join(sorted(set(dropped))),
+                ", ".join(sorted(dropped)),
             )
         bound = Bound(model, traced, plan)
         self._let_go()
@@ -111,6 +130,7 @@ class Replanner:
         if fits is not None:
             if exceeded := self._loaded.exceeded(fits):
                 self.warned.warn(exceeded)
+            self._lengths.add(fits)
             return self.bind(new.model, fits, self.plan)
         if found is not None and self._loaded.is_for_later_calls(found):
             self._loaded.first_is_over()
@@ -144,25 +164,51 @@ class Replanner:
         if varying := self.refusals.what_varies(new.model, new.key):
             self.leave_plain(new, f"; {varying}")
             return None
+        if found is None and (followed := self._following(new)) is not None:
+            return followed
         found = found or new.trace(self._trace_options, report=self._options.report)
         if effects := [x for x in found.lowered.captured.effects if x not in self._accepted]:
             raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
-        plan = self._plan_for(new, found)
-        if plan is None:
+        made = self._plan_for(new, found)
+        if made is None:
             self._no_plan(new, "in another state of its attributes, hooks or inputs' values,")
             self._remember(new)
             return None
         why = family[0].trace.expected.differences(new.model) if family else []
-        bound = self.bind(new.model, found, plan)
-        if wrong := self._tried(new, bound):
+        bound, witness = self.bind(new.model, found, made.plan), Witness()
+        if wrong := self._tried(new, bound, witness):
             self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
             self._remember(new)
             return None
+        self._lengths.add(found, witness.values or None)
         how = f", {' and '.join(why[:2])} having changed" if why else ""
-        again = any(b.plan is plan for b in self.plans if b is not bound)
-        did = "took over the plan of the same graph" if again else "planned anew"
-        self._say(f"{new.words}{how}: {did} in {new.took:.1f} s, {plan.sentence}")
+        self._tell(new, made, how)
         return bound
+
+    def _following(self, new: NewCall) -> Bound | None:
+        """A plan for a call whose step follows from the steps of other lengths; None: it does not, or the plain step does
+        otherwise than expected. Then the call is captured."""
+        if not self._check or self.on_new_shape != "plan":
+            return None
+        bound = None
+        try:
+            step = self._lengths.follow(new.model, new.call, new.key)
+            if step is None or _communicates(step.trace.graph):
+                return None
+            made = self._plan_for(new, step.trace)
+            if made is None:
+                return None
+            bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
+            wrong = self._tried(new, bound, witness)
+            if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
+                self._tell(new, made)
+                return bound
+            log.info("%s: its step does not follow from those of other lengths; it is captured", new.words)
+        except Exception as e:  # a conjecture that fails is no error: the call is captured
+            log.info("%s: its step does not follow from those of other lengths (%r); it is captured", new.words, e)
+        if bound is not None:
+            self.plans.remove(bound)
+        return None
 
     def _with_changing_numbers(self, new: NewCall) -> Bound | None:
         """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
@@ -173,9 +219,9 @@ class Replanner:
         like, places = found
         bound = self._with_inputs(new, like, places)
         if bound is None:
-            self._fixed.add(places)
+            self._fixed = {*list(self._fixed)[-FIXED_MOST:], places}
             return None
-        self.plans.changing[places] = None
+        self.plans.note_changing(places)
         names = ", ".join(name_of(p, new.call.spec) for p in places)
         are = "is an input" if len(places) == 1 else "are inputs"
         self._say(f"{new.words}: {names} {are} of its plan from now on, made in {new.took:.1f} s")
@@ -200,31 +246,34 @@ class Replanner:
             return None
         return None if self._tried(new, bound) else bound
 
-    def _plan_for(self, new: NewCall, found: Trace) -> Plan | None:
-        """The plan of the same graph if there is one, else a new plan; None: on_new_shape forbids a new plan."""
-        known = [b.plan for b in (*self.plans.family(new.key), *self.plans)]
+    def _plan_for(self, new: NewCall, found: Trace) -> Replanned | None:
+        """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids it."""
+        bound = (*self.plans.family(new.key), *self.plans)
+        known = [*{id(p): p for p in (*(b.plan for b in bound), self.plan)}.values()]
         same = next((p for p in known if p.graph_hash == found.graph.hash and _keeps_goal(p, found.graph)), None)
-        if same is not None or self.on_new_shape != "plan":
-            return same
+        if same is not None:
+            return Replanned(same, SAME)
+        if self.on_new_shape != "plan":
+            return None
         try:
-            return self._replan(found, self._options)
+            return self._replan(found, self._options, known)
         except InfeasibleBudget as e:
-            least = self._replan(found, replace(self._options, goal=Goal(least_memory=True)))
+            least = self._replan(found, replace(self._options, goal=Goal(least_memory=True)), ())
             self.warned.warn(
                 f"{new.words}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
-                f"{format_bytes(least.peak_bytes)}"
+                f"{format_bytes(least.plan.peak_bytes)}"
             )
             return least
 
     # -- helpers -----------------------------------------------------------------------------------------------------
-    def _tried(self, new: NewCall, bound: Bound) -> str:
+    def _tried(self, new: NewCall, bound: Bound, witness: Witness | None = None) -> str:
         """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
-        no check was asked for."""
+        no check was asked for. witness : watches the plain step."""
         if not self._check or bound.trace.fake or _communicates(bound.trace.graph):
             return ""
         wrong = "the trial failed"
         try:
-            wrong = "; ".join(trial.differences(new.model, new.plain, bound, new.call))
+            wrong = "; ".join(trial.differences(new.model, new.plain, bound, new.call, witness))
         finally:
             if wrong:
                 self.plans.remove(bound)
@@ -247,6 +296,12 @@ class Replanner:
         for b in self.plans:
             b.let_go()
         self.refusals.let_go()
+
+    def _tell(self, new: NewCall, made: Replanned, how: str = "") -> None:
+        """One line for a new plan, and once the hint how to need fewer. how : the cause, if the module changed."""
+        self._say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
+        if not how and (hint := self._new_shapes.hint(new.key[0])):
+            self._say(f"{type(new.model).__name__}: {hint}")
 
     def _say(self, line: str) -> None:
         notices.say(line, aloud=self._options.progress is not False)

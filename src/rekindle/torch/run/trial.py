@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..capture import tree
+from ..capture.attributes import plain_tensors
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast
@@ -18,11 +19,16 @@ from .as_before import as_before, same
 from .bound import Bound
 from .measured_step import gradients_as_before
 from .sample import copies, owned
+from .witness import Witness
 
 
-def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall) -> list[str]:
+def differences(
+    model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall, witness: Witness | None = None
+) -> list[str]:
     """How one planned step differs from one plain step, both on copies of the call's inputs, in words. [] if the steps agree,
     or if the plain step does not fit the device.
+
+    witness : watches the plain step; it holds no values if the steps could not be compared.
 
     Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; the model is put back.
     """
@@ -30,17 +36,21 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
     def planned(tensors: list[torch.Tensor]) -> Any:
         return bound(model, replace(call, tensors=tensors))
 
+    watched_plain = plain if witness is None else witness.of_forward(plain)
+
     def eager(tensors: list[torch.Tensor]) -> Any:
         args, kwargs = call.form.arguments(tree.unflatten(tensors, call.spec))
-        return plain(*args, **kwargs)
+        return watched_plain(*args, **kwargs)
 
     outcomes = []
     written = bound.trace.lowered.captured.written_parameters
     with contextlib.suppress(torch.OutOfMemoryError), gradients_as_before(model, []):
         for forward in (planned, eager):
             with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
-                outcomes.append(_step(model, forward, call.tensors))
+                outcomes.append(_step(model, forward, call.tensors, witness if forward is eager else None))
     if len(outcomes) < 2:
+        if witness is not None:
+            witness.values.clear()
         return []
     (ours, mine), (theirs, its) = outcomes
     found = [] if same(ours, theirs) else ["the loss"]
@@ -49,15 +59,22 @@ def differences(model: nn.Module, plain: Callable[..., Any], bound: Bound, call:
 
 
 def _step(
-    model: nn.Module, forward: Callable[[list[torch.Tensor]], Any], given: list[torch.Tensor]
+    model: nn.Module,
+    forward: Callable[[list[torch.Tensor]], Any],
+    given: list[torch.Tensor],
+    witness: Witness | None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
     """(the loss, gradients by name) of one step."""
     twins = copies(given, owned(model))
     leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
-    loss = default_loss(forward(twins))
-    with disable_autocast():
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    if witness is not None:
+        attributes = (t for *_, t in plain_tensors(model))
+        witness.expect([*twins, *model.parameters(), *model.buffers(), *attributes])
+    with witness or contextlib.nullcontext():
+        loss = default_loss(forward(twins))
+        with disable_autocast():
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return loss.detach(), dict(zip(leaves, gradients, strict=True))
 
 

@@ -1,0 +1,145 @@
+"""A plan for a graph that is like one planned before: an earlier schedule where it keeps the goal, else a quick search.
+
+In the middle of a run a training loop waits for the answer, so no long search is made here, whatever `effort` the first plan
+was made with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from . import bounds, registry
+from .ask import PlanOptions
+from .candidates import EPS, Finish, Scored, Scorer, pick
+from .certify import Certificate
+from .errors import InfeasibleBudget
+from .model.carry import alike, carried
+from .model.graph import Graph
+from .model.plan import Plan
+from .model.schedule import Schedule
+from .planner import as_plan, plan_graph
+
+CARRIED, SEARCHED, ANOTHER_GRAPH, RECEIVED = "carried over", "searched", "searched for another graph", "received"
+
+
+@dataclass(frozen=True)
+class CarryingSettings:
+    """When an earlier schedule serves another shape. All are guesses.
+
+    search_s : seconds that a search may take where no earlier schedule serves.
+    larger_share : where least memory is asked for: part by which the activation peak, as a share of the plain step's, may
+        exceed the share of the plan that the schedule comes from.
+    """
+
+    search_s: float = 1.0
+    larger_share: float = 0.02
+
+
+SETTINGS = CarryingSettings()
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan made in the middle of a run.
+
+    how : `CARRIED`, `SEARCHED` (no known schedule keeps the goal), `ANOTHER_GRAPH` (no known plan is of a graph like this), or
+        `RECEIVED` (another process of a distributed run had made the plan).
+    """
+
+    plan: Plan
+    how: str
+
+
+def replan_graph(
+    graph: Graph,
+    options: PlanOptions,
+    known: Sequence[Plan],
+    *,
+    finish: Finish | None = None,
+    bookkeeping: int | None = None,
+) -> Replanned:
+    """A plan for the goal, from the schedule of a known plan where one keeps the goal on this graph, else from a quick search.
+
+    known : plans of any graphs; those of graphs that are not `alike` are passed over. Other arguments as `plan_graph`.
+
+    Raises
+    ------
+    UsageError, InfeasibleBudget : as `plan_graph`, which is asked with the user's own options before a budget is refused.
+    """
+    found = carried_plan(graph, options, known, finish=finish, bookkeeping=bookkeeping)
+    if found is not None:
+        return Replanned(found, CARRIED)
+    most = SETTINGS.search_s if options.time_limit is None else min(options.time_limit, SETTINGS.search_s)
+    quick = replace(options, effort="quick", time_limit=most)
+    try:
+        plan = plan_graph(graph, quick, finish=finish, bookkeeping=bookkeeping)
+    except InfeasibleBudget as e:
+        if e.bound_bytes > e.budget:
+            raise  # no search can do better
+        plan = plan_graph(graph, options, finish=finish, bookkeeping=bookkeeping)
+    how = SEARCHED if any(alike(p.graph, graph) for p in known) else ANOTHER_GRAPH
+    return Replanned(replace(plan, asked=options), how)
+
+
+def carried_plan(
+    graph: Graph,
+    options: PlanOptions,
+    known: Sequence[Plan],
+    *,
+    finish: Finish | None = None,
+    bookkeeping: int | None = None,
+) -> Plan | None:
+    """The plan that carries over the schedule which serves the goal best on this graph; None: none keeps the goal.
+
+    The judge scores every known schedule here. A budget in bytes is kept with the results held, as `plan_graph` keeps it; a
+    fraction is one of this graph's own plain peak. A small shape may run plain within a budget in bytes. The schedules that
+    the searches for those plans came across are looked at too where no plan's schedule serves, or where one costs something
+    within a budget in bytes, which asks less of a smaller shape. The certificate is the plainest one: it looks at single ops
+    alone.
+    """
+    start = time.monotonic()
+    goal = options.goal
+    like = [p for p in known if alike(p.graph, graph)]
+    if not like:
+        return None
+    scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None)
+    baseline = scorer.score(Schedule.baseline(graph))
+    plain = baseline.judged.peak_bytes - graph.resident_bytes
+    limit = goal.limit(graph.resident_bytes, plain)
+    largest = _largest_share(like) * plain + graph.resident_bytes if goal.least_memory else float("inf")
+    found = [baseline, *_carried(scorer, like)]
+
+    def best() -> Scored | None:
+        small = [s for s in found if s.judged.peak_bytes <= largest]
+        return pick(small, limit, goal.max_overhead)
+
+    chosen = best()
+    if chosen is None or goal.budget is not None and chosen.judged.overhead > EPS:
+        found += _come_across(scorer, like)
+        chosen = best()
+    if chosen is None:
+        return None
+    proven = Certificate(bounds.single_op(graph), False)
+    return as_plan(scorer, chosen, baseline, options, proven, time.monotonic() - start)
+
+
+def _carried(scorer: Scorer, like: Sequence[Plan]) -> Iterator[Scored]:
+    """The known schedules on this graph, each once. They are finished already."""
+    for schedule in dict.fromkeys(carried(p.schedule, p.graph, scorer.graph) for p in like):
+        if schedule is not None:
+            yield scorer.as_run(schedule)
+
+
+def _come_across(scorer: Scorer, like: Sequence[Plan]) -> Iterator[Scored]:
+    """Schedules that the searches for the known plans found at other points of the curve, on this graph."""
+    for name, graph_hash in dict.fromkeys((p.solver, p.graph_hash) for p in like):
+        for runs in registry.get(name).known(graph_hash):
+            yield scorer.score(Schedule.from_runs(scorer.graph, runs, name))
+
+
+def _largest_share(like: Sequence[Plan]) -> float:
+    """The largest activation peak, as a part of the plain one, that still counts as least memory on another shape."""
+    shares = [p.activation_peak_bytes / max(1, p.baseline_activation_bytes) for p in like]
+    return min(shares) * (1 + SETTINGS.larger_share)

@@ -1,0 +1,209 @@
+"""Makes the captured step of another length or batch from the captured steps of a few, without running forward.
+
+A capture takes a second, and for each new length it finds the same ops again, with other sizes. Several captures of one module
+that differ in one size show how each constant and each shape depends on it (see `pattern`). The graph of a further size follows
+by arithmetic. That is a conjecture: forward may take another way at that size. So whoever uses such a step must see the ops of
+one plain step at that size (see `run.witness`), and must compare the bits of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .captured import Assigned, Captured, Writing
+from .private import FakeTensor, FakeTensorMode, fake_like
+from .questions import Question
+from .values import constants
+
+CONTENT_MOST_ELEMENTS = 4096  # of a constant tensor that is compared by its content; a guess
+
+
+class Anatomy:
+    """A captured step as one row of values, and a way back from such a row to a captured step.
+
+    values : every constant, edge, shape and stride of the step, in one order. They are equal for two steps that differ in
+        nothing, and of the same number for two that differ in sizes alone.
+    """
+
+    def __init__(self, captured: Captured):
+        self._like = captured
+        self._nodes = list(captured.graph_module.graph.nodes)
+        self._place = {n: i for i, n in enumerate(self._nodes)}
+        self._storages: dict[int, int] = {}
+        self._tensors: dict[int, int] = {}
+        self.values: list[Any] = []
+        for n in self._nodes:
+            self.values += [n.op, n.target if n.op == "call_function" else None]
+            self._arguments((n.args, n.kwargs))
+            self._meta(n.meta.get("val"))
+        self._rest()
+
+    # -- taking apart ------------------------------------------------------------------------------------------------
+    def _arguments(self, taken: Any) -> None:
+        leaves, spec = pytree.tree_flatten(taken)
+        self.values.append(str(spec))
+        self.values += [("node", self._place[x]) if isinstance(x, fx.Node) else x for x in leaves]
+
+    def _meta(self, val: Any) -> None:
+        leaves, spec = pytree.tree_flatten(val)
+        self.values.append(str(spec))
+        for t in leaves:
+            if not isinstance(t, torch.Tensor):
+                self.values.append(t)
+                continue
+            known = self._tensors.setdefault(id(t), len(self._tensors))
+            storage = t.untyped_storage()
+            place = self._storages.setdefault(storage._cdata, len(self._storages))
+            self.values += [("tensor", known, place, t.dtype, t.device, t.dim(), t.is_contiguous(), _fills(t))]
+            self.values += [storage.nbytes(), t.storage_offset(), *t.shape, *t.stride()]
+
+    def _rest(self) -> None:
+        """The roles of the nodes, and all else that a captured step knows."""
+        c, at = self._like, self._place
+
+        def places(nodes: Any) -> tuple[Any, ...]:
+            return tuple(at.get(n) for n in nodes)
+
+        self.values += [
+            places(c.nodes), places(c.outputs), places(c.mutations), places(c.mutations.values()), places(c.gradients),
+            places(c.gradients.values()),
+        ]  # fmt: skip
+        for table in (c.params, c.buffers, c.inputs, c.tangents, c.module_path):
+            self.values.append(tuple((at.get(n), x) for n, x in table.items()))
+        for n, w in c.writing.items():
+            self.values += [("writes", at[n]), w.target]
+            self._arguments(w.args)
+        for q in c.questions:
+            self._arguments((q.ops, q.answer))
+        self.values += [
+            constants(c.output_spec), tuple(sorted(c.aliased_inputs.items())), tuple(sorted(c.ignored_outputs.items())),
+            tuple((k, a.output, a.source) for k, a in c.assigned.items()), c.settles, tuple(c.effects), tuple(c.dropped),
+            tuple(sorted(c.changed)), tuple((at[n], tuple(t.shape), t.dtype, content(t)) for n, t in c.constants.items()),
+        ]  # fmt: skip
+
+    # -- putting together --------------------------------------------------------------------------------------------
+    def resized(self, values: Sequence[Any] | None) -> Captured | None:
+        """The captured step of which these are the values, as a pattern gives them; None: the pattern gives none, or the shapes
+        contradict each other."""
+        return None if values is None else _Assembly(self, values).captured()
+
+
+class _Assembly:
+    """A captured step that is being put together from the values of an `Anatomy`."""
+
+    def __init__(self, like: Anatomy, values: Sequence[Any]):
+        self.anatomy, self.like = like, like._like
+        self.given: Iterator[Any] = iter(values)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.tensors: dict[int, FakeTensor] = {}
+        self.sound = True
+
+    def captured(self) -> Captured | None:
+        graph = fx.Graph()
+        made: list[fx.Node] = []
+        for n in self.anatomy._nodes:
+            next(self.given), next(self.given)
+            args, kwargs = self._arguments((n.args, n.kwargs), made)
+            copied = graph.create_node(n.op, n.target, args, kwargs, n.name)
+            copied.meta = dict(n.meta)
+            if "val" in n.meta:
+                copied.meta["val"] = self._meta(n.meta["val"])
+            else:
+                self._meta(None)
+            copied.meta.pop("tensor_meta", None)
+            made.append(copied)
+        if not self.sound:
+            return None
+        return self._with_roles(graph, dict(zip(self.anatomy._nodes, made, strict=True)), made)
+
+    def _arguments(self, taken: Any, made: Sequence[fx.Node]) -> Any:
+        leaves, spec = pytree.tree_flatten(taken)
+        next(self.given)
+        new = [next(self.given) for _ in leaves]
+        return pytree.tree_unflatten(
+            [made[x[1]] if isinstance(old, fx.Node) else x for old, x in zip(leaves, new, strict=True)], spec
+        )
+
+    def _meta(self, val: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(val)
+        next(self.given)
+        return pytree.tree_unflatten(
+            [self._tensor(t) if isinstance(t, torch.Tensor) else next(self.given) for t in leaves], spec
+        )
+
+    def _tensor(self, old: torch.Tensor) -> torch.Tensor:
+        _, known, place, dtype, device, dim, contiguous, fills = next(self.given)
+        size, offset = next(self.given), next(self.given)
+        shape = [next(self.given) for _ in range(dim)]
+        strides = [next(self.given) for _ in range(dim)]
+        if known in self.tensors:
+            return self.tensors[known]
+        if not isinstance(old, FakeTensor):  # a constant of the graph
+            return old
+        if min([size, offset, *shape, *strides]) < 0:
+            self.sound = False
+            return old
+        storage = self.storages.get(place)
+        if storage is None:
+            storage = self.storages[place] = torch.UntypedStorage(size, device="meta")
+        elem = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, strides)
+        t = self.tensors[known] = fake_like(self.mode, elem, device)
+        # Strides and sizes were found one by one; where they hang together, they must still do so.
+        self.sound &= storage.nbytes() == size and t.is_contiguous() == contiguous and _fills(t) == fills
+        return t
+
+    def _with_roles(self, graph: fx.Graph, new: dict[fx.Node, fx.Node], made: Sequence[fx.Node]) -> Captured:
+        c = self.like
+        for _ in range(11):
+            next(self.given)
+        writing: dict[fx.Node, Writing] = {}
+        for n, w in c.writing.items():
+            next(self.given), next(self.given)
+            writing[new[n]] = Writing(w.target, self._arguments(w.args, made))
+        questions = [Question(*self._arguments((q.ops, q.answer), made)) for q in c.questions]
+        return Captured(
+            nodes=[new[n] for n in c.nodes],
+            params={new[n]: x for n, x in c.params.items()},
+            buffers={new[n]: x for n, x in c.buffers.items()},
+            inputs={new[n]: x for n, x in c.inputs.items()},
+            constants={new[n]: x for n, x in c.constants.items()},
+            tangents={new[n]: x for n, x in c.tangents.items()},
+            outputs=[new.get(n, n) for n in c.outputs],
+            mutations={new[p]: new[n] for p, n in c.mutations.items()},
+            writing=writing,
+            gradients={new[p]: new[n] for p, n in c.gradients.items()},
+            output_spec=c.output_spec,
+            aliased_inputs=dict(c.aliased_inputs),
+            module_path={new[n]: x for n, x in c.module_path.items() if n in new},
+            ignored_outputs=dict(c.ignored_outputs),
+            assigned={k: Assigned(*a) for k, a in c.assigned.items()},
+            settles=c.settles,
+            effects=list(c.effects),
+            dropped=list(c.dropped),
+            questions=questions,
+            changed=c.changed,
+            graph_module=SimpleNamespace(graph=graph),
+        )
+
+
+def content(t: torch.Tensor) -> Any:
+    """What a constant tensor holds, for comparisons; an object that equals nothing where that cannot be said in short."""
+    if isinstance(t, FakeTensor) or t.layout is not torch.strided or t.numel() > CONTENT_MOST_ELEMENTS:
+        return object()
+    try:
+        return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if t.numel() else b""
+    except Exception:  # of a dtype or a class that has no bytes to look at
+        return object()
+
+
+def _fills(t: torch.Tensor) -> bool:
+    """Whether the tensor reaches to the end of its storage, from the beginning."""
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
+    return t.storage_offset() == 0 and (last + 1) * t.element_size() == t.untyped_storage().nbytes()

@@ -1,0 +1,260 @@
+"""Other lengths and batches in the middle of a run: eager's bits, the goal kept, few captures, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import linecache
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle.torch.capture import capture as capturing
+from rekindle.torch.run.bound_plans import SETTINGS as PLANS
+from rekindle.torch.run.new_shapes import NewShapes
+from rekindle.torch.run.refusals import SETTINGS as REFUSALS
+from rekindle.torch.run.refusals import Refusals
+
+GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages", "effort": "quick"}
+LENGTHS = (12, 17, 30, 9, 25, 1)
+
+
+class Attention(nn.Module):
+    """A causal transformer block with dropout and a loss, whose constants and shapes depend on the length in every way."""
+
+    def __init__(self, change: Callable[[torch.Tensor, int], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Embedding(50, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.up, self.drop, self.head = nn.Linear(16, 16), nn.Dropout(0.1), nn.Linear(16, 50)
+        self.change = change
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        h, n = self.embed(ids), ids.shape[1]
+        mask = torch.triu(torch.ones(n, n, dtype=torch.bool), 1)
+        h = self.drop(h + self.mix(h, h, h, attn_mask=mask, need_weights=False)[0])
+        h = h + self.up(h.relu())
+        if self.change is not None:
+            h = self.change(h, n)
+        return nn.functional.cross_entropy(self.head(h).flatten(0, 1), labels.flatten())
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.head = nn.Conv2d(8, 8, 3, stride=2), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.max_pool2d(self.norm(self.first(x)).relu(), 2)
+        return self.head(self.second(h).relu().mean((2, 3))).square().mean()
+
+
+def tokens(length: int) -> tuple[torch.Tensor, ...]:
+    return torch.randint(0, 50, (4, length)), torch.randint(0, 50, (4, length))
+
+
+def images(batch: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, 3, 12, 12),)
+
+
+def pair(model: nn.Module, sample: tuple[torch.Tensor, ...], **goal: Any) -> tuple[nn.Module, nn.Module]:
+    return model, rekindle.checkpoint(copy.deepcopy(model), sample, **(goal or GOAL))
+
+
+def equal(plain: nn.Module, planned: nn.Module, given: tuple[torch.Tensor, ...]) -> bool:
+    """Whether one step of each gives the same loss, gradients and buffers."""
+    found = []
+    for m in (plain, planned):
+        m.zero_grad()
+        torch.manual_seed(1)
+        loss = m(*given)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in m.parameters()), *m.buffers()])
+    return all(map(torch.equal, *found))
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each capture."""
+    made: list[int] = []
+    capture = capturing._capture
+
+    def counted(*args: Any) -> Any:
+        made.append(1)
+        return capture(*args)
+
+    monkeypatch.setattr(capturing, "_capture", counted)
+    return made
+
+
+@pytest.mark.parametrize(("model", "sample", "captured_first"), [(Attention, tokens, 3), (Images, images, 2)])
+def test_steps_of_further_sizes_follow_without_a_capture(
+    model: Any, sample: Any, captured_first: int, captures: list[int]
+) -> None:
+    plain, planned = pair(model(), sample(20))
+    captures.clear()
+    for count, size in enumerate(LENGTHS[:5]):
+        assert equal(plain, planned, sample(size))
+        bound = planned.forward.last
+        assert bound is not None
+        assert bound.trace.key[0][0][0][1 if sample is tokens else 0] == size
+        assert len(captures) == min(count + 1, captured_first)
+        captured = rekindle.trace(plain, sample(size), target="h200").graph
+        captures.pop()
+        followed = bound.trace.graph
+        assert (captured.hash, captured.resident_bytes) == (followed.hash, followed.resident_bytes)
+        assert [o.flops for o in captured.ops] == [o.flops for o in followed.ops]
+
+
+def test_a_length_of_one_is_captured(captures: list[int]) -> None:
+    plain, planned = pair(Attention(), tokens(20))
+    for length in LENGTHS:
+        assert equal(plain, planned, tokens(length))
+    assert equal(plain, planned, tokens(1))
+
+
+def clamped(h: torch.Tensor, length: int) -> torch.Tensor:
+    return h.clamp(max=1e6) if length > 28 else h  # another op, and the same bits
+
+
+def other_constant(h: torch.Tensor, length: int) -> torch.Tensor:
+    return h * (1.0 + (length > 28) * 2.0**-40)  # another constant, and the same bits
+
+
+def other_operand(h: torch.Tensor, length: int) -> torch.Tensor:
+    one, two = h + 0.0, h + 0.0
+    return one + one if length > 28 else one + two  # another way through the same ops, and the same bits
+
+
+def other_tensor(h: torch.Tensor, length: int) -> torch.Tensor:
+    return h.clamp(max=torch.tensor(2e6 if length > 28 else 1e6))  # another tensor from nowhere, and the same bits
+
+
+def from_numpy(h: torch.Tensor, length: int) -> torch.Tensor:
+    return h.clamp(max=torch.from_numpy(np.full(1, 2e6 if length > 28 else 1e6, np.float32)))
+
+
+@pytest.mark.parametrize("change", [clamped, other_constant, other_operand, other_tensor, from_numpy])
+def test_another_way_through_forward_is_seen_even_if_the_bits_are_equal(
+    change: Callable[[torch.Tensor, int], torch.Tensor], captures: list[int]
+) -> None:
+    plain, planned = pair(Attention(change), tokens(20))
+    for length in (12, 17, 25, 14, 9):
+        assert equal(plain, planned, tokens(length))
+    captures.clear()
+    assert equal(plain, planned, tokens(30))
+    assert len(captures) == 1
+    bound = planned.forward.last
+    assert bound is not None
+    assert (
+        bound.trace.graph.hash == rekindle.trace(plain, tokens(30), target="h200").graph.hash
+        or change is other_constant
+    )
+
+
+class TwoScales(Attention):
+    """Reads one attribute for short inputs and another, of the same value at first, for long ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short = self.long = 0.75
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = super().forward(ids, labels)
+        return loss * (self.long if ids.shape[1] > 28 else self.short)
+
+
+def test_an_attribute_that_only_some_lengths_read_is_guarded(captures: list[int]) -> None:
+    plain, planned = pair(TwoScales(), tokens(20))
+    for length in (12, 17, 25, 14, 9):
+        assert equal(plain, planned, tokens(length))
+    captures.clear()
+    assert equal(plain, planned, tokens(30))
+    assert len(captures) == 1
+    for m in (plain, planned):
+        m.long = 0.8
+    assert equal(plain, planned, tokens(30))
+
+
+def test_a_change_of_the_module_is_captured_again(captures: list[int]) -> None:
+    plain, planned = pair(Attention(), tokens(20))
+    for length in (12, 17, 25, 14, 9):
+        assert equal(plain, planned, tokens(length))
+    captures.clear()
+    for m in (plain, planned):
+        m.drop.p = 0.25
+    assert equal(plain, planned, tokens(15))
+    assert len(captures) == 1
+
+
+@pytest.mark.parametrize("goal", [{"max_overhead": 0.3}, {"minimize": "memory"}, {"budget": "1MiB"}, {"budget": 0.95}])
+def test_other_goals_carry_over(goal: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    plain, planned = pair(Attention(), tokens(20), **goal, solver="storages", effort="quick")
+    capfd.readouterr()
+    assert equal(plain, planned, tokens(16))
+    bound = planned.forward.last
+    assert bound is not None
+    if "max_overhead" in goal:
+        assert bound.plan.overhead <= 0.3
+    if goal.get("budget") == 0.95:
+        assert bound.plan.activation_peak_bytes <= 0.95 * bound.plan.baseline_activation_bytes
+    elif "budget" in goal:
+        assert bound.plan.peak_bytes <= 2**20
+    assert "carried over the plan of another shape" in capfd.readouterr().err
+
+
+def test_one_line_for_each_new_shape_and_one_hint(capfd: pytest.CaptureFixture[str]) -> None:
+    _, planned = pair(nn.Linear(4, 4), (torch.randn(8, 4),), minimize="memory", solver="none")
+    capfd.readouterr()
+    for batch in range(1, 8):
+        planned(torch.randn(batch, 4)).sum().backward()
+    said = capfd.readouterr().err.splitlines()
+    assert sum("Linear was called with inputs" in line for line in said) == 7
+    assert [i for i, line in enumerate(said) if "pad lengths to a multiple" in line] == [4]
+
+
+def test_the_hint_comes_once() -> None:
+    shapes = NewShapes()
+    assert [bool(shapes.hint(k)) for k in (1, 1, 2, 3, 4, 5, 6)] == [False] * 4 + [True, False, False]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------------
+def test_plans_that_made_room_are_freed() -> None:
+    _, planned = pair(
+        nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.randn(70, 4),), minimize="memory", solver="none"
+    )
+    planned(torch.randn(70, 4)).sum().backward()
+    found: list[weakref.ref[Any]] = []
+    for batch in range(2, 62):
+        planned(torch.randn(batch, 4)).sum().backward()
+        bound = planned.forward.last
+        found += map(weakref.ref, (bound, bound.trace.graph, bound.runner.program))
+        del bound
+    gc.collect()
+    alive = [r for r in found[1::3] if r() is not None]
+    assert len(list(planned.forward.bounds)) == PLANS.plans_most
+    assert sum(r() is not None for r in found[::3]) == PLANS.plans_most
+    assert sum(r() is not None for r in found[2::3]) == PLANS.plans_most
+    assert len(alive) <= PLANS.plans_most + 8  # captured steps from which others follow
+    mine = {b.runner.program.file for b in planned.forward.bounds}
+    del planned
+    gc.collect()
+    assert not mine & linecache.cache.keys()
+    assert not [r for r in found if r() is not None]
+
+
+def test_calls_that_cannot_be_planned_are_remembered_up_to_a_number() -> None:
+    model = nn.Linear(2, 2)
+    planned = rekindle.checkpoint(nn.Linear(2, 2), torch.randn(3, 2), minimize="memory", solver="none")
+    refusals = Refusals(planned.forward._replanner.plans)
+    for k in range(REFUSALS.failed_calls_most + 10):
+        refusals.add(model, ((k,), (), ()))
+    assert len(refusals._failed) == REFUSALS.failed_calls_most
+    assert refusals.hold(model, ((20,), (), ()))
+    assert not refusals.hold(model, ((0,), (), ()))

@@ -1,0 +1,72 @@
+"""Numbers as polynomials of a size, and rows of values that follow from a few others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.torch.capture.pattern import Pattern
+
+SIZES = (20, 12, 30, 17)
+
+
+def rows(*functions: Any) -> list[list[Any]]:
+    return [[f(n) for f in functions] for n in SIZES]
+
+
+@given(st.integers(-9, 9), st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 99))
+def test_a_polynomial_is_found_again(a: int, b: int, c: int, size: int) -> None:
+    def at(n: int) -> int:
+        return a * n * n + b * n + c
+
+    pattern = Pattern.of(SIZES, rows(at, lambda n: float(at(n)), lambda n: "fixed"))
+    assert pattern is not None
+    assert pattern.at(size) == [at(size), float(at(size)), "fixed"]
+    assert pattern.holds(size, [at(size), float(at(size)), "fixed"])
+    assert not pattern.holds(size, [at(size) + 1, float(at(size)), "fixed"])
+    assert not pattern.holds(size, [at(size), at(size), "fixed"])  # another type
+    assert not pattern.holds(size, [at(size), float(at(size))])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda n: n**3,
+        lambda n: n % 7,
+        lambda n: n**0.5,
+        lambda n: n > 15,
+        lambda n: str(n),
+        lambda n: float("nan") if n > 15 else 0.0,
+        lambda n: float("inf") * n if n > 15 else 1.0,
+        lambda n: 0.0 if n > 15 else -0.0,
+        lambda n: n if n > 15 else float(n),
+        lambda n: torch.Size([n]),
+    ],
+)
+def test_values_that_follow_no_polynomial_have_no_pattern(function: Any) -> None:
+    assert Pattern.of(SIZES, rows(function)) is None
+
+
+def test_a_polynomial_is_confirmed_by_one_more_size() -> None:
+    squares, lines = rows(lambda n: n * n), rows(lambda n: 3 * n + 1)
+    assert Pattern.of(SIZES[:3], squares[:3]) is None
+    assert Pattern.of(SIZES, squares) is not None
+    assert Pattern.of(SIZES[:2], lines[:2]) is None
+    assert Pattern.of(SIZES[:3], lines[:3]) is not None
+    assert Pattern.of(SIZES[:2], lines[:2], spare=0) is not None
+
+
+def test_rows_of_other_lengths_and_equal_sizes_have_no_pattern() -> None:
+    assert Pattern.of((1, 2, 3), [[1], [1], [1, 1]]) is None
+    assert Pattern.of((1, 2, 2), [[1], [2], [2]]) is None
+
+
+def test_a_number_that_would_not_be_whole_is_none() -> None:
+    pattern = Pattern.of((2, 4, 6), [[1], [2], [3]])
+    assert pattern is not None
+    assert pattern.at(8) == [4]
+    assert pattern.at(5) is None
