@@ -25,7 +25,7 @@ def test_a_checkpoint_tells_what_begins_and_so_does_a_new_shape() -> None:
     assert places == sorted(places)
     said.clear()
     model(torch.rand(4, 16)).sum().backward()
-    assert order_of(said, "searching for a plan")
+    assert order_of(said, "capturing Body")
 
 
 @pytest.mark.parametrize("silent", [False, None])

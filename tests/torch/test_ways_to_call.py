@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -100,13 +101,16 @@ def test_later_plans_are_made_as_the_first(monkeypatch: pytest.MonkeyPatch) -> N
     from rekindle import api
 
     asked = []
-    real = api.plan_graph
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        asked.append(args[1])
-        return real(*args, **kwargs)
+    def noting(make: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            asked.append(args[1])
+            return make(*args, **kwargs)
 
-    monkeypatch.setattr(api, "plan_graph", noted)
+        return noted
+
+    for name in ("plan_graph", "replan_graph"):
+        monkeypatch.setattr(api, name, noting(getattr(api, name)))
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     rekindle.checkpoint(
