@@ -21,7 +21,7 @@ from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
 from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
-from ...progress import telling
+from ...progress import announce, telling
 from ...sizes import format_bytes
 from ..capture import tree
 from ..capture.number_places import name_of, read
@@ -115,6 +115,7 @@ class Replanner:
             return None
         try:
             with telling(self._options.progress):
+                announce(self._options.progress, f"capturing {type(new.model).__name__} for a new call")
                 return self._made(new)
         except Exception as e:  # any error at all: a run that has gone well so far goes on
             if self.on_new_shape == "error" or isinstance(e, PlanMismatch) and new.model.training:
