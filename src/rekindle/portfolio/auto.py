@@ -39,8 +39,7 @@ from dataclasses import replace
 import numpy as np
 
 from .. import bounds
-from ..kernels import moves
-from ..kernels.compiled import to_compile
+from ..kernels import companion, compiled
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
@@ -106,8 +105,8 @@ def auto(problem: Problem) -> Iterator[Schedule]:
     if proven:
         yield from proven
         return
-    if to_compile(moves.anneal):
-        problem.progress("compiling the search, once after an installation: about a minute")
+    companion.start()
+    compiled.report_to(problem.progress)
     thorough = problem.effort == "thorough"
     found = curve_of(problem).look_closer(problem) if thorough else stretches_of(problem).answers(problem)
     chosen = thin(choose(problem, found))

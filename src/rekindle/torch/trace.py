@@ -13,6 +13,7 @@ from .. import notices
 from ..accept import callback, choice
 from ..ask import LOSSES, TraceOptions
 from ..errors import TraceError
+from ..kernels import companion
 from ..model.graph import Graph
 from ..model.plan import Plan
 from . import accept
@@ -124,6 +125,7 @@ def trace(
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     options = TraceOptions(loss, target, optimizer, tuple(marks))
+    companion.start()  # the search is compiled while the model is traced and its operators are timed
     with accept.gradients_on():
         made = trace_call(model, args, kwargs, options, progress=progress)
     if effects := made.lowered.captured.effects:
@@ -250,7 +252,8 @@ def _costed(lowered: Lowered, fake: bool, target: str | None, progress: Callable
     graph = lowered.graph
     at = [i for i, c in enumerate(lowered.calls) if c.kind == "aten"]
     nodes = [n for i in at if (n := lowered.calls[i].node) is not None]
-    costs = node_costs(nodes, target=target, measure=False if fake else None, progress=progress)
+    with companion.paused():
+        costs = node_costs(nodes, target=target, measure=False if fake else None, progress=progress)
     ops = list(graph.ops)
     for i, c in zip(at, costs, strict=True):
         ops[i] = replace(ops[i], seconds=c.seconds, flops=c.flops, workspace=c.workspace)
