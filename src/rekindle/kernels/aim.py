@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import entry
+from .compiled import entry, inner
 
 BEYOND = 20.0  # weight in the soft score of peak and cost beyond their limits
 BEYOND_PENALTY = 1000.0  # in the strict score of any point beyond a limit
@@ -43,3 +43,24 @@ def score(top, extra, aim):
     """The score by which the best is chosen: a point within the limits, however narrowly, comes before any beyond them."""
     beyond = top > aim.limit or extra > aim.max_extra * (1 + 1e-9) + 1e-12
     return soft(top, extra, aim) + (BEYOND_PENALTY if beyond else 0.0)
+
+
+@inner
+def bin_of(edges, top):
+    """The first of the rising `edges` that is at least `top`; len(edges) where none is. As np.searchsorted, which takes numba
+    longer to compile."""
+    low, high = 0, len(edges)
+    while low < high:
+        middle = (low + high) >> 1
+        if edges[middle] < top:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inner
+def copy_to(target, source):
+    """Copy a row of numbers of the same length; as a slice that is assigned to it takes numba longer to compile."""
+    for i in range(len(target)):
+        target[i] = source[i]

@@ -98,6 +98,13 @@ def wait() -> None:
         _companion.process.wait()
 
 
+def taken(kernel: Any, types: Any) -> bool:
+    """Whether the second process compiles the kernel, or has done so."""
+    if _companion is None:
+        return False
+    return (_companion.folder / shared_work.label(kernel, types)).exists()
+
+
 def remaining() -> list[tuple[Any, Any]]:
     """(kernel, types of its arguments) of what a first plan needs and the disk does not hold."""
     from .signatures import KERNELS

@@ -17,7 +17,7 @@ from numba.extending import register_jitable
 from . import shared_work
 
 _compiled = nb.njit(cache=True, nogil=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
-inner = register_jitable(cache=True)  # called from Python it runs as plain Python, slowly
+inner = register_jitable(cache=True, no_cfunc_wrapper=True)  # called from Python it runs as plain Python, slowly
 
 
 def entry(function: Callable[..., Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,8 @@ class Share:
 
     def finish(self, label: str) -> None:
         """Let the other process go on that waits for the kernel."""
-        try:
+        with suppress(OSError):
             (self.folder / f"{label}.done").touch()
-        except OSError:
-            pass
 
     def wait(self, label: str) -> None:
         """Wait until the other process has compiled the kernel, has ended, or takes too long."""
