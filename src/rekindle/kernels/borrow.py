@@ -40,14 +40,18 @@ class _Uncounted(models.ArrayModel):
         return None
 
 
+def _is_tuple(kind: Any) -> bool:
+    return isinstance(kind, types.NamedTuple | types.NamedUniTuple)
+
+
 def _type(kind: Any) -> Any:
-    if isinstance(kind, types.BaseNamedTuple):
+    if _is_tuple(kind):
         return types.BaseTuple.from_types([_type(t) for t in kind.types], kind.instance_class)
     return Borrowed(kind) if isinstance(kind, types.Array) else kind
 
 
 def _value(context: Any, builder: Any, kind: Any, value: ir.Value) -> ir.Value:
-    if isinstance(kind, types.BaseNamedTuple):
+    if _is_tuple(kind):
         parts = [_value(context, builder, t, builder.extract_value(value, i)) for i, t in enumerate(kind.types)]
         return context.make_tuple(builder, _type(kind), parts)
     if not isinstance(kind, types.Array):

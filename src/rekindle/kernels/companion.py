@@ -145,6 +145,7 @@ class _Obey(event.Listener):
         while self.parent_works() and self.pause.exists():
             time.sleep(shared_work.LOOK_EVERY_S)
         if not self.parent_works():
+            shutil.rmtree(self.pause.parent, ignore_errors=True)
             sys.exit()
 
     def parent_works(self) -> bool:

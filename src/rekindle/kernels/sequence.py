@@ -66,9 +66,9 @@ def insert(s, o, t, ops):
         s.run[r, OP] = o
         s.run[r, NODE] = s.counts[NODE_TOP]
         s.counts[NODE_TOP] += degree
-        for e in range(s.run[r, NODE], s.run[r, NODE] + degree):
-            s.event[e, RUN] = r
-            s.event[e, MADE] = e - s.run[r, NODE] < ops.op[o, IN] - ops.op[o, OUT]
+        for k in range(s.run[r, NODE], s.run[r, NODE] + degree):
+            s.event[k, RUN] = r
+            s.event[k, MADE] = k - s.run[r, NODE] < ops.op[o, IN] - ops.op[o, OUT]
     s.run[r, AT] = t
     s.slot[t] = r
     if s.changing[o, FIRST] == NONE:
