@@ -6,7 +6,8 @@ that only kernels call is compiled without wrappers and versions, so that the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,18 @@ def to_compile(kernel: Any) -> bool:
     return not any(Path(kernel.stats.cache_path).glob(f"{module}.{kernel.py_func.__name__}-*.nbi"))
 
 
-def report_to(report: Callable[[str], None]) -> None:
-    """Call `report` with a line of text, once, before the first kernel is compiled that is not on disk."""
-    global _reporter
-    _reporter = report
-
-
 _reporter: Callable[[str], None] | None = None
+
+
+@contextmanager
+def reported_to(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report` with a line of text if a kernel is compiled within this context that is not on disk; at most once."""
+    global _reporter
+    before, _reporter = _reporter, report
+    try:
+        yield
+    finally:
+        _reporter = before
 
 
 def _report(kernel: Any) -> None:

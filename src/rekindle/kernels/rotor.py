@@ -53,7 +53,7 @@ class Stages(NamedTuple):
     backward_time: np.ndarray
 
 
-@entry
+@inner
 def row(s, t):
     """Index of the row of C(s, t, .) in the table."""
     return t * (t + 1) // 2 + s

@@ -82,7 +82,6 @@ KERNELS: list[tuple[Any, tuple[Any, ...]]] = [
     (sequence.fill, (SEQUENCE, INTS, OPS)),
     (levels.solve, (STAGES_BY_LEVEL, FLOATS_3D, INT, INT)),
     (scoring.evaluate, (POINT, INSTANCE, SCRATCH)),
-    (scoring.scratch_for, (INSTANCE,)),
     (search.record, (POINT_BINS, POINT, FLOAT, FLOAT)),
     (dtr.simulate, (INTS, INT, FLOATS, INTS, INTS, INTS, GRAPH)),
     (waiting.rows, (INT, BOOLS, FLOATS, GRAPH)),
@@ -100,7 +99,6 @@ KERNELS: list[tuple[Any, tuple[Any, ...]]] = [
     (runs.prune, (INTS, GRAPH)),
     (modes.peak, (INTS, INT, FLOAT, BOOLS, GRAPH, BOOLS)),
     (modes.expand, (INTS, TINY, ROWS, GRAPH, SCRATCH)),
-    (modes.new_scratch, (INT, INT, INT)),
     (liveness.lower, (INTS, BOOL, BOOLS, GRAPH)),
     (judge.judge, (INTS_2D, GRAPH)),
 ]

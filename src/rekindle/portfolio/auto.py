@@ -106,8 +106,8 @@ def auto(problem: Problem) -> Iterator[Schedule]:
         yield from proven
         return
     companion.start()
-    compiled.report_to(problem.progress)
     thorough = problem.effort == "thorough"
-    found = curve_of(problem).look_closer(problem) if thorough else stretches_of(problem).answers(problem)
+    with compiled.reported_to(problem.progress):
+        found = curve_of(problem).look_closer(problem) if thorough else stretches_of(problem).answers(problem)
     chosen = thin(choose(problem, found))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)
