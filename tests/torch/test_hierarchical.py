@@ -249,7 +249,7 @@ def test_the_table_is_the_least_of_all_ways_to_take_a_chain_apart(c: Small, memo
 
     def least(level: int, s: int, t: int, m: int) -> float:
         """The definition, without a table."""
-        x = kernel.stages_of.py_func(levels, level)
+        x = kernel.stages_of(levels, level)
         ways = [math.inf]
         for k in range(level + 1, len(c.kept)):
             ways.append(enter[level, k, t + 1] - enter[level, k, s] + least(k, s, t, m))

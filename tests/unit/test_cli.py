@@ -245,3 +245,9 @@ assert main(["solve", {str(graph)!r}, "--budget", "1KiB", "--solver", "none"]) =
 assert "torch" not in sys.modules, "torch was imported"
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_warm_says_what_it_did(capfd: pytest.CaptureFixture[str]) -> None:
+    document = Ran(capfd, "warm", "--json").document
+    assert document["kernels"] >= 0
+    assert Path(document["folder"]).is_dir()

@@ -48,7 +48,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.run": set()},
     {"torch.check": set()},
     {"api": {"api"}},
-    {"public names": {"rekindle"}, "demo": {"demo"}, "bench": set(), "integrations": set()},
+    {"public names": {"rekindle"}, "demo": {"demo"}, "warming": {"warming"}, "bench": set(), "integrations": set()},
     {"report": set()},
     {"cli": set()},
     {"main": {"__main__"}},

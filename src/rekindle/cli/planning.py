@@ -10,6 +10,7 @@ import typer
 from .. import api, registry
 from ..arguments import choice
 from ..ask import EFFORTS
+from ..kernels import companion
 from ..model.files import write_text
 from ..model.formats import write_json
 from ..model.graph import COSTS
@@ -165,6 +166,7 @@ def _check(solver: str, cost: str, effort: str, *files: Path | None) -> None:
 
 
 def _trace(spec: str, batch: int | None, target: str | None) -> Any:
+    companion.start()  # the search is compiled while torch is imported and the model is built
     announce(None, f"loading {spec}")
     model, sample = load_model(spec, batch)
     from ..torch.trace import trace

@@ -1,4 +1,7 @@
-"""The goal of a search as a number to lower: soft while a chain is under way, strict to choose the best."""
+"""The goal of a search as a number to lower: soft while a chain is under way, strict to choose the best.
+
+`soft` and `score` also run as plain Python, as fast as a kernel takes its arguments apart.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import entry
+from .compiled import inner
 
 BEYOND = 20.0  # weight in the soft score of peak and cost beyond their limits
 BEYOND_PENALTY = 1000.0  # in the strict score of any point beyond a limit
@@ -26,7 +29,7 @@ class Aim(NamedTuple):
 ANY = Aim(np.inf, np.inf, 1.0, 1.0, 1.0, 1.0)  # no limit
 
 
-@entry
+@inner
 def soft(top, extra, aim):
     """The score that annealing lowers: peak and extra cost, and by how much they pass their limits, so that a chain can
     cross points beyond them."""
@@ -38,8 +41,29 @@ def soft(top, extra, aim):
     )
 
 
-@entry
+@inner
 def score(top, extra, aim):
     """The score by which the best is chosen: a point within the limits, however narrowly, comes before any beyond them."""
     beyond = top > aim.limit or extra > aim.max_extra * (1 + 1e-9) + 1e-12
     return soft(top, extra, aim) + (BEYOND_PENALTY if beyond else 0.0)
+
+
+@inner
+def bin_of(edges, top):
+    """The first of the rising `edges` that is at least `top`; len(edges) where none is. As np.searchsorted, which takes numba
+    longer to compile."""
+    low, high = 0, len(edges)
+    while low < high:
+        middle = (low + high) >> 1
+        if edges[middle] < top:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inner
+def copy_to(target, source):
+    """Copy a row of numbers of the same length; as a slice that is assigned to it takes numba longer to compile."""
+    for i in range(len(target)):
+        target[i] = source[i]

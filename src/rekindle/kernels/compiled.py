@@ -6,18 +6,65 @@ that only kernels call is compiled without wrappers and versions, so that the fi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numba as nb
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import register_jitable
 
-entry = nb.njit(cache=True, nogil=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
-inner = register_jitable(cache=True)  # called from Python it runs as plain Python, slowly
+from . import shared_work
+
+_compiled = nb.njit(cache=True, nogil=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+inner = register_jitable(cache=True, no_cfunc_wrapper=True)  # called from Python it runs as plain Python, slowly
+
+
+def entry(function: Callable[..., Any]) -> Any:
+    """Compile a function that Python calls, when it is first called with arguments of a type.
+
+    While a second process compiles as well (see `companion`), each kernel is compiled by the one that comes first to it.
+    """
+    kernel = _compiled(function)
+    compile_here = kernel.compile
+
+    def compile_once(signature: Any) -> Any:
+        _report(kernel)
+        if not shared_work.going_on():
+            return compile_here(signature)
+        # The lock comes first: a thread must not hold a kernel back while it waits for another thread's compilation.
+        with global_compiler_lock, shared_work.turn(shared_work.label(kernel, signature)):
+            return compile_here(signature)
+
+    kernel.compile = compile_once
+    return kernel
 
 
 def to_compile(kernel: Any) -> bool:
     """Whether an `entry` has yet to be compiled: this process has not, and the cache on disk holds nothing of it."""
+    if kernel.signatures:
+        return False
     module = kernel.py_func.__module__.rpartition(".")[2]
-    kept = Path(kernel.stats.cache_path).glob(f"{module}.{kernel.py_func.__name__}-*.nbi")
-    return not kernel.signatures and not any(kept)
+    return not any(Path(kernel.stats.cache_path).glob(f"{module}.{kernel.py_func.__name__}-*.nbi"))
+
+
+_reporter: Callable[[str], None] | None = None
+
+
+@contextmanager
+def reported_to(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report` with a line of text if a kernel is compiled within this context that is not on disk; at most once."""
+    global _reporter
+    before, _reporter = _reporter, report
+    try:
+        yield
+    finally:
+        _reporter = before
+
+
+def _report(kernel: Any) -> None:
+    global _reporter
+    if _reporter is not None and to_compile(kernel):
+        report, _reporter = _reporter, None
+        report("compiling the search, once after an installation: up to half a minute")

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compiled import entry
+from .compiled import entry, inner
 from .rotor import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Stages, _slots, choice, improve, longer, row
 
 
-@entry
+@inner
 def stages_of(levels, level):
     """The `rotor.Stages` of a level. levels : `rotor.Stages` with one more axis, the first."""
     return Stages(
@@ -51,6 +51,12 @@ def solve(levels, enter, unit, slots):
     return table
 
 
+@inner
+def _put(rows, i, a, b, c, d):
+    """Row i becomes (a, b, c, d); a row that is set to a tuple takes numba two seconds longer to compile."""
+    rows[i, 0], rows[i, 1], rows[i, 2], rows[i, 3] = a, b, c, d
+
+
 @entry
 def sequence(levels, enter, unit, table, memory):
     """int64 [operations, 4]: operation (see `rotor`), stage, option, level, of least time in `memory` slots. The least time
@@ -59,15 +65,15 @@ def sequence(levels, enter, unit, table, memory):
     found = np.empty((4 * n, 4), np.int64)
     done = 0
     stack = np.empty((3 * n + 3, 4), np.int64)  # (s, t, m, level), or (-1, stage, option, level) to run backward
-    stack[0] = (0, n - 1, memory, 0)
+    _put(stack, 0, 0, n - 1, memory, 0)
     top = 1
     while top > 0:
         top -= 1
-        s, t, m, level = stack[top]
+        s, t, m, level = stack[top, 0], stack[top, 1], stack[top, 2], stack[top, 3]
         if done + n > len(found):
             found = longer(found, done)
         if s < 0:
-            found[done] = (BACKWARD, t, m, level)
+            _put(found, done, BACKWARD, t, m, level)
             done += 1
             continue
         stages = stages_of(levels, level)
@@ -78,22 +84,22 @@ def sequence(levels, enter, unit, table, memory):
             if more < time:
                 time, into = more, deeper
         if into > level:
-            stack[top] = (s, t, m, into)
+            _put(stack, top, s, t, m, into)
             top += 1
             continue
         if split < 0:
-            found[done] = (KEEP_ALL, s, option, level)
+            _put(found, done, KEEP_ALL, s, option, level)
             done += 1
-            stack[top] = (-1, s, option, level)
+            _put(stack, top, -1, s, option, level)
             top += 1
             if s < t:
-                stack[top] = (s + 1, t, m - _slots(stages.saved[s, option], unit), level)
+                _put(stack, top, s + 1, t, m - _slots(stages.saved[s, option], unit), level)
                 top += 1
             continue
         for stage in range(s, split):
-            found[done] = (KEEP_INPUT if stage == s else FORGET, stage, 0, level)
+            _put(found, done, KEEP_INPUT if stage == s else FORGET, stage, 0, level)
             done += 1
-        stack[top] = (s, split - 1, m, level)
-        stack[top + 1] = (split, t, m - _slots(stages.hold[s, split], unit), level)
+        _put(stack, top, s, split - 1, m, level)
+        _put(stack, top + 1, split, t, m - _slots(stages.hold[s, split], unit), level)
         top += 2
     return found[:done]

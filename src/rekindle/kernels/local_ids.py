@@ -39,7 +39,8 @@ def localise(ops, graph, place):
                     n += 1
                 wiring[m] = place[v]
                 m += 1
-    place[values[:n]] = -1
+    for k in range(n):
+        place[values[k]] = -1
     return values[:n], wiring
 
 

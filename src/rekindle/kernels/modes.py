@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import entry
+from .compiled import entry, inner
 
 TRANSIENT, HOLD, KEEP = 0, 1, 2
 MODES = 3
@@ -30,7 +30,7 @@ class Scratch(NamedTuple):
     runs: np.ndarray  # int64 [most runs]; the sequence
 
 
-@entry
+@inner
 def new_scratch(values, ops, most_runs):
     """`Scratch` for so many values and ops, and sequences of at most `most_runs` runs."""
     return Scratch(

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .aim import score, soft
+from .aim import bin_of, score, soft
 from .borrow import borrow
 from .compiled import entry, inner
 from .run_changes import MOVED, longest_wait, make_again, new_work, note, take_out, undo, use_after, waiting
-from .sequence import empty_before, fill, leeway, move, runs_of
+from .sequence import empty_before, leeway, move, runs_of, spread
 from .slot_lives import peak_slot
-from .slots import AT, BOUNDARY, END, MOST, N_AGAIN, NONE, RUN_TOP, SLOT, Ops, Sequence
+from .slots import AT, BOUNDARY, END, MOST, N_AGAIN, NONE, RUN_TOP, SLOT
 
 AT_PEAK_BELOW, LONG_WAIT_BELOW, TAKE_OUT_BELOW = 0.35, 0.45, 0.75  # random number: which change; guesses
 NEAR_SLOTS = 80  # most moves go no further
@@ -51,31 +51,20 @@ def respread(s, ops, buffer):
     s.counts[:] = 0
     s.counts[BOUNDARY] = NONE
     s.cost[0] = 0.0
-    fill(s, buffer[:m], ops)
+    spread(s, borrow(buffer[:m]), ops)
 
 
 @inner
 def record(s, bins, extra, finest):
     """Enter the sequence where it is cheaper, by more than `finest`, than the one in the bin of its peak."""
     top = s.tree[1, MOST]
-    b = np.searchsorted(bins.edges, top)
+    b = bin_of(bins.edges, top)
     if b < len(bins.edges):
         cheapest = bins.extra[b]
         if extra < cheapest - finest or (extra <= cheapest + finest and top < bins.peak[b]):
             m = runs_of(s, bins.runs[b])
             if m != NONE:
                 bins.extra[b], bins.peak[b], bins.lengths[b] = min(extra, cheapest), top, m
-
-
-@inner
-def _borrowed(s, ops):
-    return (
-        Sequence(
-            borrow(s.slot), borrow(s.run), borrow(s.changing), borrow(s.repeats), borrow(s.head), borrow(s.event),
-            borrow(s.tree), borrow(s.saved), borrow(s.counts), borrow(s.cost),
-        ),
-        Ops(borrow(ops.value), borrow(ops.op), borrow(ops.ids), borrow(ops.weights), ops.boundary),
-    )  # fmt: skip
 
 
 @entry
@@ -86,7 +75,7 @@ def anneal(s, ops, aim, bins, base_cost, changes, hot_start, seed):
     hot_start : first temperature, in units of the score; it falls to a thousandth, quadratically.
     """
     np.random.seed(seed)
-    s, ops = _borrowed(s, ops)
+    s, ops, bins = borrow(s), borrow(ops), borrow(bins)
     work = new_work()
     log = work.log
     hot = np.empty(len(ops.value), np.int64)

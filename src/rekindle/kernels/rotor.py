@@ -53,7 +53,7 @@ class Stages(NamedTuple):
     backward_time: np.ndarray
 
 
-@entry
+@inner
 def row(s, t):
     """Index of the row of C(s, t, .) in the table."""
     return t * (t + 1) // 2 + s
@@ -133,6 +133,12 @@ def longer(found, count):
     return rows
 
 
+@inner
+def _put(rows, i, a, b, c):
+    """Row i becomes (a, b, c); a row that is set to a tuple takes numba longer to compile."""
+    rows[i, 0], rows[i, 1], rows[i, 2] = a, b, c
+
+
 @entry
 def sequence(stages, unit, table, memory):
     """int64 [operations, 3]: what (KEEP_INPUT: the input of the stage is kept and no more), stage, option of the least
@@ -142,32 +148,32 @@ def sequence(stages, unit, table, memory):
     count = 0
     # To do, last first: (s, t, m) to take apart, or (-1, stage, option) to run backward.
     stack = np.empty((3 * n + 3, 3), np.int64)
-    stack[0] = (0, n - 1, memory)
+    _put(stack, 0, 0, n - 1, memory)
     top = 1
     while top > 0:
         top -= 1
-        s, t, m = stack[top]
+        s, t, m = stack[top, 0], stack[top, 1], stack[top, 2]
         if count + n > len(found):
             found = longer(found, count)
         if s < 0:
-            found[count] = (BACKWARD, t, m)
+            _put(found, count, BACKWARD, t, m)
             count += 1
             continue
         split, option, _ = choice(stages, unit, table, s, t, m)
         if split < 0:
-            found[count] = (KEEP_ALL, s, option)
+            _put(found, count, KEEP_ALL, s, option)
             count += 1
-            stack[top] = (-1, s, option)
+            _put(stack, top, -1, s, option)
             top += 1
             if s < t:
-                stack[top] = (s + 1, t, m - _slots(stages.saved[s, option], unit))
+                _put(stack, top, s + 1, t, m - _slots(stages.saved[s, option], unit))
                 top += 1
             continue
         for stage in range(s, split):
-            found[count] = (KEEP_INPUT if stage == s else FORGET, stage, 0)
+            _put(found, count, KEEP_INPUT if stage == s else FORGET, stage, 0)
             count += 1
-        stack[top] = (s, split - 1, m)
-        stack[top + 1] = (split, t, m - _slots(stages.hold[s, split], unit))
+        _put(stack, top, s, split - 1, m)
+        _put(stack, top + 1, split, t, m - _slots(stages.hold[s, split], unit))
         top += 2
     return found[:count]
 

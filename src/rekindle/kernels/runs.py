@@ -39,4 +39,14 @@ def prune(runs, graph):
             for j in range(in_ptr[o], in_ptr[o + 1]):
                 if producer[in_ids[j]] >= 0:
                     live[in_ids[j]] = True
-    return runs[useful]
+    count = 0
+    for s in range(m):
+        if useful[s]:
+            count += 1
+    kept = np.empty(count, np.int64)
+    count = 0
+    for s in range(m):
+        if useful[s]:
+            kept[count] = runs[s]
+            count += 1
+    return kept

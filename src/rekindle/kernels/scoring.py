@@ -39,7 +39,7 @@ class Instance(NamedTuple):
     most_runs: int  # of a sequence
 
 
-@entry
+@inner
 def scratch_for(instance):
     """Work space for `evaluate`; each thread has its own."""
     return new_scratch(len(instance.graph.bytes), len(instance.graph.workspace), instance.most_runs)

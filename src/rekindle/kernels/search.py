@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import changes
-from .aim import score, soft
+from .aim import bin_of, copy_to, score, soft
 from .compiled import entry, inner
 from .modes import MODES
 from .order import leeway, move
@@ -45,13 +45,13 @@ class PointBins(NamedTuple):
 @entry
 def record(bins, point, top, extra):
     """Enter a point where it is cheaper than the one in the bin of its peak."""
-    b = np.searchsorted(bins.edges, top)
+    b = bin_of(bins.edges, top)
     if b < len(bins.edges):
         cheapest = bins.extra[b]
         if extra < cheapest - 1e-9 * abs(cheapest) or (extra <= cheapest and top < bins.peak[b]):
             bins.extra[b], bins.peak[b] = extra, top
-            bins.modes[b] = point.modes
-            bins.orders[b] = point.order
+            copy_to(bins.modes[b], point.modes)
+            copy_to(bins.orders[b], point.order)
 
 
 @inner
@@ -167,8 +167,8 @@ def anneal(start, candidates, classes, instance, aim, bins, proposals, hot_start
             strict = score(top, extra, aim)
             if strict < best:
                 best = strict
-                best_modes[:] = modes
-                best_order[:] = order
+                copy_to(best_modes, modes)
+                copy_to(best_order, order)
         else:
             if target >= 0:
                 move(order, target, source)

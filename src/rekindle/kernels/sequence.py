@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .borrow import borrow
 from .compiled import entry, inner
 from .slot_lives import add, life_end, produce, refresh, unproduce, unuse, use
 from .slots import (
@@ -65,9 +66,9 @@ def insert(s, o, t, ops):
         s.run[r, OP] = o
         s.run[r, NODE] = s.counts[NODE_TOP]
         s.counts[NODE_TOP] += degree
-        for e in range(s.run[r, NODE], s.run[r, NODE] + degree):
-            s.event[e, RUN] = r
-            s.event[e, MADE] = e - s.run[r, NODE] < ops.op[o, IN] - ops.op[o, OUT]
+        for k in range(s.run[r, NODE], s.run[r, NODE] + degree):
+            s.event[k, RUN] = r
+            s.event[k, MADE] = k - s.run[r, NODE] < ops.op[o, IN] - ops.op[o, OUT]
     s.run[r, AT] = t
     s.slot[t] = r
     if s.changing[o, FIRST] == NONE:
@@ -77,7 +78,7 @@ def insert(s, o, t, ops):
         s.run[r, AGAIN] = s.counts[N_AGAIN]
         s.repeats[s.counts[N_AGAIN]] = r
         s.counts[N_AGAIN] += 1
-    e = s.run[r, NODE]
+    e = np.int64(s.run[r, NODE])
     for j in range(ops.op[o, OUT], ops.op[o, IN]):
         produce(s, ops.ids[j], e, t, ops)
         e += 1
@@ -98,7 +99,7 @@ def remove(s, r, ops):
         add(s, t, t, s.saved[t])
         s.saved[t] = 0
     s.slot[t] = NONE
-    e = s.run[r, NODE]
+    e = np.int64(s.run[r, NODE])
     for j in range(ops.op[o, OUT], ops.op[o, IN]):
         unproduce(s, ops.ids[j], e, t, ops)
         e += 1
@@ -123,7 +124,7 @@ def useless(s, r, ops):
     """Whether run r is a repeat none of whose outputs is used."""
     if s.run[r, AT] == NONE or s.run[r, AGAIN] == NONE:
         return False
-    e = s.run[r, NODE]
+    e = np.int64(s.run[r, NODE])
     o = s.run[r, OP]
     for j in range(ops.op[o, OUT], ops.op[o, IN]):
         if life_end(s, e, ops.ids[j], ops) > s.run[r, AT]:
@@ -138,7 +139,7 @@ def leeway(s, r, ops):
     o, t = s.run[r, OP], s.run[r, AT]
     first, last = 0, s.counts[END] - 1
     border = s.counts[BOUNDARY]
-    e = s.run[r, NODE]
+    e = np.int64(s.run[r, NODE])
     for _ in range(ops.op[o, OUT], ops.op[o, IN]):
         if s.event[e, PRIOR] != NONE:
             first = max(first, s.event[s.event[e, PRIOR], SLOT] + 1)
@@ -191,7 +192,7 @@ def move(s, r, t, ops):
         unuse(s, v, e, old, ops)
         e += 1
     s.slot[old] = NONE
-    e = s.run[r, NODE]
+    e = np.int64(s.run[r, NODE])
     for j in range(ops.op[o, OUT], ops.op[o, IN]):
         v = ops.ids[j]
         if life_end(s, e, v, ops) > old:
@@ -211,7 +212,7 @@ def move(s, r, t, ops):
         use(s, ops.ids[j], e, t, ops)
         e += 1
     refresh(s, t, ops)
-    e = s.run[r, NODE]
+    e = np.int64(s.run[r, NODE])
     for j in range(ops.op[o, OUT], ops.op[o, IN]):
         end = life_end(s, e, ops.ids[j], ops)
         if end > t:
@@ -273,6 +274,12 @@ def build(runs: np.ndarray, ops: Ops) -> Sequence:
 @entry
 def fill(s, runs, ops):
     """Put runs (op ids, a valid sequence) into an empty state."""
+    spread(borrow(s), borrow(runs), borrow(ops))
+
+
+@inner
+def spread(s, runs, ops):
+    """As `fill`, for kernels."""
     n = len(s.slot)
     s.counts[END] = n - 1
     step = (n - 2) / max(1, len(runs))

@@ -7,6 +7,8 @@ s : `slots.Sequence`; changed in place. ops : `slots.Ops`. v : a value. t : a sl
 
 from __future__ import annotations
 
+import numpy as np
+
 from .compiled import inner
 from .slots import ADD, AFTER, BEFORE, END, KEEP, MADE, MOST, NODE, NONE, OP, OUT, OVER, PRIOR, SHARED, SIZE, SLOT
 
@@ -122,7 +124,7 @@ def refresh(s, t, ops):
         o = s.run[r, OP]
         if ops.op[o, BEFORE] > ops.op[o, OVER]:
             first = ops.ids[ops.op[o, OUT]]
-            if life_end(s, s.run[r, NODE], first, ops) > t:
+            if life_end(s, np.int64(s.run[r, NODE]), first, ops) > t:
                 for q in range(ops.op[o, OVER], ops.op[o, BEFORE]):
                     v = ops.ids[q]
                     if ops.value[v, SHARED] or ops.value[v, SIZE] < ops.value[first, SIZE]:

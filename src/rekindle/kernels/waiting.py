@@ -59,7 +59,9 @@ def least_waiting(cost, held, extras):
     per byte: a knapsack, relaxed to fractions."""
     found = np.empty(len(extras))
     for k in range(len(extras)):
-        waiting, extra = held.sum(), extras[k]
+        waiting, extra = 0.0, extras[k]
+        for i in range(len(held)):
+            waiting += held[i]
         for i in range(len(cost)):
             if cost[i] > extra:
                 if cost[i] < np.inf:

@@ -44,8 +44,7 @@ from dataclasses import replace
 import numpy as np
 
 from .. import bounds
-from ..kernels import moves
-from ..kernels.compiled import to_compile
+from ..kernels import companion, compiled
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
@@ -115,14 +114,14 @@ def auto(problem: Problem) -> Iterator[Schedule]:
     if proven:
         yield from proven
         return
-    if to_compile(moves.anneal):
-        problem.progress("compiling the search, once after an installation: about a minute")
-    if problem.effort != "thorough":
-        found = stretches_of(problem).answers(problem)
-    else:
-        found = curve_of(problem).look_closer(problem)
-        if not problem.whole:  # never worse than with less effort
-            normal = replace(problem, effort="normal")
-            found = pareto(found + stretches_of(normal).answers(normal))
+    companion.start()
+    with compiled.reported_to(problem.progress):
+        if problem.effort != "thorough":
+            found = stretches_of(problem).answers(problem)
+        else:
+            found = curve_of(problem).look_closer(problem)
+            if not problem.whole:  # never worse than with less effort
+                normal = replace(problem, effort="normal")
+                found = pareto(found + stretches_of(normal).answers(normal))
     chosen = thin(choose(problem, found))
     yield from (Schedule.from_runs(problem.graph, e.runs, "auto") for e in chosen)

@@ -14,6 +14,7 @@ from .. import notices
 from ..accept import callback, choice
 from ..ask import LOSSES, TraceOptions
 from ..errors import TraceError
+from ..kernels import companion
 from ..model.graph import Graph
 from ..model.plan import Plan
 from ..progress import Progress, announce, telling
@@ -135,6 +136,7 @@ def trace(
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     options = TraceOptions(loss, target, optimizer, tuple(marks))
+    companion.start()  # the search is compiled while the model is traced and its operators are timed
     with telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
         made = trace_call(model, args, kwargs, options, progress=tell)
@@ -264,6 +266,7 @@ def _costed(
     graph = lowered.graph
     at = [i for i, c in enumerate(lowered.calls) if c.kind == "aten"]
     nodes = [n for i in at if (n := lowered.calls[i].node) is not None]
+    companion.start()  # the search is compiled while the model is traced and its operators are timed
 
     def here() -> Costs:
         if fake:  # what happens to be known of this machine must not matter

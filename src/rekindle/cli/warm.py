@@ -1,0 +1,26 @@
+"""The command `warm`: compiles the search ahead, for images of machines and for CI. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..warming import warm as compile_ahead
+from .answer import Answer, progress
+from .options import Json
+
+All = Annotated[bool, typer.Option("--all", help="Compile the kernels of every solver, not only those of auto.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(warm)
+
+
+def warm(every_solver: All = False, json: Json = False) -> Answer:
+    """Compile the search ahead, so that the first plan does not wait for it: for images of machines and for CI."""
+    with progress() as tell:
+        made = compile_ahead(every_solver, tell)
+    document = {"kernels": made.kernels, "seconds": made.seconds, "folder": made.folder}
+    return Answer(document, lambda: [made.sentence])
