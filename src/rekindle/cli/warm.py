@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from ..progress import telling
 from ..warming import warm as compile_ahead
-from .answer import Answer, progress
+from .answer import Answer
 from .options import Json
 
 All = Annotated[bool, typer.Option("--all", help="Compile the kernels of every solver, not only those of auto.")]
@@ -20,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def warm(every_solver: All = False, json: Json = False) -> Answer:
     """Compile the search ahead, so that the first plan does not wait for it: for images of machines and for CI."""
-    with progress() as tell:
+    with telling(None) as tell:
         made = compile_ahead(every_solver, tell)
     document = {"kernels": made.kernels, "seconds": made.seconds, "folder": made.folder}
     return Answer(document, lambda: [made.sentence])
