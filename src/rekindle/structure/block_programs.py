@@ -45,11 +45,11 @@ def programs(block: Block) -> list[np.ndarray]:
         for order in (dropping.order, _hoisted(dropping)):
             dropping.order = order
             for modes in _modes(dropping, ranked, density):
-                if (found_runs := dropping.runs(modes)) is None:
+                if (runs := dropping.runs_array(modes)) is None:
                     continue  # far more runs than ops: no program of that length is worth its time
-                runs = np.array(found_runs, np.int64)
-                program = runs[int(np.flatnonzero(runs == block.turn)[0]) + 1 :]
-                found.setdefault(program.tobytes(), program)
+                program = runs[int((runs == block.turn).argmax()) + 1 :]
+                if (key := program.tobytes()) not in found:
+                    found[key] = program.copy()
     return list(found.values())
 
 
