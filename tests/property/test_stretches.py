@@ -61,14 +61,14 @@ def test_more_overhead_never_gives_a_larger_plan(graph: Graph, effort: str, data
 
 @examples(25)
 @given(graph=families, data=st.data())
-def test_how_low_the_way_down_leads_does_not_depend_on_timings(graph: Graph, data: st.DataObject) -> None:
-    lows = []
+def test_the_way_down_does_not_depend_on_timings(graph: Graph, data: st.DataObject) -> None:
+    """Costs of ops counted for a thousandth of what the search saw, which was enough."""
+    found = []
     for _ in range(2):
-        seconds = data.draw(st.lists(st.integers(1, 9), min_size=len(graph.ops), max_size=len(graph.ops)))
-        timed = graph.with_costs([float(s) for s in seconds])
-        found = way_down.smallest(Problem(timed, timed.weights(), effort="quick"))
-        lows.append(min(e.peak for e in found))
-    assert lows[0] == lows[1]
+        seconds = data.draw(st.lists(st.integers(0, 9), min_size=len(graph.ops), max_size=len(graph.ops)))
+        timed = graph.with_costs([10.0**s for s in seconds])
+        found.append(way_down.sequences(Problem(timed, timed.weights(), effort="quick")))
+    assert [runs.tolist() for runs in found[0]] == [runs.tolist() for runs in found[1]]
 
 
 def test_the_least_plan_is_as_small_whatever_ops_take() -> None:

@@ -59,7 +59,7 @@ class WayDownSettings:
     changes: int = 10_000
     changes_per_op: int = 60
     changes_ops: int = 1000
-    cheaper_times: float = 0.4
+    cheaper_times: float = 1.0
 
 
 SETTINGS = WayDownSettings()
@@ -74,16 +74,22 @@ def structural_weights(graph: Graph) -> np.ndarray:
 
 def smallest(problem: Problem) -> list[Entry]:
     """Entries near the least peak that the search reaches, with their costs in the unit of the problem."""
-    graph = problem.graph
-    shown = replace(problem, weights=structural_weights(graph), limit=None, max_overhead=None, whole=False)
+    return pareto([entry(problem.graph, problem.weights, runs) for runs in sequences(problem)])
+
+
+def sequences(problem: Problem) -> list[np.ndarray]:
+    """Sequences of runs near the least peak: the same ones however the graph's ops were timed."""
+    weights = structural_weights(problem.graph)
+    # Searches look at a graph's seconds too, whatever cost they are asked to lower.
+    graph = problem.graph.with_costs(weights.tolist())
+    shown = replace(problem, graph=graph, weights=weights, limit=None, max_overhead=None, whole=False)
     seeds = _seeds(shown)
     reduced = Reduced(graph, Dropping(graph), SETTINGS.negligible_share)
     polish = Polish(shown, reduced)
     polish.enter([np.arange(len(reduced.ops)), *(reduced.reduced_runs(e.runs) for e in seeds)])
     with problem.interruptible():
         _descend(shown, polish)
-    found = [*seeds, *polish.entries()]
-    return pareto([entry(graph, problem.weights, e.runs) for e in found])
+    return [e.runs for e in [*seeds, *polish.entries()]]
 
 
 def _seeds(problem: Problem) -> list[Entry]:
