@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +17,15 @@ def brief_certificates(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """Sweep tests, and modules that set `WHOLE_CERTIFICATES`, keep the usual settings."""
     if request.node.get_closest_marker("sweep") is None and not hasattr(request.module, "WHOLE_CERTIFICATES"):
         monkeypatch.setattr(certify, "SETTINGS", BRIEF)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own for measured costs; nothing that was measured before is known."""
+    from rekindle.torch.costs import cache as cost_cache
+    from rekindle.torch.costs import node_costs
+
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(node_costs, "_SESSION", {})
+    monkeypatch.setattr(cost_cache, "_WARNED", set())
+    return tmp_path / "cache"
