@@ -74,6 +74,7 @@ class Stretches:
         little above the smallest seed.
     focus : the search of one stretch.
     found : per stretch that was looked at, the entries found there.
+    pressed : what pressing gave, by the peak and the extra cost of the entry that was pressed.
     """
 
     seeds: list[Entry]
@@ -122,11 +123,11 @@ class Stretches:
 
     # -- goals ---------------------------------------------------------------------------------------------------------
     def _everything(self, problem: Problem) -> list[Entry]:
+        """The whole frontier; asked for a coarse one, without the way down."""
         found = list(self.seeds)
-        if not problem.coarse:
-            for k in range(len(self.cells) - 2, -1, -1):
-                if problem.time_left > 0:
-                    found += self._look(replace(problem, whole=False), k)
+        for k in range(len(self.cells) - 2, 0 if problem.coarse else -1, -1):
+            if problem.time_left > 0:
+                found += self._look(replace(problem, whole=False), k)
         return pareto(found)
 
     def _within(self, problem: Problem, room: float) -> list[Entry]:
