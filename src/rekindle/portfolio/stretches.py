@@ -205,7 +205,8 @@ class Stretches:
         down = way_down.smallest(problem)
         least = min(float(down[-1].peak), self.cells[1])
         high = max(self.cells[1], SETTINGS.lowest_width * least)
-        known = pareto([*down, *(e for e in self.seeds if e.peak <= high)])
+        more = [e for e in way_down.evicted(problem, least, high) if e.peak >= least]
+        known = pareto([*down, *more, *(e for e in self.seeds if e.peak <= high)])
         found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known)
         return pareto(known + [e for e in found if e.peak >= least])
 

@@ -45,6 +45,7 @@ class WayDownSettings:
     changes : of each chain, at most,
     changes_per_op : and at most so many for each op,
     changes_ops : on graphs of up to so many ops; on larger ones fewer in proportion.
+    evicted_peaks : peaks for which `dtr` is asked, by the problem's own costs.
     cheaper_times : times the changes of a sweep of `anneal`, to lower costs near the least peak.
     """
 
@@ -59,6 +60,7 @@ class WayDownSettings:
     changes: int = 10_000
     changes_per_op: int = 60
     changes_ops: int = 1000
+    evicted_peaks: int = 4
     cheaper_times: float = 1.0
 
 
@@ -90,6 +92,14 @@ def sequences(problem: Problem) -> list[np.ndarray]:
     with problem.interruptible():
         _descend(shown, polish)
     return [e.runs for e in [*seeds, *polish.entries()]]
+
+
+def evicted(problem: Problem, low: float, high: float) -> list[Entry]:
+    """Entries that the online policy of `dtr` gives between two peaks: near the floor it often costs least."""
+    peaks = np.geomspace(max(1.0, low), max(1.0, low, high), SETTINGS.evicted_peaks)
+    limits = [problem.graph.resident_bytes + int(peak) for peak in peaks]
+    within = [replace(problem, limit=limit, max_overhead=None, whole=False) for limit in limits]
+    return proposals.all_of(problem, [partial(proposals.proposed, one, "dtr") for one in within])
 
 
 def _seeds(problem: Problem) -> list[Entry]:
