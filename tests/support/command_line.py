@@ -33,10 +33,13 @@ def without_progress(text: str) -> str:
     return re.sub(r"^rekindle: [^\n]*, \d+ s\n", "", text, flags=re.MULTILINE)
 
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
 def screen(text: str) -> list[str]:
-    """The lines as a terminal shows them, without blanks at their ends."""
+    """The lines as a terminal shows them, without colours, and without blanks at their ends."""
     lines = []
-    for line in text.split("\n"):
+    for line in COLOUR.sub("", text).split("\n"):
         shown: list[str] = []
         for part in line.split("\r"):
             shown[: len(part)] = part

@@ -73,7 +73,7 @@ def test_within_a_budget_that_only_another_cost_reaches_the_cheapest_is_taken() 
     within, least = (
         rekindle.plan(trace, **goal, effort="thorough") for goal in ({"budget": budget}, {"minimize": "memory"})
     )
-    assert within.overhead < least.overhead - 0.3
+    assert within.overhead < min(0.5, least.overhead)
 
 
 @sweep
