@@ -21,7 +21,7 @@ from rekindle.model.schedule import Schedule
 from rekindle.portfolio.block_options import Known, options
 from rekindle.portfolio.hierarchical import Levels, hierarchical, nested
 from rekindle.problem import Problem
-from rekindle.structure.block_programs import programs
+from rekindle.structure.block_programs import Programs
 from rekindle.structure.blocks import Block, Kinds
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.cuts import closed, cuts
@@ -78,10 +78,16 @@ def test_programs_run_all_of_backward_and_make_what_they_need(graph: Graph, size
     kinds = Kinds(graph, graph.weights())
     for stage in range(len(chain)):
         block = Block(chain, stage, kinds)
-        found = list(programs(block))
-        assert found
-        for program in found:
-            assert sorted(set(program.tolist()) - set(range(block.turn))) == block.plain.tolist()
+        for mine, theirs in zip(block.arrays, block.graph.arrays, strict=True):
+            if block.stage < chain.turn:
+                assert np.array_equal(mine, theirs)
+        found = Programs(block)
+        assert len(found.prices)
+        for k, price in enumerate(found.prices.tolist()):
+            if price[0] < math.inf:
+                program = found[k]
+                assert sorted(set(program.tolist()) - set(range(block.turn))) == block.plain.tolist()
+                assert price == pytest.approx(block.quick(program))
 
 
 def test_what_is_the_same_is_planned_once() -> None:
@@ -345,7 +351,7 @@ def test_the_inside_of_a_skip_is_one_block() -> None:
     names = {graph.ops[o].module for o in chain.forward[inside]}
     assert {n for n in names if n.startswith("down")} >= {"down.0.0", "down.3.0"}
     block = Block(chain, inside, Kinds(graph, graph.weights("flops")))
-    flat = np.array([block.quick(p) for p in programs(block)])
+    flat = Programs(block).prices
     nested_ = np.array([block.quick(p) for p in nested(block)])
     better = [all((row < other).any() for other in flat) for row in nested_]
     assert any(better), "some option that no dropping of values reaches"

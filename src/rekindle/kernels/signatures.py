@@ -12,6 +12,7 @@ from numba import from_dtype, types
 
 from . import (
     ahead,
+    blocks,
     cuts,
     dtr,
     judge,
@@ -55,6 +56,7 @@ ROWS = fields(Rows, INTS, INTS)
 GRAPH = fields(Arrays, *[INTS] * 9, BOOLS, BOOLS, INT)
 AIM = fields(Aim, *[FLOAT] * 6)
 SCRATCH = fields(modes.Scratch, BOOLS, BOOLS, INTS, INTS, BOOLS, INTS)
+MARKS = fields(blocks.Marks, *[BOOLS] * 6)
 POINT = fields(scoring.Point, TINY, INTS)
 INSTANCE = fields(
     scoring.Instance, GRAPH, ROWS, FLOATS, FLOAT, BOOLS, ROWS, fields(order.Regions, INT, INT), INT
@@ -93,6 +95,8 @@ KERNELS: list[tuple[Any, tuple[Any, ...]]] = [
     (rotor.sequence, (STAGES, INT, FLOATS_2D, INT)),
     (rotor.solve, (STAGES, INT, INT)),
     (order.hoist, (INTS, INT, ROWS, GRAPH)),
+    (blocks.price, (INTS, TINY_2D, ROWS, GRAPH, GRAPH, MARKS, FLOATS, INT, SCRATCH)),
+    (blocks.outline, (GRAPH, INT)),
     (local_ids.missing, (INTS, BOOLS, GRAPH)),
     (local_ids.rows, (INTS, INT)),
     (local_ids.localise, (INTS, GRAPH, INTS)),

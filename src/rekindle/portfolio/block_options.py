@@ -9,7 +9,7 @@ import numpy as np
 
 from ..kernels.rotor import Stages
 from ..model.graph import Graph
-from ..structure.block_programs import programs
+from ..structure.block_programs import Programs
 from ..structure.blocks import SIZES, Block, Kinds
 from ..structure.chain import Chain
 
@@ -55,10 +55,12 @@ class Known:
     def plan(self, block: Block) -> Planned:
         """The options of a block."""
         if block.key not in self.planned:
-            every = [*programs(block), *self.more(block)]
-            saved, peak, time = np.array([block.quick(p) for p in every]).T
-            kept = best_of(saved, peak, time)
-            self.planned[block.key] = Planned(np.array([block.sizes(every[k]) for k in kept]), [every[k] for k in kept])
+            tried, more = Programs(block), list(self.more(block))
+            prices = [tried.prices, *([block.quick(p)] for p in more)]
+            kept = best_of(*np.concatenate(prices).T)
+            first = len(tried.prices)
+            programs = [tried[k] if k < first else more[k - first] for k in kept]
+            self.planned[block.key] = Planned(np.array([block.sizes(p) for p in programs]), programs)
         return self.planned[block.key]
 
 

@@ -105,9 +105,17 @@ def evicted(problem: Problem, low: float, high: float) -> list[Entry]:
 def _seeds(problem: Problem) -> list[Entry]:
     """Entries of fast solvers and of blocks that are joined for least memory."""
     whole = replace(problem, whole=True)
-    sources: list[proposals.Source] = [partial(proposals.proposed, whole, name) for name in SETTINGS.solvers]
-    sources += [partial(_of_blocks, problem, curve) for curve in proposals.blocks_of(problem)]
-    return pareto(proposals.all_of(problem, sources))
+    found = proposals.all_of(problem, [partial(proposals.proposed, whole, name) for name in SETTINGS.solvers])
+    if min(e.peak for e in found) > _floor(problem):
+        found += proposals.all_of(
+            problem, [partial(_of_blocks, problem, curve) for curve in proposals.blocks_of(problem)]
+        )
+    return pareto(found)
+
+
+def _floor(problem: Problem) -> int:
+    """No schedule has a smaller peak, in bytes without the resident ones."""
+    return bounds.look_ahead(problem.graph).bytes - problem.graph.resident_bytes
 
 
 def _of_blocks(problem: Problem, curve: proposals.Levels) -> Iterator[Entry]:
@@ -133,7 +141,7 @@ def _descend(problem: Problem, polish: Polish) -> None:
             )
         return found
 
-    floor = bounds.look_ahead(problem.graph).bytes - problem.graph.resident_bytes
+    floor = _floor(problem)
     idle, least = 0, archive.least
     for k in range(dict(SETTINGS.passes)[problem.effort]):
         if least <= floor or idle >= SETTINGS.idle_passes:

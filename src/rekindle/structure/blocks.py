@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..kernels import local_ids, modes
-from ..kernels.arrays import Arrays
+from ..kernels import blocks, local_ids, modes
+from ..kernels.arrays import Arrays, Rows
 from ..kernels.runs import prune
 from ..model.graph import BOUNDARY, Graph, Op, Value
 from .chain import Chain
@@ -87,6 +87,7 @@ class Block:
         self.around, self.before = int(lives.size[passes].sum()), int(lives.size[idle].sum())
         flags = [self.own, read, entering, self.later, self.passed_on, self.passing, self.ending, self.waiting, self.left,
                  own_gradient, self.kept]  # fmt: skip
+        self._wiring = wiring
         parts = (wiring, kinds.of[ops], size, np.array(flags))
         self.key = (self.turn, *(part.tobytes() for part in parts))
 
@@ -107,9 +108,33 @@ class Block:
             ops.append(
                 Op(op.name, inputs, outputs, op.seconds, op.flops, op.workspace, op.backward, op.recompute, over)
             )
-        keep = np.flatnonzero(self.left | self.saved | self.own & self.kept).tolist()
+        keep = np.flatnonzero(self._stays).tolist()
         values = [*(Value(x) for x in self.size.tolist()), Value(0)]
         return Graph(tuple(values), tuple(ops), (*keep, last), 0, "block")
+
+    @property
+    def _stays(self) -> np.ndarray:
+        """bool [values]: whether it must be there after the step of the block."""
+        return self.left | self.saved | self.own & self.kept
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """The arrays of `graph`, without the graph."""
+        a, turn, count = self.chain.graph.arrays, self.turn, len(self.ops)
+        ops = np.delete(self.ops, turn)
+        token = len(self.size)
+        results, arriving = np.flatnonzero(self.passed_on), np.append(np.flatnonzero(self.later), token)
+        ptr, ids = local_ids.rows(self._wiring, count - 1)
+        inputs, outputs, over = (
+            _with_row(ptr[kind], ids[kind], turn, row) for kind, row in enumerate((results, arriving, results[:0]))
+        )
+        producer = np.full(token + 1, -1, np.int64)
+        producer[outputs.ids] = np.repeat(np.arange(count), np.diff(outputs.ptr))
+        return Arrays(
+            np.where(producer >= 0, _with_last(self.size, 0), 0), producer, *inputs, *outputs, *over,
+            np.insert(a.workspace[ops], turn, 0), np.insert(a.recompute[ops], turn, False), _with_last(self._stays, True),
+            turn,
+        )  # fmt: skip
 
     @cached_property
     def weights(self) -> np.ndarray:
@@ -127,6 +152,25 @@ class Block:
         return (
             float(self.size[saved].sum()), float(self._backward_peak(program, extra)), float(self.weights[program].sum())
         )  # fmt: skip
+
+    def prices(self, order: np.ndarray, rows: np.ndarray, drops: Rows, scratch: modes.Scratch) -> np.ndarray:
+        """float64 [rows, 3]: as `quick`, of the programs that follow from rows of modes; see `kernels.blocks.price`."""
+        prices: np.ndarray = blocks.price(
+            order, rows, drops, self.arrays, self._bare, self._marks, self.weights, self.turn, scratch
+        )
+        prices[:, 1] -= self._ends
+        return prices
+
+    @cached_property
+    def _bare(self) -> Arrays:
+        a = self._arrays
+        return a._replace(bytes=a.bytes.copy(), keep=_with_last(self.left, False))
+
+    @cached_property
+    def _marks(self) -> blocks.Marks:
+        counted = self.own | self.ending | self.behind
+        flags = [_with_last(x, False) for x in (self.own, self.saved, self.unread, counted, self.left)]
+        return blocks.Marks(*flags, self._shared)
 
     def sizes(self, program: np.ndarray) -> tuple[float, ...]:
         """The sizes and times of the backward `program` in the order of `SIZES`, as `kernels.rotor.Stages` has them."""
@@ -164,19 +208,20 @@ class Block:
 
     @cached_property
     def _arrays(self) -> Arrays:
-        a = self.graph.arrays
-        return a._replace(bytes=np.append(self.size, 0), producer=np.zeros(len(a.bytes), np.int64))
+        a = self.arrays
+        return a._replace(bytes=_with_last(self.size, 0), producer=np.zeros(len(a.bytes), np.int64))
 
     def _forward(self, wanted: np.ndarray) -> np.ndarray:
         """The runs of forward that make the values `wanted`, where the kept values are there."""
-        a = self._arrays
-        runs = np.array([i for i in range(self.turn) if int(self.ops[i]) not in self.chain.once], np.int64)
-        asked = a._replace(
-            producer=np.append(np.where(self.kept, -1, 0), 0),
-            recompute=np.ones(len(a.recompute), np.bool_),
-            keep=np.append(wanted & ~self.kept, False),
-        )
-        return prune(runs, asked)
+        runs, asked = self._forward_arrays
+        return prune(runs, asked._replace(keep=_with_last(wanted & ~self.kept, False)))
+
+    @cached_property
+    def _forward_arrays(self) -> tuple[np.ndarray, Arrays]:
+        a, once = self._arrays, self.chain.once
+        runs = np.array([i for i, o in enumerate(self.ops[: self.turn].tolist()) if o not in once], np.int64)
+        producer = _with_last(np.where(self.kept, -1, 0), 0)
+        return runs, a._replace(producer=producer, recompute=np.ones(len(a.recompute), np.bool_))
 
     def _peak(self, runs: np.ndarray, counted: np.ndarray, left: np.ndarray) -> int:
         """Most bytes of the values `counted` during the runs, where the values `left` must be there after them."""
@@ -194,6 +239,13 @@ class Block:
             boundary = graph.ops[graph.boundary]
             out[:-1] = np.isin(self.values, [*boundary.inputs, *boundary.outputs])
         return out
+
+
+def _with_row(ptr: np.ndarray, ids: np.ndarray, at: int, row: np.ndarray) -> Rows:
+    """Compressed rows with one more row at position `at`."""
+    begin, end = ptr[at], ptr[-1]
+    longer = np.concatenate([ptr[: at + 1], ptr[at:] + len(row)])
+    return Rows(longer, np.concatenate([ids[:begin], row, ids[begin:end]]))
 
 
 def _with_last(x: np.ndarray, last: int | bool) -> np.ndarray:
