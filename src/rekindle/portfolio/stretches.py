@@ -7,8 +7,12 @@ not for 0.4937 of it. A search looks at the one stretch in which the goal lies (
 A larger budget never gives a slower plan, although another budget is looked at elsewhere. The answer to a budget in stretch
 k comes from the seeds A, which serve every goal, and from the entries F_k that the look at stretch k found. An entry of F_k
 counts only if it costs at least as much as the seeds need at the upper end of the stretch: then every larger budget beyond
-the stretch has an answer as cheap, and within the stretch all budgets share F_k. Where an entry of F_k is cheaper than that
-(the seeds are poor there), stretch k + 1 is looked at too, whose answers may lie lower than its seeds.
+the stretch has an answer as cheap, and within the stretch all budgets share F_k. Where an entry of F_k that may serve the
+goal is cheaper than that (the seeds are poor there), stretch k + 1 is looked at too, whose answers may lie lower than its
+seeds.
+
+Below the smallest seed the way down leads in passes (see `way_down`). Few people need all of it, so the lowest stretch is
+divided when a goal first falls into it: one part for all that few passes reach with room to spare, and the rest.
 
 Last, entries that miss the goal by up to 2 % are pressed to a lower peak at their cost (see `Polish.press`): budgets are
 missed by kilobytes. Each entry is pressed in a way that depends on it alone, so the order of answers stays.
@@ -30,6 +34,7 @@ from .anneal import Polish
 from .focus import Focus
 from .hierarchical import Levels
 from .news import teller
+from .threads import in_threads
 
 EPS = 1e-9  # of a cost
 
@@ -43,6 +48,9 @@ class StretchSettings:
     press_changes : with so many changes each, on graphs of up to `press_ops_most` ops.
     lowest_width : upper end of the lowest stretch, as a multiple of the smallest seed's peak: the smallest seeds cost far
         more than those a little larger.
+    easy_passes : of the way down, which serve budgets
+    easy_room : from so many times the least peak that they reach,
+    easy_width : if such budgets take that share of the lowest stretch's upper end, or less.
     enough_share : of the plain step's cost. A stretch is not looked at where its seeds are certified to lie so close to the
         least cost.
     """
@@ -54,6 +62,9 @@ class StretchSettings:
     press_changes: int = 15_000
     press_ops_most: int = 3500
     lowest_width: float = 1.1
+    easy_passes: int = 2
+    easy_room: float = 1.07
+    easy_width: float = 0.9
     enough_share: float = 1e-3
 
 
@@ -71,17 +82,23 @@ class Stretches:
 
     seeds : entries that serve every goal, in order of falling peak.
     cells : peaks that bound the stretches, rising, in bytes without the resident ones. The lowest stretch ends a
-        little above the smallest seed.
+        little above the smallest seed, and is divided later.
     focus : the search of one stretch.
-    found : per stretch that was looked at, the entries found there.
+    found : per stretch that was looked at, by its upper end, the entries found there.
     pressed : what pressing gave, by the peak and the extra cost of the entry that was pressed.
+    divided : whether it was looked at where to divide the lowest stretch.
+    easy : entries of the way down after few passes, where the lowest stretch was divided.
+    down : the way down so far.
     """
 
     seeds: list[Entry]
     cells: list[float]
     focus: Focus
-    found: dict[int, list[Entry]] = field(default_factory=dict)
+    found: dict[float, list[Entry]] = field(default_factory=dict)
     pressed: dict[tuple[float, float], list[Entry]] = field(default_factory=dict)
+    divided: bool = False
+    easy: list[Entry] = field(default_factory=list)
+    down: way_down.WayDown | None = None
 
     @property
     def everything(self) -> list[Entry]:
@@ -125,16 +142,19 @@ class Stretches:
     def _everything(self, problem: Problem) -> list[Entry]:
         """The whole frontier; asked for a coarse one, without the way down."""
         found = list(self.seeds)
-        for k in range(len(self.cells) - 2, 0 if problem.coarse else -1, -1):
+        if not problem.coarse:
+            self._divide_lowest(problem)
+        last = 0 if not problem.coarse else 2 if self.easy else 1
+        for k in range(len(self.cells) - 2, last - 1, -1):
             if problem.time_left > 0:
                 found += self._look(replace(problem, whole=False), k)
         return pareto(found)
 
     def _within(self, problem: Problem, room: float) -> list[Entry]:
         """Entries for a budget of `room` bytes."""
-        k = self._stretch(room)
+        k = self._stretch(problem, room)
         _tell(problem, self.seeds)
-        found = self._allowed(problem, k)
+        found = self._allowed(problem, k, room * (1 + SETTINGS.near_share))
         least = bounds.extras_at(problem.graph, problem.weights, [problem.graph.resident_bytes + int(room)])[0]
         best = _cheapest(found, room)
         if best <= least * (1 + EPS) + EPS * problem.base_cost:
@@ -147,50 +167,77 @@ class Stretches:
         extra += EPS * problem.base_cost
         found = list(self.seeds)
         _tell(problem, found)
-        k = self._stretch(_smallest(found, extra))
+        k = self._stretch(problem, _smallest(found, extra))
         floor = bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead or 0.0).bytes
         while True:
-            found = pareto(found + self._allowed(problem, k))
+            found = pareto(found + self._allowed(problem, k, extra=extra))
             peak = _smallest(found, extra)
             if peak + problem.graph.resident_bytes <= floor or k == 0 or peak > self.cells[k] or problem.time_left <= 0:
                 break
-            k -= 1
+            k = self._stretch(problem, self.cells[k] - 1)
         near = [e for e in found if peak <= e.peak <= peak / (1 - SETTINGS.near_share) and e.extra <= extra]
         return pareto(found + self._press(problem, near))
 
     def _least(self, problem: Problem) -> list[Entry]:
         """Entries for the least peak at any cost."""
+        self._divide_lowest(problem)
         found = pareto(self.seeds + self._look(problem, 0))
         least = found[-1]
         near = [e for e in found if e.peak <= least.peak * (1 + SETTINGS.near_share) and e.extra < least.extra]
         return pareto(found + [e for e in self._press(problem, near) if e.peak >= least.peak])
 
     # -- stretches -----------------------------------------------------------------------------------------------------
-    def _stretch(self, peak: float) -> int:
+    def _stretch(self, problem: Problem, peak: float) -> int:
+        if peak < self.cells[1]:
+            self._divide_lowest(problem)
         return min(max(int(np.searchsorted(self.cells, peak, "right")) - 1, 0), len(self.cells) - 2)
 
-    def _allowed(self, problem: Problem, k: int) -> list[Entry]:
-        """The seeds, and the entries of stretch k that no answer to a larger budget costs more than."""
-        found = self._look(problem, k)
+    def _divide_lowest(self, problem: Problem) -> None:
+        """Divide the lowest stretch, once: where depends on no goal, so the order of goals does not matter."""
+        if self.divided:
+            return
+        down = way_down.WayDown(problem)
+        down.descend(problem, SETTINGS.easy_passes)
+        if problem.time_left <= 0:
+            return
+        self.divided, self.down = True, down
+        end = SETTINGS.easy_room * float(down.polish.archive.least)
+        if end <= SETTINGS.easy_width * self.cells[1]:
+            self.easy = down.entries(problem)
+            self.cells.insert(1, end)
+
+    def _allowed(self, problem: Problem, k: int, most: float = np.inf, extra: float = np.inf) -> list[Entry]:
+        """The seeds, and the entries of stretch k that no answer to a larger budget costs more than; of those beyond the
+        peak `most` or the cost `extra` maybe fewer."""
+        found = [e for e in self._look(problem, k) if e.peak <= most and e.extra <= extra]
         top = len(self.cells) - 2
         if k == top:
             return pareto(self.seeds + found)
-        least = _cheapest(self.seeds, self.cells[k + 1])
-        if any(e.extra < least for e in found if e.peak < self.cells[k + 1]):
-            least = min(least, _cheapest(self._allowed(problem, k + 1), self.cells[k + 1]))
+        end = self.cells[k + 1]
+        least = _cheapest(self.seeds, end)
+        if any(e.extra < least for e in found):
+            least = min(least, _cheapest(self._allowed(problem, k + 1, end), end))
         return pareto(self.seeds + [e for e in found if e.extra >= least])
 
     def _look(self, problem: Problem, k: int) -> list[Entry]:
         """The entries found in stretch k, from memory if it was looked at before."""
-        if k not in self.found:
-            found = self._lowest(problem) if k == 0 else self._found_at(problem, k)
+        end = self.cells[k + 1]
+        if end not in self.found:
+            found = self._found_at(problem, k)
             if problem.time_left <= 0:
                 return found
-            self.found[k] = found
-        return self.found[k]
+            self.found[end] = found
+        return self.found[end]
 
     def _found_at(self, problem: Problem, k: int) -> list[Entry]:
         low, high = self.cells[k], self.cells[k + 1]
+        if k == 0:
+            down = self.down or way_down.WayDown(problem)
+            down.descend(problem)
+            self.down = down if problem.time_left > 0 else None  # a pass that was cut short is no base for another goal
+            return self._below_seeds(problem, down.entries(problem), 0.0, high)
+        if k == 1 and self.easy:
+            return self._below_seeds(problem, self.easy, low, high)
         worst = _cheapest(self.seeds, low)
         top = problem.graph.resident_bytes + int(high)
         if (
@@ -200,11 +247,11 @@ class Stretches:
             return []
         return self.focus.look(problem, low, high, self.seeds)
 
-    def _lowest(self, problem: Problem) -> list[Entry]:
-        """The entries below the smallest seed. How low they go does not depend on timings; only their costs do."""
-        down = way_down.smallest(problem)
-        least = min(float(down[-1].peak), self.cells[1])
-        high = max(self.cells[1], SETTINGS.lowest_width * least)
+    def _below_seeds(self, problem: Problem, down: list[Entry], low: float, high: float) -> list[Entry]:
+        """The entries of a stretch where seeds are rare. down : of the way down; how low they go does not depend on timings,
+        only their costs do."""
+        least = max(low, min(float(down[-1].peak), high))
+        high = max(high, SETTINGS.lowest_width * least)
         more = [e for e in way_down.evicted(problem, least, high) if e.peak >= least]
         known = pareto([*down, *more, *(e for e in self.seeds if e.peak <= high)])
         found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known)
@@ -214,14 +261,15 @@ class Stretches:
         if len(problem.graph.ops) > SETTINGS.press_ops_most or not near:
             return []
         fine = Polish(problem, Reduced(problem.graph, Dropping(problem.graph), negligible_share=0.0))
-        out: list[Entry] = []
+
+        def one(e: Entry) -> list[Entry]:
+            return [x for x in fine.press([e], SETTINGS.press_changes) if x.extra <= e.extra]
+
         with problem.interruptible():
-            for e in near:
-                key = (e.peak, e.extra)
-                if key not in self.pressed:
-                    self.pressed[key] = [x for x in fine.press([e], SETTINGS.press_changes) if x.extra <= e.extra]
-                out += self.pressed[key]
-        return out
+            fresh = [e for e in near if (e.peak, e.extra) not in self.pressed]
+            for e, found in zip(fresh, in_threads(problem, one, [(e,) for e in fresh]), strict=True):
+                self.pressed[e.peak, e.extra] = found
+        return [x for e in near for x in self.pressed.get((e.peak, e.extra), ())]
 
 
 def _tell(problem: Problem, found: list[Entry]) -> None:

@@ -74,24 +74,75 @@ def structural_weights(graph: Graph) -> np.ndarray:
     return graph.weights("flops") / SETTINGS.flop_per_s + moved / SETTINGS.bytes_per_s
 
 
+class WayDown:
+    """The way down of one graph, as far as it was gone: the same sequences of runs however the graph's ops were timed."""
+
+    def __init__(self, problem: Problem):
+        weights = structural_weights(problem.graph)
+        # Searches look at a graph's seconds too, whatever cost they are asked to lower.
+        graph = problem.graph.with_costs(weights.tolist())
+        self.problem = replace(problem, graph=graph, weights=weights, limit=None, max_overhead=None, whole=False)
+        self.seeds = _seeds(self.problem)
+        reduced = Reduced(graph, Dropping(graph), SETTINGS.negligible_share)
+        self.polish = Polish(self.problem, reduced)
+        self.polish.enter([np.arange(len(reduced.ops)), *(reduced.reduced_runs(e.runs) for e in self.seeds)])
+        self.passes = self.idle_passes = 0
+
+    def descend(self, problem: Problem, most_passes: int | None = None) -> None:
+        """Go on, up to so many passes in all; None: to the end.
+
+        A pass is a few chains, each from the smallest sequence found so far. problem : tells how much time is left.
+        """
+        archive, floor = self.polish.archive, _floor(self.problem)
+        last = dict(SETTINGS.passes)[self.problem.effort]
+        if not len(self.polish.reduced.ops) or not len(self.polish.reduced.values):
+            return
+        with problem.interruptible():
+            while self.passes < min(last, last if most_passes is None else most_passes):
+                least = archive.least
+                if least <= floor or self.idle_passes >= SETTINGS.idle_passes or problem.time_left <= 0:
+                    return
+                self._pass(problem)
+                self.passes += 1
+                self.idle_passes = 0 if archive.least < least * (1 - SETTINGS.gain_share) else self.idle_passes + 1
+
+    def _pass(self, problem: Problem) -> None:
+        polish = self.polish
+        ops = len(polish.reduced.ops)
+        changes = int(SETTINGS.changes * min(1.0, SETTINGS.changes_ops / ops))
+        changes = min(changes, SETTINGS.changes_per_op * ops)
+        start = min(polish.archive, key=lambda e: (e.peak, e.extra))
+
+        def chain(number: int, share: float, heat: float) -> Archive:
+            found = polish.archive.like()
+            if problem.time_left > 0:
+                aim = within_peak(share * start.peak, polish.plain_peak, polish.base_cost)
+                state = sequence.build(start.runs, polish.ops)
+                moves.anneal(
+                    state, polish.ops, aim, found.bins, polish.base_cost, changes, heat, 7919 * problem.seed + number
+                )
+            return found
+
+        first = self.passes * len(SETTINGS.aims)
+        rows = [(first + i, share, heat) for i, (share, heat) in enumerate(SETTINGS.aims)]
+        for found in in_threads(problem, chain, rows):
+            polish.archive.merge(found)
+
+    @property
+    def sequences(self) -> list[np.ndarray]:
+        """The sequences found so far, and the seeds."""
+        return [e.runs for e in [*self.seeds, *self.polish.entries()]]
+
+    def entries(self, problem: Problem) -> list[Entry]:
+        """Their entries, with costs in the unit of the problem."""
+        return pareto([entry(problem.graph, problem.weights, runs) for runs in self.sequences])
+
+
 def smallest(problem: Problem) -> list[Entry]:
     """Entries near the least peak that the search reaches, with their costs in the unit of the problem."""
-    return pareto([entry(problem.graph, problem.weights, runs) for runs in sequences(problem)])
-
-
-def sequences(problem: Problem) -> list[np.ndarray]:
-    """Sequences of runs near the least peak: the same ones however the graph's ops were timed."""
-    weights = structural_weights(problem.graph)
-    # Searches look at a graph's seconds too, whatever cost they are asked to lower.
-    graph = problem.graph.with_costs(weights.tolist())
-    shown = replace(problem, graph=graph, weights=weights, limit=None, max_overhead=None, whole=False)
-    seeds = _seeds(shown)
-    reduced = Reduced(graph, Dropping(graph), SETTINGS.negligible_share)
-    polish = Polish(shown, reduced)
-    polish.enter([np.arange(len(reduced.ops)), *(reduced.reduced_runs(e.runs) for e in seeds)])
-    with problem.interruptible():
-        _descend(shown, polish)
-    return [e.runs for e in [*seeds, *polish.entries()]]
+    down = WayDown(problem)
+    down.descend(problem)
+    return down.entries(problem)
 
 
 def evicted(problem: Problem, low: float, high: float) -> list[Entry]:
@@ -121,37 +172,6 @@ def _floor(problem: Problem) -> int:
 def _of_blocks(problem: Problem, curve: proposals.Levels) -> Iterator[Entry]:
     yield from entries(replace(problem, whole=True), curve)
     yield from entries(problem, curve)
-
-
-def _descend(problem: Problem, polish: Polish) -> None:
-    """Chains in passes; each begins with the smallest sequence found so far."""
-    ops = len(polish.reduced.ops)
-    if not ops or not len(polish.reduced.values):
-        return
-    changes = min(int(SETTINGS.changes * min(1.0, SETTINGS.changes_ops / ops)), SETTINGS.changes_per_op * ops)
-    archive = polish.archive
-
-    def chain(number: int, share: float, heat: float, start: Entry) -> Archive:
-        found = archive.like()
-        if problem.time_left > 0:
-            aim = within_peak(share * start.peak, polish.plain_peak, polish.base_cost)
-            state = sequence.build(start.runs, polish.ops)
-            moves.anneal(
-                state, polish.ops, aim, found.bins, polish.base_cost, changes, heat, 7919 * problem.seed + number
-            )
-        return found
-
-    floor = _floor(problem)
-    idle, least = 0, archive.least
-    for k in range(dict(SETTINGS.passes)[problem.effort]):
-        if least <= floor or idle >= SETTINGS.idle_passes:
-            return
-        start = min(archive, key=lambda e: (e.peak, e.extra))
-        rows = [(k * len(SETTINGS.aims) + i, share, heat, start) for i, (share, heat) in enumerate(SETTINGS.aims)]
-        for found in in_threads(problem, chain, rows):
-            archive.merge(found)
-        idle = 0 if archive.least < least * (1 - SETTINGS.gain_share) else idle + 1
-        least = archive.least
 
 
 def cheaper(problem: Problem, known: list[Entry], high: float) -> list[Entry]:
