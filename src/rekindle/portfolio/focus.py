@@ -23,26 +23,29 @@ from .storages import Search
 class FocusSettings:
     """How much a stretch is searched, for one effort. All settings are guesses, tried on a dozen models.
 
-    anchors : peaks of the stretch at which chains aim, spread from its lower end; for each, blocks are joined too.
+    anchors : numbers of peaks of the stretch at which chains aim, spread from its lower end; rounds take them in turn. One
+        search from other peaks often leaves a local optimum that a longer one stays in. Blocks are joined for the first.
     work_steps : elementary steps of all chains of a round together,
     proposals_more : and so many proposals beside them,
     proposals_per_candidate : but at most so many proposals for each value whose mode may change.
-    rounds : of chains. A round follows only while the one before it gained.
+    rounds : of chains. A round follows only while the one before it gained, but
+    rounds_least : are run in any case.
     gain_share : of the plain step's cost; the least gain at any anchor for which another round is worth its time.
     reach : times the upper end of the stretch; larger entries are no seeds.
     """
 
-    anchors: int = 3
+    anchors: tuple[int, ...] = (5, 6)
     work_steps: float = 3e7
     proposals_more: float = 6e3
     proposals_per_candidate: float = 1e3
-    rounds: tuple[Round, ...] = (Round(1.0, 0.006), Round(1.0, 0.003), Round(1.0, 0.0015), Round(1.0, 0.001))
+    rounds: tuple[Round, ...] = (Round(1.0, 0.006), Round(1.0, 0.006), Round(1.0, 0.002), Round(1.0, 0.001))
+    rounds_least: int = 2
     gain_share: float = 5e-4
     reach: float = 1.5
 
 
 SETTINGS = {
-    "quick": FocusSettings(anchors=2, rounds=(Round(0.5, 0.003),)),
+    "quick": FocusSettings(anchors=(2,), rounds=(Round(0.5, 0.003),)),
     "normal": FocusSettings(),
 }
 
@@ -71,7 +74,7 @@ class Focus:
         known : entries of the whole graph from which chains may begin.
         """
         s = self.settings
-        anchors = np.geomspace(max(1.0, low), max(2.0, high), s.anchors + 1)[:-1]
+        anchors = _spread(low, high, s.anchors[0])
         joined: list[Entry] = []
         if not len(self.reduced.candidates):
             return joined
@@ -83,25 +86,31 @@ class Focus:
             starts = pareto([*joined, *(e for e in known if e.peak <= s.reach * high)])
             for e in starts:
                 search.enter(self.reduced.reduced_runs(e.runs))
-            self._rounds(problem, search, anchors.tolist())
+            self._rounds(problem, search, [_spread(low, high, n) for n in s.anchors])
         found = [*joined, *over_whole_graph(problem, self.reduced, search.entries())]
         return pareto(found)
 
-    def _rounds(self, problem: Problem, search: Search, anchors: Sequence[float]) -> None:
-        """Run rounds of chains while they gain."""
+    def _rounds(self, problem: Problem, search: Search, choices: list[np.ndarray]) -> None:
+        """Run rounds of chains while they gain. choices : the peaks to aim at, one set a round, in turn."""
         s, base = self.settings, search.points.base_cost
         proposals = s.work_steps / self.reduced.work + s.proposals_more
         proposals = min(proposals, s.proposals_per_candidate * len(self.reduced.candidates))
-        before = _least_extras(search, anchors)
+        every = np.unique(np.concatenate(choices)).tolist()
+        before = _least_extras(search, every)
         for k, part in enumerate(s.rounds):
             if problem.time_left <= 0:
                 return
+            anchors = choices[k % len(choices)].tolist()
             search.chains(anchors, proposals * part.work_share, part.heat, 101 + k)
-            now = _least_extras(search, anchors)
+            now = _least_extras(search, every)
             gained = np.isinf(before) & np.isfinite(now) | (now < before - s.gain_share * base)
-            if not gained.any():
+            if k + 1 >= s.rounds_least and not gained.any():
                 return
             before = now
+
+
+def _spread(low: float, high: float, count: int) -> np.ndarray:
+    return np.geomspace(max(1.0, low), max(2.0, high), count + 1)[:-1]
 
 
 def _least_extras(search: Search, anchors: Sequence[float]) -> np.ndarray:

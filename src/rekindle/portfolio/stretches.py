@@ -62,7 +62,7 @@ class StretchSettings:
     press_changes: int = 15_000
     press_ops_most: int = 3500
     lowest_width: float = 1.1
-    easy_passes: int = 2
+    easy_passes: int = 3
     easy_room: float = 1.07
     easy_width: float = 0.9
     enough_share: float = 1e-3
