@@ -26,6 +26,9 @@ def get(name: str) -> Solver:
     ------
     UsageError : there is none; the message lists the valid names.
     """
+    if name == "auto":  # the usual one; the others take a tenth of a second to import, and what they need from scipy more
+        importlib.import_module(f"{portfolio.__name__}.auto")
+        return REGISTERED[name]
     names = {s.name: s for s in all_solvers()}
     if not isinstance(name, str) or name not in names:
         near = difflib.get_close_matches(str(name), names)
