@@ -185,7 +185,7 @@ def _trace_call(
     spec = as_arguments(replaced(call.spec, taken))
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
-            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values
+            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers
         )
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")

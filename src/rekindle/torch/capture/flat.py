@@ -13,8 +13,11 @@ from . import tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
+from .extents import indices_for_masks
 from .known_values import KnownValues, Question
 from .loss import loss_index
+from .numbers import Numbers
+from .private import is_fake
 from .values import constants
 
 
@@ -25,10 +28,21 @@ class FlatForward(nn.Module):
     attributes back.
     """
 
-    def __init__(self, model: nn.Module, forward: Any, spec: Any, loss: str, sample: list[torch.Tensor] | None):
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Any,
+        spec: Any,
+        loss: str,
+        sample: list[torch.Tensor] | None,
+        numbers: Numbers | None = None,
+    ):
         super().__init__()
         self.model = model
         self._sample = sample  # real inputs; None: their values are unknown
+        # The real buffers, while others stand in their places.
+        self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
+        self._markers = (numbers or Numbers()).markers
         self._forward, self._spec, self._loss = forward, spec, loss
         self._casts_cached = torch.is_autocast_cache_enabled()
         self._names: dict[
@@ -58,11 +72,13 @@ class FlatForward(nn.Module):
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         arguments = by_parameter(args, kwargs)
         before = _held_by(arguments)
-        state, layout, known = Attributes(self.model), EagerLayout(), KnownValues(tensors, self._sample)
+        state, layout = Attributes(self.model), EagerLayout()
+        standing = tensors_in_attributes(self.model)
+        known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:
             with self._one_tensor_each():
                 leaves = [*self.model.parameters(), *tensors] if self._casts_cached else []
-                with one_cast_each(leaves), layout, known:
+                with one_cast_each(leaves), layout, known, indices_for_masks(known.count):
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
