@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import TraceError
 from . import tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
 from .known_values import KnownValues, Question
+from .lines_that_set import line_that_sets
 from .loss import loss_index
 from .numbers import Numbers
 from .private import is_fake
@@ -80,6 +82,7 @@ class FlatForward(nn.Module):
                 leaves = [*self.model.parameters(), *tensors] if self._casts_cached else []
                 with one_cast_each(leaves), layout, known, indices_for_masks(known.count):
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
+                    self._refuse_new_parameters()
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
             self.progress += known.calls
@@ -111,6 +114,20 @@ class FlatForward(nn.Module):
                 returned[i] = t.detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
         return tuple([t.clone() for t in returned])
+
+    def _refuse_new_parameters(self) -> None:
+        """Raise TraceError if forward has made parameters, which would be made anew in each planned step."""
+        known = {name for names in self._names.values() for name in names}
+        new = [k for k, _ in self.model.named_parameters(remove_duplicate=False) if k not in known]
+        if new:
+            at = new[0]  # the parameter, or the submodule that holds it
+            while at and not (line := line_that_sets(self.model, at)):
+                at = at.rpartition(".")[0]
+            raise TraceError(
+                f"forward makes the parameter{'s' * (len(new) > 1)} {', '.join(new)} itself{f' at {line}' if at else ''}, "
+                "which a planned step cannot do. Make them in __init__; or, if only the first call makes them, call the model "
+                "once before planning"
+            )
 
     @contextlib.contextmanager
     def _one_tensor_each(self) -> Iterator[None]:

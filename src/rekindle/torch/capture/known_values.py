@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .extents import SELECTIONS, selected
+from .generators import refuse_own
 from .questions import SETTINGS, Question
 from .random_ranges import Drawn
 from .recordable import by_shape, filled, literal, tells, with_references
@@ -80,6 +81,9 @@ class KnownValues(TorchDispatchMode):
         self.calls += 1
         leaves = pytree.tree_leaves((args, kwargs))
         given = [t for t in leaves if isinstance(t, torch.Tensor)]
+        for x in leaves:
+            if isinstance(x, torch.Generator):
+                refuse_own(func, x)
         written = written_by(func, args, kwargs)
         if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # may do more than its schema says
             self._forget(written)

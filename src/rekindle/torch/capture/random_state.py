@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import TraceError
-from ...frames import in_words, is_users
+from ...frames import is_users, line_of
 from .other_random import numpys, pythons
 
 # Functions in these modules act for their callers.
@@ -58,9 +57,9 @@ class _Guarded:
     def __getattr__(self, name: str) -> Any:
         asks = name in _REFUSED and threading.get_ident() == self._thread
         if asks and (frame := _user_frame(sys._getframe(1))) is not None:
-            file, line, function = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-            where = in_words(traceback.FrameSummary(file, line, function))
-            raise TraceError(_message(f"the model reads or sets the state of torch's random generator at {where}"))
+            raise TraceError(
+                _message(f"the model reads or sets the state of torch's random generator at {line_of(frame)}")
+            )
         return getattr(self._generator, name)
 
 
