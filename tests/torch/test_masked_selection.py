@@ -50,7 +50,10 @@ class Selects(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = ids > 0 if self.made is None else self.made(ids)
-        return self.select(self.head(nn.functional.dropout(self.embed(ids), 0.2, self.training)), mask).square().sum()
+        return (
+            self.select(self.head(nn.functional.dropout(self.embed(ids), 0.2, self.training)), mask).square().sum()
+            / 1000
+        )
 
 
 def full(seed: int) -> Tensor:
