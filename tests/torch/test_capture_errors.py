@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -217,6 +218,20 @@ def test_a_generator_is_named_with_its_line_and_left_as_it_was(own: bool, name: 
     assert f"generator of its own, {name}, by aten.randn.generator" in str(e.value)
     assert line_of(line) in str(e.value)
     assert all(map(torch.equal, (model.source.get_state(), given.get_state()), before))
+
+
+class MasksByNumpy(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.from_numpy(np.random.rand(4) < 0.5)  # draws the mask
+        x = x.clone()
+        x[kept] = self.a(x)[kept]
+        return super().forward(x)
+
+
+def test_what_fails_because_of_numpys_numbers_names_the_line_that_draws() -> None:
+    with pytest.raises(TraceError, match="NumPy's random generator") as e:
+        rekindle.trace(MasksByNumpy(), torch.rand(4, 8))
+    assert line_of("# draws the mask") in str(e.value)
 
 
 class Begins(Net):

@@ -83,11 +83,21 @@ def no_other_random() -> Iterator[None]:
 
     Both start from fresh states, so that a forward that seeds them is noticed at every capture.
     """
-    with pythons() as python_used, numpys() as numpy_used:
-        yield
-        used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
-    if used:
-        raise TraceError(
-            f"the model draws from {used[0]} random generator, or seeds it; its numbers would be constants of the plan; draw "
-            "with torch and decide with torch.where, or draw outside of forward and pass the result in"
-        )
+    lines: list[str] = []
+    with pythons(lines) as python_used, numpys(lines) as numpy_used:
+
+        def refuse_use() -> None:
+            used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
+            if used:
+                where = f" at {lines[0]}" if lines else ""
+                raise TraceError(
+                    f"the model draws from {used[0]} random generator, or seeds it{where}; its numbers would be constants of "
+                    "the plan; draw with torch and decide with torch.where, or draw outside of forward and pass the result in"
+                )
+
+        try:
+            yield
+        except TraceError:  # numbers that differ in every attempt may be its cause
+            refuse_use()
+            raise
+        refuse_use()
