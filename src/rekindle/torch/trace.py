@@ -108,7 +108,7 @@ def trace(
     Parameters
     ----------
     sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Shapes, dtypes, devices and
-        constants matter, and where forward branches on what integer inputs hold (whether a mask masks anything), their
+        constants matter, and where forward branches on what inputs hold (whether a mask masks anything), their
         values. Fake tensors serve as well: there a library that knows of tracing takes the branch that is right for all.
     loss : the results to which gradients come back. "auto": only the scalar under the key `loss`, or the first result if that
         is a scalar; without such a scalar, every result that requires grad. "all": every result that requires grad.
