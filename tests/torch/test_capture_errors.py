@@ -234,6 +234,25 @@ def test_what_fails_because_of_numpys_numbers_names_the_line_that_draws() -> Non
     assert line_of("# draws the mask") in str(e.value)
 
 
+class Distributed(Net):
+    validate: bool | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        given = torch.distributions.Normal(h, h.exp(), validate_args=self.validate)  # checks its arguments
+        return -given.log_prob(torch.ones_like(h)).mean()
+
+
+def test_a_distribution_that_checks_its_arguments_is_told_from_the_models_own_branches() -> None:
+    model, x = Distributed(), torch.rand(4, 8)
+    with pytest.raises(TraceError, match="torch.distributions checks the values.*validate_args=False") as e:
+        rekindle.trace(model, x)
+    assert line_of("# checks its arguments") in str(e.value)
+    model.validate = False
+    planned, eager = planned_and_eager(model, x)  # as the error advises
+    assert_same_steps(planned, eager, lambda i: x + i)
+
+
 class Begins(Net):
     """Sets an attribute at its first call, on which the result depends."""
 

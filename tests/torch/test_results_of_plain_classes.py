@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ class Child(Answer):
         super().__init__(logits, {"all": [more, logits, 3, "words"]})
 
 
+def spaced(y: Tensor, h: Tensor) -> SimpleNamespace:
+    return SimpleNamespace(logits=y, hidden=[h], name="words")
+
+
 class Net(nn.Module):
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -46,7 +51,7 @@ class Net(nn.Module):
         return self.answer(self.b(h), h)
 
 
-@pytest.mark.parametrize("kind", [Answer, Narrow, Child, lambda y, h: (y, Answer(h, Narrow(y)))])
+@pytest.mark.parametrize("kind", [Answer, Narrow, Child, spaced, lambda y, h: (y, Answer(h, Narrow(y)))])
 def test_an_object_of_a_plain_class_comes_back_with_its_tensors(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     model, x = Net(kind), torch.rand(16, 8)
@@ -74,7 +79,7 @@ def same(one: Any, two: Any) -> None:
     elif isinstance(one, Narrow):
         same(one.logits, two.logits)
         assert not hasattr(two, "unset")
-    elif isinstance(one, Answer | dict):
+    elif isinstance(one, Answer | SimpleNamespace | dict):
         held, ours = (one, two) if isinstance(one, dict) else (vars(one), vars(two))
         assert held.keys() == ours.keys()
         for k in held:

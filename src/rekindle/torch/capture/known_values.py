@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from . import hidden_writes
 from .extents import SELECTIONS, selected
 from .generators import refuse_own
 from .questions import SETTINGS, Question
@@ -88,6 +89,9 @@ class KnownValues(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # may do more than its schema says
             self._forget(written)
             return func(*args, **kwargs)
+        if hidden_writes.writes(func, args):
+            for t in given:
+                self._known.pop(t, None)
         known = {id(t): k for t in given if (k := self._of(t)) is not None}
         told = not any(type(x) in (int, float) and x in self._markers for x in leaves)
         all_known = told and all(id(t) in known for t in given)
@@ -107,6 +111,7 @@ class KnownValues(TorchDispatchMode):
             out = self._run(func, args, kwargs)
             self._drawn.note(func, args, out)
             return out
+        # A write of known values to known ones is recorded as well: the tensors that share the memory stay known.
         sharing: list[tuple[torch.Tensor, _Known]] = []
         if may_write:
             assert target is not None
@@ -140,7 +145,7 @@ class KnownValues(TorchDispatchMode):
         return by_shape(func, args, kwargs, references)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = selected(func, args, self.count) if func in SELECTIONS else None
+        out = selected(func, args, self.count) if func in SELECTIONS and not kwargs else None
         return func(*args, **kwargs) if out is None else out
 
     def knows(self, t: Any) -> bool:

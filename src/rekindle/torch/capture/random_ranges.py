@@ -42,7 +42,7 @@ class Drawn:
 
     def decides(self, func: Any, args: Any) -> bool | None:
         """The result of this comparison, whatever was drawn; None: it depends on the numbers, or this is no comparison."""
-        found = self._of(args[0]) if func in _COMPARISONS else None
+        found = self._of(args[0]) if func in _COMPARISONS and len(args) == 2 else None
         return _decided(func, args[1], found) if found is not None else None
 
     def forget(self, memories: list[Any]) -> None:

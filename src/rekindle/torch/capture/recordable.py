@@ -35,7 +35,7 @@ def by_shape(func: Any, args: Any, kwargs: Any, known: Mapping[int, Input | Held
     first = args[0] if args else None
     if not isinstance(first, torch.Tensor):
         return None
-    if func in _FILLS:
+    if func in _FILLS and not kwargs:
         func, args = aten.full_like.default, (first, args[1] if func is aten.fill_.Scalar else 0)
     if func._overloadpacket not in _BY_SHAPE or func._schema.is_mutable:
         return None

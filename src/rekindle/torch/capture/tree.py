@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import types
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -95,6 +96,8 @@ def is_plain_object(x: Any) -> bool:
     """Whether the object is made of its fields alone: its class is written in Python, and changes nothing about how objects
     are made, copied and given attributes."""
     kind = type(x)
+    if kind is types.SimpleNamespace:
+        return True
     plain = all(getattr(kind, k, None) is getattr(object, k) for k in _OF_PLAIN_OBJECTS)
     special = isinstance(x, torch.nn.Module | Iterator | type) or any(
         k in vars(c) for c in kind.__mro__ for k in _OF_SPECIAL_OBJECTS
@@ -131,7 +134,7 @@ def _strip(spec: Any) -> Any:
 
 def _emptied(like: Any, keys: tuple[Any, ...]) -> Any:
     if not isinstance(like, Mapping) and not dataclasses.is_dataclass(like):
-        return object.__new__(type(like))
+        return types.SimpleNamespace() if type(like) is types.SimpleNamespace else object.__new__(type(like))
     twin = copy.copy(like)
     if isinstance(twin, Mapping):
         for k in keys:
