@@ -15,6 +15,14 @@ def is_users(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES
 
 
+def users_frame() -> FrameType | None:
+    """The user's innermost frame that runs now; None: there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (is_users(frame) and not frame.f_code.co_filename.startswith("<")):
+        frame = frame.f_back
+    return frame
+
+
 def depth_of_user() -> int:
     """Number of frames from the caller up to the user's innermost one: the `stacklevel` of `warnings.warn` in the caller."""
     depth, frame = 1, sys._getframe(1)
@@ -40,6 +48,11 @@ def users_line(e: BaseException) -> tuple[FrameType | None, str]:
             layer = frame, line
     found = own or layer
     return (None, "") if found is None else (found[0], in_words(found[1]))
+
+
+def line_of(frame: FrameType) -> str:
+    """File, line, function and text of the line that a frame runs, in words."""
+    return in_words(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
 
 
 def in_words(line: traceback.FrameSummary) -> str:

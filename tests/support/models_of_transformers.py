@@ -91,3 +91,52 @@ def mixtral() -> Made:
     )  # fmt: skip
     ids = _ids()
     return t.MixtralForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+
+def _small(kind: str, **more: Any) -> Any:
+    t = _transformers()
+    given = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    return getattr(t, kind)(**given, max_position_embeddings=40, **more)
+
+
+@hf
+def longformer() -> Made:
+    """Asks a float mask that it makes of the integer one whether any position attends globally."""
+    ids = _ids()
+    model = _transformers().LongformerForMaskedLM(_small("LongformerConfig", attention_window=8))
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+@hf
+def led() -> Made:
+    t = _transformers()
+    config = t.LEDConfig(
+        vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, attention_window=8,
+        max_encoder_position_embeddings=32, max_decoder_position_embeddings=32, decoder_start_token_id=1,
+    )  # fmt: skip
+    ids = _ids()
+    return t.LEDForConditionalGeneration(config), {"input_ids": ids, "labels": ids[:, :12].contiguous()}
+
+
+@hf
+def electra_pretraining() -> Made:
+    """Selects by its mask the positions that count."""
+    ids = _ids()
+    config = _small("ElectraConfig", embedding_size=32)
+    labels = {"attention_mask": torch.ones_like(ids), "labels": ids % 2}
+    return _transformers().ElectraForPreTraining(config), {"input_ids": ids} | labels
+
+
+@hf
+def xmod() -> Made:
+    """Selects by a mask that it makes itself the samples of each language, and writes them back."""
+    ids = _ids()
+    config = _small("XmodConfig", languages=["en_XX", "de_DE"], default_language="en_XX", pad_token_id=1)
+    return _transformers().XmodForMaskedLM(config), {"input_ids": ids, "labels": ids}

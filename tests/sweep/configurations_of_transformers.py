@@ -323,3 +323,107 @@ for _name, _make in {
     "luke-questions": partial(_questions, "luke", entity_vocab_size=8, entity_emb_size=8),
 }.items():  # fmt: skip
     named(_name, _make)
+
+
+# -- masks that are asked, boolean indexing, layers left out at random, matching losses: captured whole, or refused
+def sequences(seed: int) -> dict[str, Tensor]:
+    return text(seed) | {"labels": labels(seed)}
+
+
+def _detection(model: Any, size: int, trained: bool) -> Made:
+    def boxes(seed: int) -> list[dict[str, Tensor]]:
+        return [
+            {"class_labels": torch.tensor([0, 1]), "boxes": 0.1 + 0.4 * drawn(seed + i, 2, 4)} for i in range(BATCH)
+        ]
+
+    def sample(seed: int) -> dict[str, Any]:
+        return {"pixel_values": drawn(seed, BATCH, 3, size, size)} | ({"labels": boxes(seed)} if trained else {})
+
+    return model, sample
+
+
+def _detr(trained: bool) -> Made:
+    t: Any = import_library("transformers")
+    backbone = t.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"]
+    )
+    config = t.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, num_queries=5,
+        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, num_labels=3,
+    )  # fmt: skip
+    return _detection(t.DetrForObjectDetection(config), IMAGE, trained)
+
+
+def _yolos(trained: bool) -> Made:
+    t: Any = import_library("transformers")
+    config = t.YolosConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=[IMAGE, IMAGE],
+        patch_size=8, num_detection_tokens=5, num_labels=3,
+    )  # fmt: skip
+    return _detection(t.YolosForObjectDetection(config), IMAGE, trained)
+
+
+def _mask2former() -> Made:
+    t: Any = import_library("transformers")
+    stages = ["stage1", "stage2", "stage3", "stage4"]
+    backbone = t.SwinConfig(
+        image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=2, out_features=stages
+    )
+    config = t.Mask2FormerConfig(
+        backbone_config=backbone, feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32,
+        encoder_layers=1, decoder_layers=2, num_attention_heads=4, dim_feedforward=32, num_queries=5, num_labels=3,
+        train_num_points=16,
+    )  # fmt: skip
+
+    def sample(seed: int) -> dict[str, Any]:
+        masks = [(drawn(seed + i, 2, 64, 64) > 0.5).float() for i in range(BATCH)]
+        kinds = [torch.tensor([0, 1]) for _ in range(BATCH)]
+        return {"pixel_values": drawn(seed, BATCH, 3, 64, 64), "mask_labels": masks, "class_labels": kinds}
+
+    return t.Mask2FormerForUniversalSegmentation(config), sample
+
+
+def _reformer() -> Made:
+    t: Any = import_library("transformers")
+    config = t.ReformerConfig(
+        vocab_size=VOCAB, hidden_size=32, attention_head_size=8, num_attention_heads=4, attn_layers=["local", "lsh"],
+        feed_forward_size=64, axial_pos_shape=[4, 4], axial_pos_embds_dim=[16, 16], max_position_embeddings=16,
+        local_attn_chunk_length=4, lsh_attn_chunk_length=4, num_buckets=4, num_hashes=1, is_decoder=True,
+    )  # fmt: skip
+    return t.ReformerModelWithLMHead(config), lambda seed: {"input_ids": ids(seed, 16), "labels": ids(seed, 16)}
+
+
+def pretraining(seed: int) -> dict[str, Tensor]:
+    return text(seed) | {"labels": ids(seed) % 2}
+
+
+def with_languages(seed: int) -> dict[str, Tensor]:
+    return text(seed) | {"lang_ids": torch.tensor([0, 1])}
+
+
+def transcribed(seed: int) -> dict[str, Tensor]:
+    return {"input_values": drawn(seed, BATCH, 800), "labels": ids(seed, 4)}
+
+
+LANGUAGES = {"languages": ["en_XX", "de_DE"], "default_language": "en_XX"}
+WITH_LAYERDROP = {k: x for k, x in SPEECH.items() if k != "layerdrop"}
+DROPS = {"encoder_layerdrop": 0.1, "decoder_layerdrop": 0.1}
+for _name, _make in {
+    "electra-pretraining": partial(hf, "AutoModelForPreTraining", "electra", pretraining),
+    "xmod": partial(hf, "AutoModelForMaskedLM", "xmod", text, **LANGUAGES),
+    "xmod-languages": partial(hf, "AutoModelForMaskedLM", "xmod", with_languages, **LANGUAGES),
+    "longformer-sequences": partial(hf, "AutoModelForSequenceClassification", "longformer", sequences, **EXTRA["longformer"]),
+    "wav2vec2-layerdrop": partial(hf, "AutoModelForAudioClassification", "wav2vec2", sound, **WITH_LAYERDROP),
+    "hubert-layerdrop": partial(hf, "AutoModelForAudioClassification", "hubert", sound, **WITH_LAYERDROP),
+    "wav2vec2-ctc": partial(hf, "AutoModelForCTC", "wav2vec2", transcribed, **SPEECH),
+    "bart-layerdrop": partial(hf, "AutoModelForSeq2SeqLM", "bart", pairs, **DROPS),
+    "m2m_100-without-layerdrop": partial(
+        hf, "AutoModelForSeq2SeqLM", "m2m_100", pairs, encoder_layerdrop=0.0, decoder_layerdrop=0.0
+    ),
+    "opt-layerdrop": partial(hf, "AutoModelForCausalLM", "opt", text, layerdrop=0.1),
+    "detr": partial(_detr, False), "detr-loss": partial(_detr, True),
+    "yolos": partial(_yolos, False), "yolos-loss": partial(_yolos, True),
+    "mask2former-loss": _mask2former, "reformer": _reformer,
+}.items():  # fmt: skip
+    named(_name, _make)

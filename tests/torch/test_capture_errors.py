@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import rekindle
 from pairs import tight
 from rekindle import TraceError
+from steps_compared import assert_same_steps, planned_and_eager
 
 
 def line_of(text: str) -> str:
@@ -79,6 +81,9 @@ def test_layers_left_out_at_random_name_the_attribute() -> None:
 class Answer:
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
+
+    def __getattr__(self, name: str) -> Any:  # its fields may be more than they seem
+        raise AttributeError(name)
 
 
 def test_a_result_that_cannot_be_taken_apart_is_named() -> None:
@@ -190,3 +195,121 @@ class Decays(Net):
 def test_a_trained_parameter_that_forward_writes_is_named() -> None:
     with pytest.raises(TraceError, match="writes to the parameter 'a.weight', which requires grad"):
         rekindle.trace(Decays(), torch.rand(4, 8))
+
+
+class DrawsItself(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if generator is None:
+            return super().forward(x + torch.randn(x.shape, generator=self.source))  # draws from its own
+        return super().forward(x + torch.randn(x.shape, generator=generator))  # draws from the caller's
+
+
+@pytest.mark.parametrize(("own", "name", "line"), [(True, "self.source", "# draws from its own"),
+                                                   (False, "generator", "# draws from the caller's")])  # fmt: skip
+def test_a_generator_is_named_with_its_line_and_left_as_it_was(own: bool, name: str, line: str) -> None:
+    model, given = DrawsItself(), torch.Generator().manual_seed(3)
+    before = model.source.get_state(), given.get_state()
+    with pytest.raises(TraceError) as e:
+        rekindle.trace(model, {"x": torch.rand(4, 8)} | ({} if own else {"generator": given}))
+    assert f"generator of its own, {name}, by aten.randn.generator" in str(e.value)
+    assert line_of(line) in str(e.value)
+    assert all(map(torch.equal, (model.source.get_state(), given.get_state()), before))
+
+
+class MasksByNumpy(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = torch.from_numpy(np.random.rand(4) < 0.5)  # draws the mask
+        x = x.clone()
+        x[kept] = self.a(x)[kept]
+        return super().forward(x)
+
+
+def test_what_fails_because_of_numpys_numbers_names_the_line_that_draws() -> None:
+    with pytest.raises(TraceError, match="NumPy's random generator") as e:
+        rekindle.trace(MasksByNumpy(), torch.rand(4, 8))
+    assert line_of("# draws the mask") in str(e.value)
+
+
+class Distributed(Net):
+    validate: bool | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = super().forward(x)
+        given = torch.distributions.Normal(h, h.exp(), validate_args=self.validate)  # checks its arguments
+        return -given.log_prob(torch.ones_like(h)).mean()
+
+
+def test_a_distribution_that_checks_its_arguments_is_told_from_the_models_own_branches() -> None:
+    model, x = Distributed(), torch.rand(4, 8)
+    with pytest.raises(TraceError, match="torch.distributions checks the values.*validate_args=False") as e:
+        rekindle.trace(model, x)
+    assert line_of("# checks its arguments") in str(e.value)
+    model.validate = False
+    planned, eager = planned_and_eager(model, x)  # as the error advises
+    assert_same_steps(planned, eager, lambda i: x + i)
+
+
+class Begins(Net):
+    """Sets an attribute at its first call, on which the result depends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: Any = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.begun:
+            self.begun["shift"] = torch.arange(x.shape[0])[:, None] / 10  # sets it
+            x = 2 * x
+        return super().forward(x + self.begun["shift"])
+
+
+class MakesItsLayer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.extra is None:
+            self.extra = nn.Linear(8, 8)  # makes it
+        return super().forward(self.extra(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "line"),
+    [(Begins, "depends on begun", "# sets it"), (MakesItsLayer, "extra.weight, extra.bias", "# makes it")],
+)
+def test_an_attribute_that_the_first_call_sets_is_named_with_its_line(kind: type[Net], words: str, line: str) -> None:
+    model, x = kind(), torch.rand(4, 8)
+    with pytest.raises(TraceError) as e:
+        rekindle.checkpoint(model, x, minimize="memory", solver="storages")
+    assert words in str(e.value)
+    assert line_of(line) in str(e.value)
+    assert "call the model once before planning" in str(e.value)
+    assert not getattr(model, "begun", None)
+    assert getattr(model, "extra", None) is None
+    model(x)
+    planned, eager = planned_and_eager(model, x)  # as the error advises
+    assert_same_steps(planned, eager, lambda i: x + i)
+
+
+@pytest.mark.parametrize(("skips", "decided"), [(0.1, False), (1.0, True), (0.0, True)])
+def test_a_random_number_may_decide_only_what_its_range_decides(skips: float, decided: bool) -> None:
+    class Skips(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            if torch.rand([]) < skips or torch.rand(1)[0] >= 1.0 or torch.empty(()).uniform_() < 0.0:
+                return self.b(h)
+            return self.b(torch.relu(h + torch.rand_like(h)))
+
+    if not decided:
+        with pytest.raises(TraceError) as e:
+            rekindle.trace(Skips(), torch.rand(4, 8))
+        assert line_of("if torch.rand([]) < skips") in str(e.value)
+        return
+    torch.manual_seed(0)
+    planned, eager = planned_and_eager(Skips(), torch.rand(4, 8))
+    assert_same_steps(planned, eager, lambda i: torch.full((4, 8), i + 1.0))  # which compares the random state too

@@ -108,7 +108,7 @@ def trace(
     Parameters
     ----------
     sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Shapes, dtypes, devices and
-        constants matter, and where forward branches on what integer inputs hold (whether a mask masks anything), their
+        constants matter, and where forward branches on what inputs hold (whether a mask masks anything), their
         values. Fake tensors serve as well: there a library that knows of tracing takes the branch that is right for all.
     loss : the results to which gradients come back. "auto": only the scalar under the key `loss`, or the first result if that
         is a scalar; without such a scalar, every result that requires grad. "all": every result that requires grad.
@@ -185,7 +185,7 @@ def _trace_call(
     spec = as_arguments(replaced(call.spec, taken))
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
-            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values
+            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers
         )
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")

@@ -8,14 +8,15 @@ Eager's numbers: `eager_kernels`, `eager_strides`, `tensor_iterator`, `hidden_wr
 single ops: `rules`, `overwrites`.
 
 The call: `tree` takes arguments apart, `module_call` names them, `surroundings` is the process state that matters.
-`numbers`, `stand_in`, `number_places` and `same_graph` make Python numbers inputs; `known_values` and `questions`
-answer branches on integers.
+`numbers`, `stand_in`, `number_places` and `same_graph` make Python numbers inputs. `known_values` answers branches on
+values: `recordable` and `recorded_ops` are how a value was made, `questions` the answers that belong to a call, `random_ranges`
+and `extents` what ranges of random numbers and counts of masks decide, and `tensor_memory` notices writes.
 
 The module's state: `guards` compares it; `module_state`, `globals`, `code_reads` and `attribute_reads` find what to
 compare; `values`, `identity`, `fields`, `arrays` and `watch` make keys of it.
 
 Traces left behind: `attributes`, `side_effects`, `hooks`, `callables`, `restorable`, `containers`. Random numbers:
-`rng`, `random_state`, `other_random`, `generators`.
+`rng`, `random_state`, `other_random`, `generators`. Messages: `trace_errors`, `lines_that_set`.
 
 `private` holds the private names of torch that other rooms need.
 """

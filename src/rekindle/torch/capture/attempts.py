@@ -20,6 +20,7 @@ from .attributes import Attributes
 from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
 from .flat import FlatForward
+from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
 from .random_state import only_draws
 from .trace_errors import trace_error
@@ -116,10 +117,12 @@ def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: lis
         flat.goes_on, flat.questions, flat.changes, flat.late = False, questions, changes, late
         state.restore()
     if again != (_computed(joint), questions):
+        lines = list(dict.fromkeys(line for k in names if (line := line_that_sets(flat.model, k))))
+        where = f" ({'; '.join(lines)})" if lines else ""
         raise TraceError(
-            f"the result of forward depends on {', '.join(names)}, which forward changes itself; a plan is made for one graph. "
-            "If only the first call sets it, call the model once before planning. If every call sets it, keep it in a buffer, "
-            "or change it outside of forward"
+            f"the result of forward depends on {', '.join(names)}, which forward changes itself{where}; a plan is made for one "
+            "graph. If only the first call sets it, call the model once before planning. If every call sets it, keep it in a "
+            "buffer, or change it outside of forward"
         )
 
 

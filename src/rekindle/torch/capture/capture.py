@@ -29,6 +29,7 @@ from .eager_strides import eager_strides
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .module_paths import printable
+from .numbers import Numbers
 from .private import is_fake
 from .random_state import no_other_random
 from .rng import cuda_indices
@@ -42,11 +43,18 @@ _warned: weakref.WeakKeyDictionary[nn.Module, set[tuple[str, ...]]] = weakref.We
 
 
 def capture(
-    model: nn.Module, forward: Any, tensors: list[torch.Tensor], spec: Any, loss: str = "auto", by_values: bool = True
-) -> Captured:  # fmt: skip
+    model: nn.Module,
+    forward: Any,
+    tensors: list[torch.Tensor],
+    spec: Any,
+    loss: str = "auto",
+    by_values: bool = True,
+    numbers: Numbers | None = None,
+) -> Captured:
     """The joint graph of one call of `forward`, the model's own, on `tensors` in the structure `spec`.
 
-    by_values : forward may branch on the values of integer inputs if they are real; see `Captured.questions`.
+    by_values : forward may branch on the values of inputs and buffers if they are real; see `Captured.questions`.
+    numbers : the numbers in `spec` and in attributes that are inputs of the graph.
 
     The model's parameters, buffers, attributes and the random state stay as they were; so do the Python objects that forward
     and hooks can reach. A RekindleWarning, once for each model, names the state that forward changes and planned steps do not.
@@ -56,7 +64,7 @@ def capture(
     TraceError : the call cannot be captured; the message names the user's source line.
     """
     real = by_values and not any(map(is_fake, tensors))
-    flat = FlatForward(model, forward, spec, loss, tensors if real else None)
+    flat = FlatForward(model, forward, spec, loss, tensors if real else None, numbers)
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     with SideEffects(model, by_parameter(*tree.unflatten([None] * len(tensors), spec))) as effects:
         captured = _capture(flat, tensors)

@@ -9,12 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import TraceError
 from . import tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
+from .extents import indices_for_masks
 from .known_values import KnownValues, Question
+from .lines_that_set import line_that_sets
 from .loss import loss_index
+from .numbers import Numbers
+from .private import is_fake
 from .values import constants
 
 
@@ -25,10 +30,21 @@ class FlatForward(nn.Module):
     attributes back.
     """
 
-    def __init__(self, model: nn.Module, forward: Any, spec: Any, loss: str, sample: list[torch.Tensor] | None):
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Any,
+        spec: Any,
+        loss: str,
+        sample: list[torch.Tensor] | None,
+        numbers: Numbers | None = None,
+    ):
         super().__init__()
         self.model = model
         self._sample = sample  # real inputs; None: their values are unknown
+        # The real buffers, while others stand in their places.
+        self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
+        self._markers = (numbers or Numbers()).markers
         self._forward, self._spec, self._loss = forward, spec, loss
         self._casts_cached = torch.is_autocast_cache_enabled()
         self._names: dict[
@@ -58,12 +74,15 @@ class FlatForward(nn.Module):
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         arguments = by_parameter(args, kwargs)
         before = _held_by(arguments)
-        state, layout, known = Attributes(self.model), EagerLayout(), KnownValues(tensors, self._sample)
+        state, layout = Attributes(self.model), EagerLayout()
+        standing = tensors_in_attributes(self.model)
+        known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:
             with self._one_tensor_each():
                 leaves = [*self.model.parameters(), *tensors] if self._casts_cached else []
-                with one_cast_each(leaves), layout, known:
+                with one_cast_each(leaves), layout, known, indices_for_masks(known.count):
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
+                    self._refuse_new_parameters()
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
             self.progress += known.calls
@@ -95,6 +114,20 @@ class FlatForward(nn.Module):
                 returned[i] = t.detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
         return tuple([t.clone() for t in returned])
+
+    def _refuse_new_parameters(self) -> None:
+        """Raise TraceError if forward has made parameters, which would be made anew in each planned step."""
+        known = {name for names in self._names.values() for name in names}
+        new = [k for k, _ in self.model.named_parameters(remove_duplicate=False) if k not in known]
+        if new:
+            at = new[0]  # the parameter, or the submodule that holds it
+            while at and not (line := line_that_sets(self.model, at)):
+                at = at.rpartition(".")[0]
+            raise TraceError(
+                f"forward makes the parameter{'s' * (len(new) > 1)} {', '.join(new)} itself{f' at {line}' if at else ''}, "
+                "which a planned step cannot do. Make them in __init__; or, if only the first call makes them, call the model "
+                "once before planning"
+            )
 
     @contextlib.contextmanager
     def _one_tensor_each(self) -> Iterator[None]:

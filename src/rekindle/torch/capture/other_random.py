@@ -20,15 +20,20 @@ from typing import Any
 
 import numpy as np
 
+from ...frames import line_of, users_frame
+
 
 @contextlib.contextmanager
-def pythons() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether this thread has drawn from or seeded Python's generator since."""
+def pythons(lines: list[str] | None = None) -> Iterator[Callable[[], bool]]:
+    """Yields a function that returns whether this thread has drawn from or seeded Python's generator since.
+
+    lines : gets the user's lines that use it.
+    """
     inst, others = random._inst, random.Random()
     others.setstate(inst.getstate())
     inst.seed()
     kind = type(inst)
-    over, methods = _divided({k: (getattr(kind, k), _of(getattr(others, k))) for k in _ENDS})
+    over, methods = _divided({k: (getattr(kind, k), _of(getattr(others, k))) for k in _ENDS}, lines)
     # Every method of Random calls one of the methods below in the end, also a method that a module imported
     # (`from random import choice`).
     inst.__class__ = type(kind.__name__, (kind,), {**methods, "gauss_next": _second_of_a_pair(others)})
@@ -46,15 +51,18 @@ def pythons() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def numpys() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether this thread has drawn from or seeded NumPy's generator since."""
+def numpys(lines: list[str] | None = None) -> Iterator[Callable[[], bool]]:
+    """Yields a function that returns whether this thread has drawn from or seeded NumPy's generator since.
+
+    lines : gets the user's lines that use it.
+    """
     shared: Any = np.random
     get, put = shared.get_state, shared.set_state
     others, fresh = (np.random.RandomState(type(shared.get_bit_generator())()) for _ in range(2))
     others.set_state(get(legacy=False))
     put(fresh.get_state(legacy=False))
     before = {k: vars(shared)[k] for k in shared.__all__ if hasattr(others, _ALIASES.get(k, k))}
-    over, divided = _divided({k: (own, getattr(others, _ALIASES.get(k, k))) for k, own in before.items()})
+    over, divided = _divided({k: (own, getattr(others, _ALIASES.get(k, k))) for k, own in before.items()}, lines)
     vars(shared).update(divided)
     _settle()
     state = pickle.dumps(get(legacy=False))
@@ -72,14 +80,22 @@ _ALIASES = {"sample": "random_sample", "ranf": "random_sample"}
 
 def _divided(
     functions: dict[str, tuple[Callable[..., Any], Callable[..., Any]]],
+    lines: list[str] | None,
 ) -> tuple[threading.Event, dict[str, Callable[..., Any]]]:
-    """(event, functions by name): until the event, this thread calls the first of a pair and other threads the second."""
+    """(event, functions by name): until the event, this thread calls the first of a pair and other threads the second.
+
+    lines : gets the user's line of each call of the first.
+    """
     here, over = threading.get_ident(), threading.Event()
 
     def one(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: (own if over.is_set() or threading.get_ident() == here else theirs)(
-            *args, **kwargs
-        )
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_own = threading.get_ident() == here
+            if is_own and lines is not None and not over.is_set() and (frame := users_frame()) is not None:
+                lines.append(line_of(frame))
+            return (own if over.is_set() or is_own else theirs)(*args, **kwargs)
+
+        return call
 
     return over, {k: one(*pair) for k, pair in functions.items()}
 

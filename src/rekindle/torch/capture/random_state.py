@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import TraceError
-from ...frames import in_words, is_users
+from ...frames import is_users, line_of
 from .other_random import numpys, pythons
 
 # Functions in these modules act for their callers.
@@ -58,9 +57,9 @@ class _Guarded:
     def __getattr__(self, name: str) -> Any:
         asks = name in _REFUSED and threading.get_ident() == self._thread
         if asks and (frame := _user_frame(sys._getframe(1))) is not None:
-            file, line, function = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-            where = in_words(traceback.FrameSummary(file, line, function))
-            raise TraceError(_message(f"the model reads or sets the state of torch's random generator at {where}"))
+            raise TraceError(
+                _message(f"the model reads or sets the state of torch's random generator at {line_of(frame)}")
+            )
         return getattr(self._generator, name)
 
 
@@ -84,11 +83,21 @@ def no_other_random() -> Iterator[None]:
 
     Both start from fresh states, so that a forward that seeds them is noticed at every capture.
     """
-    with pythons() as python_used, numpys() as numpy_used:
-        yield
-        used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
-    if used:
-        raise TraceError(
-            f"the model draws from {used[0]} random generator, or seeds it; its numbers would be constants of the plan; draw "
-            "with torch and decide with torch.where, or draw outside of forward and pass the result in"
-        )
+    lines: list[str] = []
+    with pythons(lines) as python_used, numpys(lines) as numpy_used:
+
+        def refuse_use() -> None:
+            used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
+            if used:
+                where = f" at {lines[0]}" if lines else ""
+                raise TraceError(
+                    f"the model draws from {used[0]} random generator, or seeds it{where}; its numbers would be constants of "
+                    "the plan; draw with torch and decide with torch.where, or draw outside of forward and pass the result in"
+                )
+
+        try:
+            yield
+        except TraceError:  # numbers that differ in every attempt may be its cause
+            refuse_use()
+            raise
+        refuse_use()

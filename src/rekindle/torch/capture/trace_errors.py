@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import traceback
 from types import FrameType
 from typing import Any
 
@@ -41,6 +42,12 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
             f"a random number decides at {where} whether a layer runs. A plan is made for one graph, with the layer or "
             f"without it: set {name} = 0 (it is {value}), or plan the layers one by one"
         )
+    if data_dependent and _checks_a_distribution(e):
+        return TraceError(
+            f"torch.distributions checks the values of its arguments at {where}, and raises an error if they are not valid. "
+            "A plan is made for one graph, whatever the data: give validate_args=False to that distribution, or call "
+            "torch.distributions.Distribution.set_default_validate_args(False) before planning"
+        )
     if data_dependent:
         return TraceError(
             f"the model's control flow or shapes depend on tensor values at {where}. A plan is made for one graph, "
@@ -52,6 +59,12 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
         "Check that the call works with this sample; plan the submodules around that line if it must stay"
     )
+
+
+def _checks_a_distribution(e: BaseException) -> bool:
+    """Whether the values were asked for by a distribution of torch that checks its arguments."""
+    frames = [f.f_globals.get("__name__", "") for f, _ in traceback.walk_tb(e.__traceback__)]
+    return any(str(name).startswith("torch.distributions.") for name in frames)
 
 
 def _leaves_layers_out(frame: FrameType | None, model: nn.Module) -> tuple[str, float] | None:

@@ -64,7 +64,7 @@ class Bound:
             if numbers is None or not self.numbers.serve(numbers):
                 return False
         look = self.guards.unchanged if at_a_glance else self.guards.hold
-        return look(model) and answered(self.questions, call.tensors)
+        return look(model) and answered(self.questions, call.tensors, model)
 
     def let_go(self) -> None:
         """Hold no reference to submodules and attributes until the next call of `serves`."""
@@ -112,9 +112,9 @@ class Bound:
         )
 
 
-def answered(questions: list[Question], tensors: list[torch.Tensor]) -> bool:
-    """Whether forward would get the same answers from these inputs."""
-    return all(q.same(tensors) for q in questions)
+def answered(questions: list[Question], tensors: list[torch.Tensor], model: nn.Module) -> bool:
+    """Whether forward would get the same answers from these inputs, and from the model's buffers as they are now."""
+    return all(q.same(tensors, model) for q in questions)
 
 
 def _place(model: nn.Module, source: int | str) -> Place:

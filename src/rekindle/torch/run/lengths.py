@@ -93,7 +93,7 @@ class Lengths:
                 continue
             size = _size_at(key, line.place)
             captured = line.known[0].anatomy.resized(found.step.at(size))
-            if captured is not None and answered(captured.questions, call.tensors):
+            if captured is not None and answered(captured.questions, call.tensors, model):
                 return Followed(_as_trace(model, call, key, line.known[0].trace, captured), found.plain, size)
         return None
 

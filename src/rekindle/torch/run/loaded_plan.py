@@ -87,7 +87,7 @@ class LoadedPlan:
 
     def _is_unlike(self, new: NewCall) -> bool:
         return any(
-            new.key == k and not expected.differences(new.model) and answered(asked, new.call.tensors)
+            new.key == k and not expected.differences(new.model) and answered(asked, new.call.tensors, new.model)
             for k, expected, asked in self._unlike
         )
 
