@@ -1,0 +1,359 @@
+"""Plans the parts of a model under one goal: find them, search their ways, measure the step, divide the goal, measure again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ... import notices
+from ...ask import Goal, PlanOptions, TraceOptions
+from ...candidates import EPS
+from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...parts.division import Division, divide, peak_of
+from ...parts.figures import Figures
+from ...parts.plan import Part, PartsPlan
+from ...parts.ways import Way, as_part_plan, ways
+from ...progress import announce
+from ...sizes import format_bytes
+from .. import accept
+from ..check.verify import compare, subject
+from ..costs.levels import Levels
+from ..costs.optimizers import not_counted, state_bytes
+from ..run import stages, trial
+from ..run.bound import Bound
+from ..run.measured_step import Outcome, Subject, Way as Steps, deterministic, gradients_as_before, run
+from ..trace import call_arguments, plain_forward, resident_bytes
+from .applied import PartForward, part_forward, parts_aside
+from .between import Between, Watched, between, with_uncalled
+from .finding import Finder, Found, Unit
+from .words import covered
+
+log = logging.getLogger("rekindle")
+
+
+@dataclass(frozen=True)
+class PartsSettings:
+    """When a part is worth a plan and when a division is good enough. All are guesses.
+
+    saves_least : share of the bytes that a part holds plain which its ways must save at least.
+    divisions_most : divisions that are tried by a measured step.
+    close : share of a budget that may stay unused without another division.
+    """
+
+    saves_least: float = 0.1
+    divisions_most: int = 4
+    close: float = 0.03
+
+
+SETTINGS = PartsSettings()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request for plans of parts.
+
+    named : paths of the submodules that the user names; None: those that can be captured are found.
+    error : why the whole model cannot be captured; None: nobody tried.
+    """
+
+    model: nn.Module
+    sample: object
+    options: PlanOptions
+    captured: TraceOptions
+    check: bool
+    named: tuple[str, ...] | None = None
+    error: TraceError | None = None
+
+
+def plan_parts(request: Request) -> PartsPlan:
+    """The plans of a model's parts under one goal. The model is left as it was.
+
+    Raises
+    ------
+    TraceError : no part can be planned, or one that the user names.
+    InfeasibleBudget : no division keeps the budget in a measured step.
+    ParityError : a step with planned parts does not give the plain step's numbers.
+    """
+    begin = time.monotonic()
+    s = subject(request.model, request.sample)
+    with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
+        return _Planning(request, s, begin).plan()
+
+
+class _Planning:
+    """The work on one request."""
+
+    def __init__(self, request: Request, s: Subject, begin: float):
+        self.request, self.s, self.begin = request, s, begin
+        self.model, self.options = request.model, request.options
+        self.units: list[Unit] = []
+        self.ways: list[list[Way]] = []  # of each unit
+        self.searches = 0
+        self.theirs: Outcome | None = None  # the plain step
+        state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
+        self.resident = resident_bytes(self.model, s.sample.tensors) + state
+
+    def plan(self) -> PartsPlan:
+        found = Finder(self.s, self.options, self.request.captured, self.request.named, self.request.error).find()
+        self._search(found)
+        if not self.units:
+            raise self._nothing(found)
+        self._run_plain()
+        announce(self.options.progress, "measuring a step, to see what it holds outside of its parts")
+        before = self._measure([_smallest(w) for w in self.ways], compared=self.request.check)
+        chosen, division, peak = self._divide(before)
+        return self._as_plan(found, before, chosen, division, peak)
+
+    # -- the ways of each part ---------------------------------------------------------------------------------------
+    def _search(self, found: Found) -> None:
+        """The ways of each unit, one search for each graph. Units for which no plan saves enough are left out."""
+        known: dict[str, list[Way] | None] = {}
+        for unit in found.units:
+            graph = unit.trace.graph
+            if graph.hash not in known:
+                announce(self.options.progress, f"searching plans for {unit.path} ({len(graph.ops):,} ops)")
+                known[graph.hash] = self._useful(unit, ways(graph, self.options, stages.group), found)
+            if (useful := known[graph.hash]) is not None:
+                self.units.append(unit)
+                self.ways.append(useful)
+        self.searches = sum(w is not None for w in known.values())
+
+    def _useful(self, unit: Unit, found: list[Way], all_found: Found) -> list[Way] | None:
+        """The ways, if they save enough and give the plain numbers; else None."""
+        held = [w.figures.held_bytes for w in found]
+        peaks = [w.figures.backward_bytes for w in found]
+        saves = held[0] - min(held) >= SETTINGS.saves_least * max(1, held[0])
+        if not saves and min(peaks) > (1 - SETTINGS.saves_least) * peaks[0]:
+            return None
+        if self.request.check and self.s.fake is None and (wrong := self._differs(unit, found[_smallest(found)])):
+            all_found.plain.append(f"{type(unit.module).__name__} (its planned step differs in {wrong})")
+            return None
+        return found
+
+    def _differs(self, unit: Unit, way: Way) -> str:
+        """How a planned step of the part by itself differs from its plain step, in words; "" if it does not."""
+        given = unit.given
+        if given is None:
+            return ""
+        bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, self.options, stages.group))
+        with given.surroundings():
+            return ", ".join(trial.differences(unit.module, plain_forward(unit.module), bound, given.call))
+
+    def _nothing(self, found: Found) -> RekindleError:
+        why = self.request.error
+        if why is not None:
+            return TraceError(f"{why} No part of the model can be planned by itself with a gain either.")
+        return UsageError("parts: no plan of these submodules saves memory; name larger ones, such as the blocks of the model")
+
+    # -- measured steps ----------------------------------------------------------------------------------------------
+    def _run_plain(self) -> None:
+        """One plain step, with whose numbers and peak the others are compared; none if it does not fit the device."""
+        if not self.request.check and self.options.goal.fraction is None:
+            return
+        announce(self.options.progress, "running a plain step")
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.theirs = run(self.s, plain_forward(self.model), "plain", Steps.HELD, self._levels())
+
+    def _measure(self, chosen: Sequence[int], compared: bool) -> Between:
+        """A step with these ways: what it holds outside of the parts.
+
+        Raises
+        ------
+        ParityError : it does not give the plain step's numbers.
+        """
+        levels = self._levels()
+        watched = Watched(levels)
+        with self._applied(chosen) as forwards, watched.watching(forwards):
+            ours = run(self.s, plain_forward(self.model), "planned", Steps.HELD, levels)
+        if compared and self.theirs is not None:
+            _, differences = compare(ours, self.theirs, self.s.fake is not None)
+            if differences:
+                raise ParityError(
+                    f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. The model "
+                    "is as it was. It may use a kernel that is not deterministic on this device, or change its own state"
+                )
+        used = [self.ways[u][c].figures for u, c in enumerate(chosen)]
+        return between(levels.found, watched.units, used)
+
+    def _levels(self) -> Levels:
+        known = None
+        if self.s.fake is not None:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            known = [*self.model.parameters(), *self.model.buffers(), *gradients]
+        return Levels(self.s.device, known)
+
+    @contextlib.contextmanager
+    def _applied(
+        self, chosen: Sequence[int]
+    ) -> Iterator[list[tuple[PartForward, list[int], list[Unit]]]]:
+        """Inside, the parts run by these ways."""
+        forwards = []
+        before: list[tuple[nn.Module, object]] = []
+        try:
+            for numbers in self._by_module():
+                module = self.units[numbers[0]].module
+                plans = [self._part_plan(u, chosen[u]) for u in numbers]
+                forward = part_forward(module, plans, "plain", check=False)
+                before.append((module, module.__dict__.get("forward")))
+                module.__dict__["forward"] = forward
+                forwards.append((forward, numbers, [self.units[u] for u in numbers]))
+            with contextlib.ExitStack() as stack:
+                for forward, _, _ in forwards:
+                    stack.enter_context(forward.silent())
+                yield forwards
+        finally:
+            for module, old in before:
+                if old is None:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = old
+
+    def _by_module(self) -> list[list[int]]:
+        """The numbers of the units of each module."""
+        found: dict[str, list[int]] = {}
+        for i, u in enumerate(self.units):
+            found.setdefault(u.path, []).append(i)
+        return list(found.values())
+
+    def _part_plan(self, unit: int, way: int, quiet: bool = True):  # type: ignore[no-untyped-def]
+        u = self.units[unit]
+        options = replace(self.options, progress=False) if quiet else self.options
+        made = as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.group)
+        return replace(made, trace=u.trace)
+
+    # -- the division ------------------------------------------------------------------------------------------------
+    def _divide(self, before: Between) -> tuple[tuple[int, ...], Division, int]:
+        """(the way of each unit, the division, the measured peak without resident bytes)."""
+        limit = self._limit()
+        best: tuple[tuple[int, ...], Division, int] | None = None
+        now, measured, tried = before, [before.peak_bytes], set()
+        for _ in range(SETTINGS.divisions_most):
+            division = self._divided(now, limit)
+            if division is None:
+                break
+            chosen = division.chosen
+            if chosen in tried:
+                break
+            tried.add(chosen)
+            if not self.request.check:
+                return chosen, division, division.peak_bytes
+            announce(self.options.progress, "checking the plans by a measured step")
+            now = self._measure(chosen, compared=True)
+            measured.append(now.peak_bytes)
+            fits = limit is None or now.peak_bytes <= limit
+            if fits and (best is None or division.extra < best[1].extra or limit is None and now.peak_bytes < best[2]):
+                best = chosen, division, now.peak_bytes
+            if limit is None or fits and (
+                now.peak_bytes >= (1 - SETTINGS.close) * limit or division.extra <= EPS
+            ):
+                break
+        if best is not None:
+            return best
+        least = tuple(_smallest(w) for w in self.ways)
+        if limit is not None and before.peak_bytes <= limit and peak_of(self._figures(), self._moments(before), least) <= limit:
+            extra = sum(n * self.ways[u][c].figures.extra for u, (c, n) in enumerate(zip(least, self._calls(before), strict=True)))
+            return least, Division(least, before.peak_bytes, extra, 0.0), before.peak_bytes
+        assert limit is not None
+        raise self._infeasible(limit, now, min(measured))
+
+    def _divided(self, now: Between, limit: int | None) -> Division | None:
+        goal, calls = self.options.goal, self._calls(now)
+        figures, moments = self._figures(), self._moments(now)
+        if limit is not None:
+            return divide(figures, calls, moments, budget=limit)
+        plain = sum(n * ways[0].plain for ways, n in zip(figures, calls, strict=True))
+        most = None if goal.max_overhead is None else goal.max_overhead * plain
+        return divide(figures, calls, moments, most_extra=most)
+
+    def _limit(self) -> int | None:
+        """Bytes beside those held during the whole step that the goal allows; None: the goal is no budget."""
+        goal = self.options.goal
+        if goal.budget is not None:
+            return goal.budget - self.resident
+        if goal.fraction is None:
+            return None
+        if self.theirs is None:
+            raise UsageError(
+                f"budget={goal.fraction}: the plain step does not fit the device, so its peak is not known; give bytes"
+            )
+        return int(goal.fraction * self.theirs.peak)
+
+    def _figures(self) -> list[list[Figures]]:
+        return [[w.figures for w in found] for found in self.ways]
+
+    def _calls(self, now: Between) -> list[int]:
+        return [max(n, u.calls, 1) for n, u in zip(now.calls, self.units, strict=True)]
+
+    def _moments(self, now: Between):  # type: ignore[no-untyped-def]
+        """The moments of a step in which every unit is called: one that this step left out beside the unit before it."""
+        like: list[int | None] = []
+        called: int | None = next((i for i, n in enumerate(now.calls) if n), None)
+        order = {u.path: i for i, u in enumerate(self.units)}
+        paths = [name for name, _ in self.model.named_modules() if name in order]
+        neighbour: dict[int, int | None] = {}
+        for path in paths:
+            i = order[path]
+            if now.calls[i]:
+                called = i
+            neighbour[i] = called
+        like = [None if n else neighbour.get(i) for i, n in enumerate(now.calls)]
+        inputs = [u.input_bytes for u in self.units]
+        return with_uncalled(now, like, inputs) if any(x is not None for x in like) else now.moments
+
+    def _infeasible(self, limit: int, now: Between, measured: int) -> InfeasibleBudget:
+        least = divide(self._figures(), self._calls(now), self._moments(now))
+        peak = max(measured, least.peak_bytes if least is not None else 0) + self.resident
+        outside = max(m.outside_bytes for m in now.moments) + self.resident
+        budget = limit + self.resident
+        return InfeasibleBudget(
+            f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of {type(self.model).__name__}: "
+            f"the smallest peak that is known to be reachable is {format_bytes(peak)} ({peak} bytes), of which "
+            f"{format_bytes(outside)} are held outside of the parts at some time. The model is as it was. Give budget={peak}, "
+            "a smaller batch, or write the code outside of the parts so that the whole model can be captured",
+            budget=budget, smallest_peak=peak, bound_bytes=self.resident, op="",
+        )  # fmt: skip
+
+    # -- the answer --------------------------------------------------------------------------------------------------
+    def _as_plan(
+        self, found: Found, before: Between, chosen: tuple[int, ...], division: Division, measured: int
+    ) -> PartsPlan:
+        calls = self._calls(before)
+        plain = sum(n * w[0].figures.plain for w, n in zip(self.ways, calls, strict=True)) or 1.0
+        seen: set[str] = set()
+        parts = []
+        for numbers in self._by_module():
+            loud = self.units[numbers[0]].trace.graph.hash not in seen
+            seen |= {self.units[u].trace.graph.hash for u in numbers}
+            path = self.units[numbers[0]].path
+            parts.append(Part(path, tuple(self._part_plan(u, chosen[u], quiet=not loud) for u in numbers)))
+        budget = self.options.goal.budget is not None or self.options.goal.fraction is not None
+        options = self.request.captured.optimizer
+        predicted = division.peak_bytes if any(n == 0 for n in before.calls) else 0
+        return PartsPlan(
+            module_name=type(self.model).__name__,
+            parts=tuple(parts),
+            peak_bytes=max(measured, predicted) + self.resident,
+            measured_bytes=measured + self.resident if self.request.check else None,
+            resident_bytes=self.resident,
+            baseline_peak_bytes=None if self.theirs is None else self.theirs.peak + self.resident,
+            overhead=division.extra / plain,
+            least_overhead=min(division.bound / plain, division.extra / plain) if budget else 0.0,
+            goal=self.options.goal,
+            cost=self.options.cost,
+            covered=covered(self.model, self.units, self.ways, before, found.plain, self.searches),
+            solve_seconds=time.monotonic() - self.begin,
+            not_counted=not_counted(self.model) if options is None else "",
+            asked=self.options,
+            captured=self.request.captured,
+        )
+
+
+def _smallest(found: Sequence[Way]) -> int:
+    """The way that holds least from forward to backward, and of those the one of the lowest peak."""
+    return min(range(len(found)), key=lambda i: (found[i].figures.held_bytes, found[i].figures.backward_bytes))
