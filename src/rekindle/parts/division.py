@@ -27,8 +27,8 @@ class DivisionSettings:
     tolerance : part of the budget that is left free, since HiGHS allows constraints to be missed by 1e-6 of it.
     """
 
-    time_limit_s: float = 10.0
-    gap: float = 1e-3
+    time_limit_s: float = 2.0
+    gap: float = 3e-3
     tolerance: float = 4e-6
 
 

@@ -196,10 +196,8 @@ class Finder:
     def _note_failure(self, path: str, module: nn.Module, e: RekindleError) -> None:
         self._open |= around(e, module)
         self._why[path] = e
-        if isinstance(e, TraceError) and (line := in_few_words(e)):
-            text = f"{_kind(module)} ({line})"
-            if not any(line in x for x in self.found.plain):
-                self.found.plain.append(text)
+        if isinstance(e, TraceError) and (line := in_few_words(e, module)) not in self.found.plain:
+            self.found.plain.append(line)
 
     def _add_uncalled(self) -> None:
         """Modules that this step left out, and that are like a part: another step may call them."""

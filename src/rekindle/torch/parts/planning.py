@@ -42,11 +42,13 @@ class PartsSettings:
     """When a part is worth a plan and when a division is good enough. All are guesses.
 
     saves_least : share of the bytes that a part holds plain which its ways must save at least.
+    matters : share of the bytes that all parts hold plain which a part must save at least.
     divisions_most : divisions that are tried by a measured step.
     close : share of a budget that may stay unused without another division.
     """
 
     saves_least: float = 0.1
+    matters: float = 0.02
     divisions_most: int = 4
     close: float = 0.03
 
@@ -100,7 +102,7 @@ class _Planning:
         self.resident = resident_bytes(self.model, s.sample.tensors) + state
 
     def plan(self) -> PartsPlan:
-        found = Finder(self.s, self.options, self.request.captured, self.request.named, self.request.error).find()
+        found = self._find()
         self._search(found)
         if not self.units:
             raise self._nothing(found)
@@ -109,6 +111,19 @@ class _Planning:
         before = self._measure([_smallest(w) for w in self.ways], compared=self.request.check)
         chosen, division, peak = self._divide(before)
         return self._as_plan(found, before, chosen, division, peak)
+
+    def _find(self) -> Found:
+        try:
+            return Finder(self.s, self.options, self.request.captured, self.request.named, self.request.error).find()
+        except RekindleError:
+            raise
+        except Exception as e:  # the module itself fails on the sample
+            if self.request.error is not None:
+                raise self.request.error from e
+            raise TraceError(
+                f"{type(self.model).__name__} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
+                "model(…) works on"
+            ) from e
 
     # -- the ways of each part ---------------------------------------------------------------------------------------
     def _search(self, found: Found) -> None:
@@ -122,7 +137,14 @@ class _Planning:
             if (useful := known[graph.hash]) is not None:
                 self.units.append(unit)
                 self.ways.append(useful)
-        self.searches = sum(w is not None for w in known.values())
+        every = sum(max(1, u.calls) * w[0].figures.held_bytes for u, w in zip(self.units, self.ways, strict=True))
+        matter = [
+            max(1, u.calls) * _saved(w) * len({v.path for v in self.units if v.trace.graph.hash == u.trace.graph.hash})
+            >= SETTINGS.matters * every for u, w in zip(self.units, self.ways, strict=True)
+        ]  # fmt: skip
+        self.units = [u for u, m in zip(self.units, matter, strict=True) if m]
+        self.ways = [w for w, m in zip(self.ways, matter, strict=True) if m]
+        self.searches = len({u.trace.graph.hash for u in self.units})
 
     def _useful(self, unit: Unit, found: list[Way], all_found: Found) -> list[Way] | None:
         """The ways, if they save enough and give the plain numbers; else None."""
@@ -352,6 +374,13 @@ class _Planning:
             asked=self.options,
             captured=self.request.captured,
         )
+
+
+def _saved(found: Sequence[Way]) -> int:
+    """Bytes held that the ways of a part can save, or, where that is more, bytes of its peak."""
+    held = [w.figures.held_bytes for w in found]
+    peaks = [w.figures.backward_bytes for w in found]
+    return max(held[0] - min(held), peaks[0] - min(peaks))
 
 
 def _smallest(found: Sequence[Way]) -> int:

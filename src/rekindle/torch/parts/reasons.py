@@ -20,8 +20,8 @@ def line_of(e: BaseException) -> str:
     return where
 
 
-def in_few_words(e: BaseException) -> str:
-    """The reason of a capture that failed, such as "train.py:88 reads a tensor"."""
+def in_few_words(e: BaseException, model: nn.Module) -> str:
+    """The reason why a capture of the model failed, such as "Decoder (train.py:88 reads a tensor)"."""
     text = str(e)
     does = (
         "makes a shape depend on the data" if "shape of the result of" in text
@@ -30,7 +30,9 @@ def in_few_words(e: BaseException) -> str:
         else "cannot be captured"
     )  # fmt: skip
     where = line_of(e)
-    return f"{where} {does}" if where else does
+    inner = [x for f, _ in _frames(_cause(e)) if isinstance(x := f.f_locals.get("self"), nn.Module) and is_users(f)]
+    name = type(inner[-1] if inner else model).__name__
+    return f"{name} ({where} {does})" if where else f"{name} ({does})"
 
 
 def shape_depends_on_data(e: BaseException) -> bool:
