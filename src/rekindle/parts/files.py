@@ -78,9 +78,10 @@ def _part(doc: Any, where: str, plans: list[Plan]) -> Part:
     path, numbers = r.text("module"), r.ints("plans")
     if not 0 < len(path) <= PATH_MOST_LETTERS or not path.isprintable():
         raise FormatError(f"{where}: {value(path)} is no name of a submodule")
-    if not numbers or not all(0 <= i < len(plans) for i in numbers):
+    again = r.flag("again", False)
+    if bool(numbers) == again or not all(0 <= i < len(plans) for i in numbers):
         raise FormatError(f"{where} should name some of the file's {len(plans)} plans, not {value(list(numbers))}")
-    return Part(path, tuple(plans[i] for i in numbers))
+    return Part(path, tuple(plans[i] for i in numbers), again)
 
 
 def _text(r: formats.Reader, key: str) -> str:

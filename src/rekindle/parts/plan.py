@@ -26,10 +26,12 @@ class Part:
     """One submodule and its plans.
 
     path : its name in the model. plans : one for each kind of call in a step; the first is of the first call.
+    again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans.
     """
 
     path: str
-    plans: tuple[Plan, ...]
+    plans: tuple[Plan, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ class PartsPlan:
         """One plain sentence: does the step fit, at what price, what is covered."""
         limit = self.goal.budget
         price = f"at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
-        fits = f"fits: {of_bytes(self.peak_bytes, limit)}" if limit is not None else f"takes {format_bytes(self.peak_bytes)}"
+        fits = (
+            f"fits: {of_bytes(self.peak_bytes, limit)}"
+            if limit is not None
+            else f"takes {format_bytes(self.peak_bytes)}"
+        )
         tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
         return f"{fits}, {price}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
 
@@ -87,7 +93,12 @@ class PartsPlan:
         plain = "not measured" if self.baseline_peak_bytes is None else format_bytes(self.baseline_peak_bytes)
         rows = [("peak", f"{format_bytes(self.peak_bytes)} (plain {plain})"), ("parts", self.covered)]
         for (kind, peak, overhead), n in Counter(_row(p) for part in self.parts for p in part.plans).items():
-            rows.append((f"  {n} x {name(kind)}", f"{format_bytes(peak)} by itself, {percent(overhead)} {COST_WORDS[self.cost]}"))
+            rows.append(
+                (
+                    f"  {n} x {name(kind)}",
+                    f"{format_bytes(peak)} by itself, {percent(overhead)} {COST_WORDS[self.cost]}",
+                )
+            )
         width = max(len(k) for k, _ in rows)
         return "\n".join([f"{k:<{width}}  {x}" for k, x in rows] + [self.sentence])
 
@@ -112,7 +123,8 @@ class PartsPlan:
             for p in part.plans:
                 graphs.setdefault(p.graph_hash, p.graph)
                 plans.setdefault(_key(p), (len(plans), p))
-            rows.append({"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]})
+            row: dict[str, Any] = {"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]}
+            rows.append(row | ({"again": True} if part.again else {}))
         at = {h: i for i, h in enumerate(graphs)}
         return {
             "format": FORMAT,
@@ -129,7 +141,7 @@ class PartsPlan:
 
     def without_traces(self) -> PartsPlan:
         """The same plans as a file holds them."""
-        parts = tuple(Part(p.path, tuple(replace(x, trace=None) for x in p.plans)) for p in self.parts)
+        parts = tuple(replace(p, plans=tuple(replace(x, trace=None) for x in p.plans)) for p in self.parts)
         return replace(self, parts=parts)
 
 

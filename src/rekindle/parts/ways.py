@@ -43,9 +43,9 @@ SETTINGS = WaysSettings()
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a part: its schedule and what it takes."""
+    """One way to run a part: its schedule and what it takes. schedule : None for a part without a graph."""
 
-    schedule: Schedule
+    schedule: Schedule | None
     figures: Figures
 
 
@@ -116,6 +116,7 @@ def thinned(kept: list[Way], most: int) -> list[Way]:
 
 def as_part_plan(graph: Graph, way: Way, options: PlanOptions, finish: Finish | None = None) -> Plan:
     """The plan of one part for one way. Its goal is the overhead that it has: the budget of the step is no one part's."""
+    assert way.schedule is not None
     scorer = Scorer(graph, options.cost, finish)
     scored, baseline = scorer.as_run(way.schedule), scorer.score(Schedule.baseline(graph))
     goal = Goal(max_overhead=max(0.0, scored.judged.overhead) + EPS)

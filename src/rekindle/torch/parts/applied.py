@@ -23,6 +23,7 @@ from ...parts.ways import Way, as_part_plan, figures, ways
 from ..run import stages, unused
 from ..run.planned import PlannedForward, planned_forward
 from ..trace import Trace
+from .again import AgainForward
 
 
 class PartsForward:
@@ -53,7 +54,7 @@ class PartsForward:
     def give_back(self, model: nn.Module) -> None:
         """Take the plans of all parts off, and put the model's own forward back."""
         for m in planned_parts(model):
-            forward = planned_forward(m)
+            forward = forward_of(m)
             assert forward is not None
             forward.give_back(m)
         if model.__dict__.get("forward") is self:
@@ -87,8 +88,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     ------
     PlanMismatch : the model has no submodule of that name, or one of other classes.
     """
-    forwards: list[tuple[nn.Module, PartForward]] = []
-    seen: set[str] = set()
+    forwards: list[tuple[nn.Module, PartForward | AgainForward]] = []
     for part in plan.parts:
         try:
             module = model.get_submodule(part.path)
@@ -96,8 +96,10 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
             ) from e
-        forwards.append((module, part_forward(module, part.plans, on_new_shape, check, part.path in seen)))
-        seen.add(part.path)
+        again = part.again
+        forwards.append(
+            (module, AgainForward(module) if again else part_forward(module, part.plans, on_new_shape, check))
+        )
     root = PartsForward(model, plan)
     for module, forward in forwards:
         forward.take_over(module)
@@ -106,9 +108,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     return model
 
 
-def part_forward(
-    module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool, quiet: bool = False
-) -> PartForward:
+def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:
     """The planned forward of one part, with a plan for each kind of call."""
     first, *others = plans
     forward = PartForward(module, first, on_new_shape, _Replan(plans), check)
@@ -120,7 +120,14 @@ def part_forward(
 
 def planned_parts(model: nn.Module) -> list[nn.Module]:
     """The submodules that are planned as parts."""
-    return [m for m in model.modules() if isinstance(planned_forward(m), PartForward)]
+    return [m for m in model.modules() if forward_of(m) is not None]
+
+
+def forward_of(module: nn.Module) -> PartForward | AgainForward | None:
+    """The forward of a planned part, even if something has wrapped it since; None: the module is no planned part."""
+    forward = module.__dict__.get("forward")
+    found = forward if isinstance(forward, AgainForward) else planned_forward(module)
+    return found if isinstance(found, PartForward | AgainForward) else None
 
 
 def parts_forward(model: nn.Module) -> PartsForward | None:
@@ -136,7 +143,7 @@ def parts_taken_off(model: nn.Module) -> Iterator[None]:
     if root is None:
         yield
         return
-    forwards = [(m, planned_forward(m)) for m in planned_parts(model)]
+    forwards = [(m, forward_of(m)) for m in planned_parts(model)]
     root.give_back(model)
     try:
         yield
@@ -153,7 +160,7 @@ def parts_aside(model: nn.Module) -> Iterator[None]:
     """Inside, the parts run plain."""
     with contextlib.ExitStack() as stack:
         for m in planned_parts(model):
-            if (forward := planned_forward(m)) is not None:
+            if (forward := forward_of(m)) is not None:
                 stack.enter_context(forward.aside())
         yield
 

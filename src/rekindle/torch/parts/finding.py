@@ -14,10 +14,11 @@ from ...progress import announce
 from .. import accept
 from ..capture.module_call import Key
 from ..capture.module_paths import is_marked
+from ..run.measured_step import Subject
 from ..trace import Trace, trace_call
+from .again import only_computes
 from .reasons import around, in_few_words, shape_depends_on_data
 from .recording import Calls, Recorded, may_be_part, record, signature
-from ..run.measured_step import Subject
 
 
 @dataclass
@@ -32,14 +33,17 @@ class Unit:
     module: nn.Module
     key: Key
     calls: int
-    trace: Trace
-    given: Recorded | None = None
+    given: Recorded
+    trace: Trace | None = None
 
     @property
     def input_bytes(self) -> int:
         """Bytes of the tensors that such a call is given."""
-        given = [] if self.given is None else self.given.call.tensors
-        return sum(t.numel() * t.element_size() for t in given)
+        return sum(t.numel() * t.element_size() for t in self.given.call.tensors)
+
+    def is_inside(self, other: str) -> bool:
+        """Whether the submodule lies in the one of that path."""
+        return self.path.startswith(f"{other}.")
 
 
 @dataclass
@@ -60,15 +64,25 @@ class Finder:
     """
 
     def __init__(
-        self, s: Subject, options: PlanOptions, captured: TraceOptions, named: Sequence[str] | None, error: TraceError | None
+        self,
+        s: Subject,
+        options: PlanOptions,
+        captured: TraceOptions,
+        named: Sequence[str] | None,
+        error: TraceError | None,
     ):
         self.s, self.options, self.captured, self.named = s, options, captured, named
         self.found = Found()
         self._calls: dict[str, Calls] = {}
         self._failed: dict[Any, RekindleError] = {}  # (signature, keys) -> why a module like this cannot be captured
         self._open: set[nn.Module] = {s.model}
-        self._traces: dict[Any, list[Trace]] = {}  # (signature, key) -> traces of modules like this, in different states
+        self._traces: dict[
+            Any, list[Trace]
+        ] = {}  # (signature, key) -> traces of modules like this, in different states
         self._why: dict[str, RekindleError] = {}
+        self._opened: list[
+            tuple[str, nn.Module]
+        ] = []  # submodules that are called and cannot be captured, innermost first
         if error is not None:
             self._note_failure("", s.model, error)
 
@@ -79,7 +93,9 @@ class Finder:
         ------
         TraceError, UsageError : a submodule that the user names cannot be a part.
         """
-        announce(self.options.progress, f"running {type(self.s.model).__name__} once, to see how its submodules are called")
+        announce(
+            self.options.progress, f"running {type(self.s.model).__name__} once, to see how its submodules are called"
+        )
         self._calls = record(self.s)
         if self.named is None:
             self._look_into("", self.s.model)
@@ -87,6 +103,8 @@ class Finder:
             for path in self.named:
                 self._named(path)
         self._add_uncalled()
+        if self.named is None:
+            self._add_again()
         order = {path: i for i, path in enumerate(self._calls)}
         self.found.units.sort(key=lambda u: order.get(u.path, len(order)))
         return self.found
@@ -97,6 +115,8 @@ class Finder:
             inner = f"{path}.{name}" if path else name
             if not self._is_part(inner, child):
                 self._look_into(inner, child)
+                if inner in self._calls and may_be_part(child):
+                    self._opened.append((inner, child))
 
     def _named(self, path: str) -> None:
         module = self.s.model.get_submodule(path)
@@ -136,7 +156,7 @@ class Finder:
         return True
 
     def _unit(self, path: str, module: nn.Module, kind: Any, given: Recorded, calls: int) -> Unit:
-        return Unit(path, module, given.key, calls, self._trace(path, module, kind, given), given)
+        return Unit(path, module, given.key, calls, given, self._trace(path, module, kind, given))
 
     def _inputs_train(self, calls: Calls) -> bool:
         return any(t.requires_grad for r in calls.samples.values() for t in r.call.tensors)
@@ -198,6 +218,37 @@ class Finder:
         self._why[path] = e
         if isinstance(e, TraceError) and (line := in_few_words(e, module)) not in self.found.plain:
             self.found.plain.append(line)
+
+    def _add_again(self) -> None:
+        """Submodules that cannot be captured, but whose forward may run again as it is: it does nothing but compute."""
+        may: dict[Any, bool] = {}
+        for path, m in self._opened:
+            calls = self._calls[path]
+            if not calls.keys or is_marked(path, self.captured.must_save) or self.s.fake is not None:
+                continue
+            if not self._inputs_train(calls):
+                continue  # backward would not come back through its inputs
+            given = calls.samples[calls.keys[0]]
+            kind = (signature(m), given.key)
+            if kind not in may:
+                announce(self.options.progress, f"looking whether {path} ({type(m).__name__}) may run again")
+                may[kind] = self._may_run_again(m, given)
+            if may[kind]:
+                self.found.units.append(Unit(path, m, given.key, len(calls.keys), given))
+        # One that holds most of the others is a stack of parts: to run it again as one would hold all that they hold at once.
+        units = self.found.units
+        self.found.units = [
+            u for u in units
+            if u.trace is not None or 2 * sum(v.is_inside(u.path) for v in units) < max(2, len(units) - 1)
+        ]  # fmt: skip
+
+    def _may_run_again(self, module: nn.Module, given: Recorded) -> bool:
+        if any(must for must in self.captured.must_save):
+            return False
+        try:
+            return only_computes(module, given)
+        except Exception:  # a forward that works only inside of the model's step
+            return False
 
     def _add_uncalled(self) -> None:
         """Modules that this step left out, and that are like a part: another step may call them."""

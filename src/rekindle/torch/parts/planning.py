@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from ... import notices
-from ...ask import Goal, PlanOptions, TraceOptions
+from ...ask import PlanOptions, TraceOptions
 from ...candidates import EPS
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
-from ...parts.division import Division, divide, peak_of
+from ...model.graph import Graph
+from ...model.plan import Plan
+from ...parts.division import OPEN, Division, Moment, Step, divide
 from ...parts.figures import Figures
 from ...parts.plan import Part, PartsPlan
 from ...parts.ways import Way, as_part_plan, ways
@@ -27,12 +30,15 @@ from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
 from ..run import stages, trial
 from ..run.bound import Bound
-from ..run.measured_step import Outcome, Subject, Way as Steps, deterministic, gradients_as_before, run
-from ..trace import call_arguments, plain_forward, resident_bytes
-from .applied import PartForward, part_forward, parts_aside
-from .between import Between, Watched, between, with_uncalled
+from ..run.measured_step import Outcome, Subject, deterministic, gradients_as_before, run
+from ..run.measured_step import Way as Steps
+from ..trace import plain_forward, resident_bytes
+from .again import AgainForward, figures_of
+from .applied import PartForward, part_forward
+from .between import Between, Forward, Watched, between, with_uncalled
 from .finding import Finder, Found, Unit
-from .words import covered
+from .recording import signature
+from .words import Covered, covered
 
 log = logging.getLogger("rekindle")
 
@@ -96,6 +102,7 @@ class _Planning:
         self.model, self.options = request.model, request.options
         self.units: list[Unit] = []
         self.ways: list[list[Way]] = []  # of each unit
+        self.within: list[int | None] = []  # of each unit, the one that it lies in
         self.searches = 0
         self.theirs: Outcome | None = None  # the plain step
         state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
@@ -108,7 +115,7 @@ class _Planning:
             raise self._nothing(found)
         self._run_plain()
         announce(self.options.progress, "measuring a step, to see what it holds outside of its parts")
-        before = self._measure([_smallest(w) for w in self.ways], compared=self.request.check)
+        before = self._measure(self._least(), compared=self.request.check)
         chosen, division, peak = self._divide(before)
         return self._as_plan(found, before, chosen, division, peak)
 
@@ -128,41 +135,65 @@ class _Planning:
     # -- the ways of each part ---------------------------------------------------------------------------------------
     def _search(self, found: Found) -> None:
         """The ways of each unit, one search for each graph. Units for which no plan saves enough are left out."""
-        known: dict[str, list[Way] | None] = {}
-        for unit in found.units:
-            graph = unit.trace.graph
+        planned = self._plans(found)
+        again = self._again(found)
+        rows = [(u, w) for u in found.units if (w := (again if u.trace is None else planned)[id(u)])]
+        self.units, self.ways = [u for u, _ in rows], [w for _, w in rows]
+        self.within = [self._around(u) for u in self.units]
+        self.searches = len({u.trace.graph.hash for u in self.units if u.trace is not None})
+
+    def _plans(self, found: Found) -> dict[int, list[Way]]:
+        """The ways of each unit that was captured; [] where they save too little."""
+        known: dict[str, list[Way]] = {}
+        units = [(u, u.trace.graph) for u in found.units if u.trace is not None]
+        for unit, graph in units:
             if graph.hash not in known:
                 announce(self.options.progress, f"searching plans for {unit.path} ({len(graph.ops):,} ops)")
-                known[graph.hash] = self._useful(unit, ways(graph, self.options, stages.group), found)
-            if (useful := known[graph.hash]) is not None:
-                self.units.append(unit)
-                self.ways.append(useful)
-        every = sum(max(1, u.calls) * w[0].figures.held_bytes for u, w in zip(self.units, self.ways, strict=True))
-        matter = [
-            max(1, u.calls) * _saved(w) * len({v.path for v in self.units if v.trace.graph.hash == u.trace.graph.hash})
-            >= SETTINGS.matters * every for u, w in zip(self.units, self.ways, strict=True)
-        ]  # fmt: skip
-        self.units = [u for u, m in zip(self.units, matter, strict=True) if m]
-        self.ways = [w for w, m in zip(self.ways, matter, strict=True) if m]
-        self.searches = len({u.trace.graph.hash for u in self.units})
+                known[graph.hash] = ways(graph, self.options, stages.group)
+        count = Counter(graph.hash for _, graph in units)
+        every = sum(n * known[h][0].figures.held_bytes for h, n in count.items())
+        for unit, graph in units:
+            useful = known[graph.hash]
+            saved, plain = _saved(useful), useful[0].figures
+            few = saved < SETTINGS.saves_least * max(plain.held_bytes, plain.backward_bytes)
+            if useful and (few or count[graph.hash] * saved < SETTINGS.matters * every):
+                known[graph.hash] = []
+            elif useful and self._is_first(unit, units) and (wrong := self._differs(unit, useful[_smallest(useful)])):
+                found.plain.append(f"{type(unit.module).__name__} (its planned step differs in {wrong})")
+                known[graph.hash] = []
+        return {id(u): known[graph.hash] for u, graph in units}
 
-    def _useful(self, unit: Unit, found: list[Way], all_found: Found) -> list[Way] | None:
-        """The ways, if they save enough and give the plain numbers; else None."""
-        held = [w.figures.held_bytes for w in found]
-        peaks = [w.figures.backward_bytes for w in found]
-        saves = held[0] - min(held) >= SETTINGS.saves_least * max(1, held[0])
-        if not saves and min(peaks) > (1 - SETTINGS.saves_least) * peaks[0]:
-            return None
-        if self.request.check and self.s.fake is None and (wrong := self._differs(unit, found[_smallest(found)])):
-            all_found.plain.append(f"{type(unit.module).__name__} (its planned step differs in {wrong})")
-            return None
-        return found
+    def _is_first(self, unit: Unit, units: Sequence[tuple[Unit, Graph]]) -> bool:
+        return unit is next(u for u, g in units if unit.trace is not None and g.hash == unit.trace.graph.hash)
+
+    def _again(self, found: Found) -> dict[int, list[Way]]:
+        """Two ways of each unit that was not captured: left open, and running again in backward; [] where it cannot."""
+        known: dict[Any, list[Way]] = {}
+        made: dict[int, list[Way]] = {}
+        for unit in found.units:
+            if unit.trace is not None:
+                continue
+            kind = (signature(unit.module), unit.key)
+            if kind not in known:
+                announce(self.options.progress, f"measuring {unit.path}, which may run again in backward")
+                known[kind] = []
+                with contextlib.suppress(torch.OutOfMemoryError, RekindleError, RuntimeError):
+                    again = figures_of(unit.module, unit.given, self.s.device, self.options.cost)
+                    known[kind] = [Way(None, Figures(0, 0, 0, 0.0, again.plain)), Way(None, again)]
+            made[id(unit)] = known[kind]
+        return made
+
+    def _around(self, unit: Unit) -> int | None:
+        """The number of the innermost unit in which this one lies."""
+        around = [(len(v.path), i) for i, v in enumerate(self.units) if unit.is_inside(v.path)]
+        return max(around)[1] if around else None
 
     def _differs(self, unit: Unit, way: Way) -> str:
         """How a planned step of the part by itself differs from its plain step, in words; "" if it does not."""
         given = unit.given
-        if given is None:
+        if not self.request.check or self.s.fake is not None:
             return ""
+        assert unit.trace is not None
         bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, self.options, stages.group))
         with given.surroundings():
             return ", ".join(trial.differences(unit.module, plain_forward(unit.module), bound, given.call))
@@ -171,7 +202,9 @@ class _Planning:
         why = self.request.error
         if why is not None:
             return TraceError(f"{why} No part of the model can be planned by itself with a gain either.")
-        return UsageError("parts: no plan of these submodules saves memory; name larger ones, such as the blocks of the model")
+        return UsageError(
+            "parts: no plan of these submodules saves memory; name larger ones, such as the blocks of the model"
+        )
 
     # -- measured steps ----------------------------------------------------------------------------------------------
     def _run_plain(self) -> None:
@@ -201,7 +234,12 @@ class _Planning:
                     "is as it was. It may use a kernel that is not deterministic on this device, or change its own state"
                 )
         used = [self.ways[u][c].figures for u, c in enumerate(chosen)]
-        return between(levels.found, watched.units, used)
+        is_open = [u.trace is None and c == OPEN for u, c in zip(self.units, chosen, strict=True)]
+        return between(levels.found, watched.calls, used, is_open)
+
+    def _least(self) -> tuple[int, ...]:
+        """The ways that hold least, with every part open that is not captured."""
+        return tuple(OPEN if u.trace is None else _smallest(w) for u, w in zip(self.units, self.ways, strict=True))
 
     def _levels(self) -> Levels:
         known = None
@@ -211,23 +249,22 @@ class _Planning:
         return Levels(self.s.device, known)
 
     @contextlib.contextmanager
-    def _applied(
-        self, chosen: Sequence[int]
-    ) -> Iterator[list[tuple[PartForward, list[int], list[Unit]]]]:
+    def _applied(self, chosen: Sequence[int]) -> Iterator[list[tuple[Forward, list[int], list[Unit]]]]:
         """Inside, the parts run by these ways."""
-        forwards = []
+        step, forwards = self._step((), [1] * len(self.units)), []
         before: list[tuple[nn.Module, object]] = []
         try:
             for numbers in self._by_module():
-                module = self.units[numbers[0]].module
-                plans = [self._part_plan(u, chosen[u]) for u in numbers]
-                forward = part_forward(module, plans, "plain", check=False)
+                if not step.runs(numbers[0], chosen):
+                    continue
+                module, forward = self.units[numbers[0]].module, self._forward(numbers, chosen)
                 before.append((module, module.__dict__.get("forward")))
                 module.__dict__["forward"] = forward
                 forwards.append((forward, numbers, [self.units[u] for u in numbers]))
             with contextlib.ExitStack() as stack:
                 for forward, _, _ in forwards:
-                    stack.enter_context(forward.silent())
+                    if isinstance(forward, PartForward):
+                        stack.enter_context(forward.silent())
                 yield forwards
         finally:
             for module, old in before:
@@ -236,6 +273,14 @@ class _Planning:
                 else:
                     module.__dict__["forward"] = old
 
+    def _forward(self, numbers: Sequence[int], chosen: Sequence[int]) -> Forward:
+        module = self.units[numbers[0]].module
+        if self.units[numbers[0]].trace is None:
+            forward = AgainForward(module)
+            forward.is_off = chosen[numbers[0]] == OPEN
+            return forward
+        return part_forward(module, [self._part_plan(u, chosen[u]) for u in numbers], "plain", check=False)
+
     def _by_module(self) -> list[list[int]]:
         """The numbers of the units of each module."""
         found: dict[str, list[int]] = {}
@@ -243,8 +288,9 @@ class _Planning:
             found.setdefault(u.path, []).append(i)
         return list(found.values())
 
-    def _part_plan(self, unit: int, way: int, quiet: bool = True):  # type: ignore[no-untyped-def]
+    def _part_plan(self, unit: int, way: int, quiet: bool = True) -> Plan:
         u = self.units[unit]
+        assert u.trace is not None
         options = replace(self.options, progress=False) if quiet else self.options
         made = as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.group)
         return replace(made, trace=u.trace)
@@ -252,46 +298,53 @@ class _Planning:
     # -- the division ------------------------------------------------------------------------------------------------
     def _divide(self, before: Between) -> tuple[tuple[int, ...], Division, int]:
         """(the way of each unit, the division, the measured peak without resident bytes)."""
-        limit = self._limit()
+        limit = aim = self._limit()
+        step = self._step(self._moments(before), self._calls(before))
         best: tuple[tuple[int, ...], Division, int] | None = None
-        now, measured, tried = before, [before.peak_bytes], set()
+        measured, tried = [before.peak_bytes], set()
         for _ in range(SETTINGS.divisions_most):
-            division = self._divided(now, limit)
-            if division is None:
+            announce(self.options.progress, f"dividing the goal among {len(self.units)} parts")
+            division = self._divided(step, aim)
+            if division is None or division.chosen in tried:
                 break
-            chosen = division.chosen
-            if chosen in tried:
-                break
-            tried.add(chosen)
+            tried.add(division.chosen)
             if not self.request.check:
-                return chosen, division, division.peak_bytes
+                return division.chosen, division, division.peak_bytes
             announce(self.options.progress, "checking the plans by a measured step")
-            now = self._measure(chosen, compared=True)
-            measured.append(now.peak_bytes)
-            fits = limit is None or now.peak_bytes <= limit
-            if fits and (best is None or division.extra < best[1].extra or limit is None and now.peak_bytes < best[2]):
-                best = chosen, division, now.peak_bytes
-            if limit is None or fits and (
-                now.peak_bytes >= (1 - SETTINGS.close) * limit or division.extra <= EPS
-            ):
+            peak = self._measure(division.chosen, compared=True).peak_bytes
+            measured.append(peak)
+            fits = limit is None or peak <= limit
+            if fits and (best is None or division.extra < best[1].extra):
+                best = division.chosen, division, peak
+            if limit is None or aim is None or fits and (peak >= (1 - SETTINGS.close) * limit or division.extra <= EPS):
                 break
-        if best is not None:
-            return best
-        least = tuple(_smallest(w) for w in self.ways)
-        if limit is not None and before.peak_bytes <= limit and peak_of(self._figures(), self._moments(before), least) <= limit:
-            extra = sum(n * self.ways[u][c].figures.extra for u, (c, n) in enumerate(zip(least, self._calls(before), strict=True)))
-            return least, Division(least, before.peak_bytes, extra, 0.0), before.peak_bytes
-        assert limit is not None
-        raise self._infeasible(limit, now, min(measured))
+            aim = limit - (
+                peak - division.peak_bytes
+            )  # the measured step took so much more, or less, than was predicted
+        least = self._least()
+        if best is None and limit is not None and before.peak_bytes <= limit and step.peak(least) <= limit:
+            best = least, Division(least, before.peak_bytes, step.extra(least), 0.0), before.peak_bytes
+        if best is None:
+            assert limit is not None
+            raise self._infeasible(limit, step, min(measured))
+        return best
 
-    def _divided(self, now: Between, limit: int | None) -> Division | None:
-        goal, calls = self.options.goal, self._calls(now)
-        figures, moments = self._figures(), self._moments(now)
+    def _step(self, moments: Sequence[Moment], calls: Sequence[int]) -> Step:
+        return Step([[w.figures for w in found] for found in self.ways], calls, moments, self.within)
+
+    def _divided(self, step: Step, limit: int | None) -> Division | None:
         if limit is not None:
-            return divide(figures, calls, moments, budget=limit)
-        plain = sum(n * ways[0].plain for ways, n in zip(figures, calls, strict=True))
-        most = None if goal.max_overhead is None else goal.max_overhead * plain
-        return divide(figures, calls, moments, most_extra=most)
+            return divide(step, budget=limit)
+        goal = self.options.goal
+        most = None if goal.max_overhead is None else goal.max_overhead * self._plain_cost(step.calls)
+        return divide(step, most_extra=most)
+
+    def _plain_cost(self, calls: Sequence[int]) -> float:
+        """Cost of the plain steps of all parts; one inside of another one counts once."""
+        own = [n * w[0].figures.plain for w, n in zip(self.ways, calls, strict=True)]
+        inner = [sum(own[v] for v, around in enumerate(self.within) if around == u) for u in range(len(own))]
+        tops = [max(own[u], inner[u]) for u, around in enumerate(self.within) if around is None]
+        return sum(tops) or 1.0
 
     def _limit(self) -> int | None:
         """Bytes beside those held during the whole step that the goal allows; None: the goal is no budget."""
@@ -306,13 +359,10 @@ class _Planning:
             )
         return int(goal.fraction * self.theirs.peak)
 
-    def _figures(self) -> list[list[Figures]]:
-        return [[w.figures for w in found] for found in self.ways]
-
     def _calls(self, now: Between) -> list[int]:
         return [max(n, u.calls, 1) for n, u in zip(now.calls, self.units, strict=True)]
 
-    def _moments(self, now: Between):  # type: ignore[no-untyped-def]
+    def _moments(self, now: Between) -> tuple[Moment, ...]:
         """The moments of a step in which every unit is called: one that this step left out beside the unit before it."""
         like: list[int | None] = []
         called: int | None = next((i for i, n in enumerate(now.calls) if n), None)
@@ -328,10 +378,10 @@ class _Planning:
         inputs = [u.input_bytes for u in self.units]
         return with_uncalled(now, like, inputs) if any(x is not None for x in like) else now.moments
 
-    def _infeasible(self, limit: int, now: Between, measured: int) -> InfeasibleBudget:
-        least = divide(self._figures(), self._calls(now), self._moments(now))
-        peak = max(measured, least.peak_bytes if least is not None else 0) + self.resident
-        outside = max(m.outside_bytes for m in now.moments) + self.resident
+    def _infeasible(self, limit: int, step: Step, measured: int) -> InfeasibleBudget:
+        least = divide(step)
+        peak = (measured if least is None else min(measured, least.peak_bytes)) + self.resident
+        outside = max(m.outside_bytes for m in step.moments) + self.resident
         budget = limit + self.resident
         return InfeasibleBudget(
             f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of {type(self.model).__name__}: "
@@ -346,14 +396,22 @@ class _Planning:
         self, found: Found, before: Between, chosen: tuple[int, ...], division: Division, measured: int
     ) -> PartsPlan:
         calls = self._calls(before)
-        plain = sum(n * w[0].figures.plain for w, n in zip(self.ways, calls, strict=True)) or 1.0
+        plain, step = self._plain_cost(calls), self._step((), calls)
         seen: set[str] = set()
-        parts = []
+        parts, used = [], []
         for numbers in self._by_module():
-            loud = self.units[numbers[0]].trace.graph.hash not in seen
-            seen |= {self.units[u].trace.graph.hash for u in numbers}
-            path = self.units[numbers[0]].path
-            parts.append(Part(path, tuple(self._part_plan(u, chosen[u], quiet=not loud) for u in numbers)))
+            first = self.units[numbers[0]]
+            if not step.runs(numbers[0], chosen):
+                continue
+            if first.trace is None:
+                if chosen[numbers[0]] != OPEN:
+                    parts.append(Part(first.path, again=True))
+                    used += numbers
+                continue
+            loud = first.trace.graph.hash not in seen
+            seen.add(first.trace.graph.hash)
+            parts.append(Part(first.path, tuple(self._part_plan(u, chosen[u], quiet=not loud) for u in numbers)))
+            used += numbers
         budget = self.options.goal.budget is not None or self.options.goal.fraction is not None
         options = self.request.captured.optimizer
         predicted = division.peak_bytes if any(n == 0 for n in before.calls) else 0
@@ -368,12 +426,22 @@ class _Planning:
             least_overhead=min(division.bound / plain, division.extra / plain) if budget else 0.0,
             goal=self.options.goal,
             cost=self.options.cost,
-            covered=covered(self.model, self.units, self.ways, before, found.plain, self.searches),
+            covered=covered(self.model, self._covers(before, used), found.plain, self.searches),
             solve_seconds=time.monotonic() - self.begin,
             not_counted=not_counted(self.model) if options is None else "",
             asked=self.options,
             captured=self.request.captured,
         )
+
+    def _covers(self, before: Between, used: Sequence[int]) -> Covered:
+        """Which parts are planned, and the share of the plain bytes between forward and backward that they hold."""
+        plain = [n * w[0].figures.held_bytes for w, n in zip(self.ways, before.calls, strict=True)]
+        every = sum(plain) + before.at_end_bytes
+        mine = 0
+        for u in range(len(self.units)):
+            if any(v == u or self.units[u].is_inside(self.units[v].path) for v in used):
+                mine += plain[u] + before.at_end_inside[u]
+        return Covered([self.units[u] for u in used], min(1.0, mine / max(1, every)))
 
 
 def _saved(found: Sequence[Way]) -> int:

@@ -100,7 +100,10 @@ def _record(s: Subject, saving: bool) -> dict[str, Calls]:
         return recorded
 
     nothing = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
-    with as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None), contextlib.ExitStack() as stack:
+    with (
+        as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
+        contextlib.ExitStack() as stack,
+    ):
         for name, m in modules:
             stack.enter_context(_instead(m, recorder(name, m, plain_forward(m))))
         if not saving:
@@ -109,9 +112,7 @@ def _record(s: Subject, saving: bool) -> dict[str, Calls]:
     return found
 
 
-def _note(
-    calls_of: Calls, known: dict[Any, Recorded], own: set[Any], kind: Any, call: ModuleCall
-) -> None:
+def _note(calls_of: Calls, known: dict[Any, Recorded], own: set[Any], kind: Any, call: ModuleCall) -> None:
     if call.odd or call.used_up:
         return
     key = call.key

@@ -16,9 +16,8 @@ from ..capture.loss import default_loss
 from ..check import verify as whole
 from ..check.verify import Check, compare, subject
 from ..run.measured_step import LossOf, Way, deterministic, flops, gradients_as_before, run
-from ..run.planned import planned_forward
 from ..trace import plain_forward
-from .applied import apply_parts, parts_aside, parts_forward, parts_taken_off, planned_parts
+from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
 
 
 def verify(
@@ -102,7 +101,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
 def _instead(model: nn.Module, plan: PartsPlan) -> Any:
     """Inside, the model runs by these plans of its parts; afterwards as before."""
     own = parts_forward(model)
-    forwards = [(m, planned_forward(m)) for m in planned_parts(model)]
+    forwards = [(m, forward_of(m)) for m in planned_parts(model)]
     with parts_taken_off(model):
         apply_parts(model, plan, "error", check=False)
     try:
@@ -122,6 +121,6 @@ def _instead(model: nn.Module, plan: PartsPlan) -> Any:
 def _silent(model: nn.Module) -> Any:
     with contextlib.ExitStack() as stack:
         for m in planned_parts(model):
-            if (forward := planned_forward(m)) is not None:
+            if isinstance(forward := forward_of(m), PartForward):
                 stack.enter_context(forward.silent())
         yield
