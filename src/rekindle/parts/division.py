@@ -4,9 +4,9 @@ Problem. A step passes through moments. At each moment some bytes are held outsi
 forward saved, and at most a few run. Choose one way for each part, such that no moment takes more than the budget and the extra
 cost is least; or such that the extra cost stays within a limit and the largest moment is least.
 
-This is a multiple-choice knapsack problem with one constraint for each moment. HiGHS solves it as a mixed-integer program with
-a certified bound. It generalises the dynamic program for chains of Herrmann et al. (rotor): moments may be in any order, and one
-part may be called several times.
+This is a multiple-choice knapsack problem with one constraint for each moment. HiGHS solves it as a mixed-integer program,
+with a certified bound. It generalises the dynamic program for chains of Herrmann et al. (rotor): moments may be in any
+order, one part may be called several times, and parts may lie in parts.
 """
 
 from __future__ import annotations

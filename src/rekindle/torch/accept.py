@@ -204,7 +204,7 @@ def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
 
     Raises
     ------
-    UsageError : it is no name or pattern and no list of them, or one names no submodule; the message lists names that are close.
+    UsageError : it is no name or pattern and no list of them, or one names no submodule; the message lists close names.
     """
     given = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else given
     if not isinstance(given, tuple) or not given or not all(isinstance(x, str) and x for x in given):

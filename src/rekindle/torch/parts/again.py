@@ -1,7 +1,7 @@
 """Parts that cannot be captured: their forward runs again in backward, from their inputs.
 
-Only a part whose forward does nothing but compute may run twice: it sets no attribute, writes to no buffer or input, and changes
-no Python object.
+Only a part whose forward does nothing but compute may run twice: it sets no attribute, writes to no buffer or input, and
+changes no Python object.
 """
 
 from __future__ import annotations

@@ -129,14 +129,14 @@ class Finder:
     def _is_part(self, path: str, module: nn.Module, asked: bool = False) -> bool:
         """Whether the submodule was captured; then its units are noted."""
         calls = self._calls.get(path)
-        if calls is None or not calls.keys or module in self._open:
+        if calls is None or not calls.samples or module in self._open:
             return False
         if is_marked(path, self.captured.must_save) or not (may_be_part(module) or asked):
             return False
         if not any(p.requires_grad for p in module.parameters()) and not self._inputs_train(calls):
             return False
         kind = signature(module)
-        known = (kind, *dict.fromkeys(calls.keys))
+        known = (kind, *calls.samples)
         if known in self._failed:
             self._why[path] = self._failed[known]
             return False
@@ -144,13 +144,11 @@ class Finder:
             self.found.plain.append(f"{_kind(module)} (its shapes depend on the data)")
             return True  # its submodules' shapes do too
         try:
-            units = [
-                self._unit(path, module, kind, calls.samples[key], calls.keys.count(key))
-                for key in dict.fromkeys(calls.keys)
-            ]
-        except RekindleError as e:
-            self._failed[known] = e
-            self._note_failure(path, module, e)
+            units = [self._unit(path, module, kind, calls.samples[key], calls.keys.count(key)) for key in calls.samples]
+        except Exception as e:  # arguments that cannot be put together again, say: the module runs plain
+            why = e if isinstance(e, RekindleError) else _cannot_be_captured(module, e)
+            self._failed[known] = why
+            self._note_failure(path, module, why)
             return False
         self.found.units += units
         return True
@@ -176,7 +174,7 @@ class Finder:
             if p.startswith(f"{beside}." if beside else "") and p.count(".") == inside
             and signature(self.s.model.get_submodule(p)) == kind
         ]  # fmt: skip
-        return len({key for c in [*like, calls] for key in c.keys}) > 1
+        return len({r.shapes for c in [*like, calls] for r in c.samples.values()}) > 1
 
     def _trace(self, path: str, module: nn.Module, kind: Any, given: Recorded) -> Trace:
         """The trace of a module like this in the same state, if there is one; else its own.
@@ -224,22 +222,22 @@ class Finder:
         may: dict[Any, bool] = {}
         for path, m in self._opened:
             calls = self._calls[path]
-            if not calls.keys or is_marked(path, self.captured.must_save) or self.s.fake is not None:
+            if not calls.samples or is_marked(path, self.captured.must_save) or self.s.fake is not None:
                 continue
             if not self._inputs_train(calls):
                 continue  # backward would not come back through its inputs
-            given = calls.samples[calls.keys[0]]
+            given = next(iter(calls.samples.values()))
             kind = (signature(m), given.key)
             if kind not in may:
                 announce(self.options.progress, f"looking whether {path} ({type(m).__name__}) may run again")
                 may[kind] = self._may_run_again(m, given)
             if may[kind]:
                 self.found.units.append(Unit(path, m, given.key, len(calls.keys), given))
-        # One that holds most of the others is a stack of parts: to run it again as one would hold all that they hold at once.
+        # One that holds all the others is the model but for its loss: to run it again would hold all that it holds at once.
         units = self.found.units
         self.found.units = [
             u for u in units
-            if u.trace is not None or 2 * sum(v.is_inside(u.path) for v in units) < max(2, len(units) - 1)
+            if u.trace is not None or len(units) == 1 or sum(v.is_inside(u.path) for v in units) < len(units) - 1
         ]  # fmt: skip
 
     def _may_run_again(self, module: nn.Module, given: Recorded) -> bool:
@@ -259,14 +257,20 @@ class Finder:
             if self.named is not None and path not in self.named:
                 continue
             kind = signature(m)
-            like = next((u for u in self.found.units if signature(u.module) == kind and u.calls), None)
+            like = next((u for u in self.found.units if signature(u.module) == kind and u.trace is not None), None)
             if like is None:
                 continue
             try:
                 given = self._calls[like.path].samples[like.key]
                 self.found.units.append(self._unit(path, m, kind, given, 0))
-            except RekindleError:
+            except Exception:  # it runs plain
                 continue
+
+
+def _cannot_be_captured(module: nn.Module, e: Exception) -> TraceError:
+    made = TraceError(f"{_kind(module)} cannot be captured: {type(e).__name__}: {e}")
+    made.__cause__ = e
+    return made
 
 
 def _kind(module: nn.Module) -> str:

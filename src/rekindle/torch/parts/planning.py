@@ -105,6 +105,7 @@ class _Planning:
         self.within: list[int | None] = []  # of each unit, the one that it lies in
         self.searches = 0
         self.theirs: Outcome | None = None  # the plain step
+        self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
         self.resident = resident_bytes(self.model, s.sample.tensors) + state
 
@@ -154,11 +155,13 @@ class _Planning:
         every = sum(n * known[h][0].figures.held_bytes for h, n in count.items())
         for unit, graph in units:
             useful = known[graph.hash]
+            if not useful:
+                continue
             saved, plain = _saved(useful), useful[0].figures
             few = saved < SETTINGS.saves_least * max(plain.held_bytes, plain.backward_bytes)
-            if useful and (few or count[graph.hash] * saved < SETTINGS.matters * every):
+            if few or count[graph.hash] * saved < SETTINGS.matters * every:
                 known[graph.hash] = []
-            elif useful and self._is_first(unit, units) and (wrong := self._differs(unit, useful[_smallest(useful)])):
+            elif self._is_first(unit, units) and (wrong := self._differs(unit, useful[_smallest(useful)])):
                 found.plain.append(f"{type(unit.module).__name__} (its planned step differs in {wrong})")
                 known[graph.hash] = []
         return {id(u): known[graph.hash] for u, graph in units}
@@ -298,8 +301,10 @@ class _Planning:
     # -- the division ------------------------------------------------------------------------------------------------
     def _divide(self, before: Between) -> tuple[tuple[int, ...], Division, int]:
         """(the way of each unit, the division, the measured peak without resident bytes)."""
-        limit = aim = self._limit()
         step = self._step(self._moments(before), self._calls(before))
+        if self.theirs is not None:
+            self.plain_peak = max(self.theirs.peak, step.peak([0] * len(self.units)) if 0 in before.calls else 0)
+        limit = aim = self._limit()
         best: tuple[tuple[int, ...], Division, int] | None = None
         measured, tried = [before.peak_bytes], set()
         for _ in range(SETTINGS.divisions_most):
@@ -353,11 +358,11 @@ class _Planning:
             return goal.budget - self.resident
         if goal.fraction is None:
             return None
-        if self.theirs is None:
+        if self.plain_peak is None:
             raise UsageError(
                 f"budget={goal.fraction}: the plain step does not fit the device, so its peak is not known; give bytes"
             )
-        return int(goal.fraction * self.theirs.peak)
+        return int(goal.fraction * self.plain_peak)
 
     def _calls(self, now: Between) -> list[int]:
         return [max(n, u.calls, 1) for n, u in zip(now.calls, self.units, strict=True)]
@@ -384,8 +389,9 @@ class _Planning:
         outside = max(m.outside_bytes for m in step.moments) + self.resident
         budget = limit + self.resident
         return InfeasibleBudget(
-            f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of {type(self.model).__name__}: "
-            f"the smallest peak that is known to be reachable is {format_bytes(peak)} ({peak} bytes), of which "
+            f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of "
+            f"{type(self.model).__name__}: the smallest peak that is known to be reachable is {format_bytes(peak)} "
+            f"({peak} bytes), of which "
             f"{format_bytes(outside)} are held outside of the parts at some time. The model is as it was. Give budget={peak}, "
             "a smaller batch, or write the code outside of the parts so that the whole model can be captured",
             budget=budget, smallest_peak=peak, bound_bytes=self.resident, op="",
@@ -421,7 +427,7 @@ class _Planning:
             peak_bytes=max(measured, predicted) + self.resident,
             measured_bytes=measured + self.resident if self.request.check else None,
             resident_bytes=self.resident,
-            baseline_peak_bytes=None if self.theirs is None else self.theirs.peak + self.resident,
+            baseline_peak_bytes=None if self.plain_peak is None else self.plain_peak + self.resident,
             overhead=division.extra / plain,
             least_overhead=min(division.bound / plain, division.extra / plain) if budget else 0.0,
             goal=self.options.goal,
