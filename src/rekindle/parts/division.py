@@ -24,7 +24,7 @@ class DivisionSettings:
     """When the search ends.
 
     time_limit_s : of one mixed-integer program; a guess. gap : part by which its answer may miss the best one; a guess.
-    tolerance : part of the budget that is left free, since HiGHS allows constraints to be missed by 1e-6 of it.
+    tolerance : part of the budget that is left free where HiGHS misses it: it allows constraints to be missed by 1e-6.
     """
 
     time_limit_s: float = 2.0
@@ -156,7 +156,7 @@ class _Program:
             return self._division(free, 0.0)
         unit = float(self.costs.max(initial=0)) or 1.0
         scale = max(1.0, float(budget))
-        for tolerance in (SETTINGS.tolerance, 100 * SETTINGS.tolerance):
+        for tolerance in (0.0, SETTINGS.tolerance, 100 * SETTINGS.tolerance):
             solved = self._solve(self.costs / unit, self.rows / scale, room / scale - tolerance)
             if solved is None:
                 return self._exactly(budget)

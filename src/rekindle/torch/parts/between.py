@@ -121,9 +121,9 @@ class Watched:
 
             for node in nodes:
                 node.register_prehook(begins)
-            node = tensors[first].grad_fn
-            assert node is not None
-            node.register_hook(lambda *_: self._mark(call, "backward", ENDS) if begun else None)
+            before = tensors[first].grad_fn
+            assert before is not None
+            before.register_hook(lambda *_: self._mark(call, "backward", ENDS) if begun else None)
             return result
 
         return forward
