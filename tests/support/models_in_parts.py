@@ -1,4 +1,4 @@
-"""Models that cannot be captured whole: a loss that reads a tensor, experts routed by `nonzero`, LayerDrop, packed sequences."""
+"""Models that cannot be captured whole: experts routed by `nonzero`, a loss that is read, LayerDrop, packed sequences."""
 
 from __future__ import annotations
 

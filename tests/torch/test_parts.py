@@ -206,7 +206,8 @@ def test_one_file_carries_all_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"peak_bytes": -1}, {"goal": {"budget": 1}}, {"parts": []}, {"parts": [{"module": "blocks.0", "plans": [99]}]},
+        {"peak_bytes": -1}, {"goal": {"budget": 1}}, {"parts": [{"module": "a", "plans": [0]}] * 2},
+        {"parts": [{"module": "blocks.0", "plans": [99]}]},
         {"parts": [{"module": "a\nb", "plans": [0]}]}, {"overhead": -0.5}, {"covered": 3}, {"graphs": []}, {"cost": "cents"},
         {"parts": [{"module": "blocks.0", "plans": [0], "again": True}]}, {"measured_bytes": 2**50},
     ],

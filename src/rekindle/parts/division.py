@@ -169,18 +169,22 @@ class _Program:
         """The choice of the least peak within a cost."""
         scale = max(1.0, float(self.rows.max(initial=0) + self.outside.max(initial=0)))
         rows = np.hstack([self.rows / scale, -np.ones((len(self.rows), 1))])
-        limits = -self.outside / scale
+        limits, unit = -self.outside / scale, 1.0
         if most_extra is not None:
             unit = max(most_extra, float(self.costs.max(initial=0)) * 1e-9, 1e-30)
             rows = np.vstack([rows, np.append(self.costs / unit, 0.0)])
             limits = np.append(limits, most_extra / unit)
-        solved = self._solve(np.append(np.zeros(self.count), 1.0), rows, limits)
-        if solved is None:
-            return None
-        chosen, bound = solved
-        if most_extra is not None and self.step.extra(chosen) > most_extra * (1 + 1e-6) + 1e-30:
-            return None
-        return self._division(chosen, bound * scale)
+        for tolerance in (0.0, SETTINGS.tolerance, 100 * SETTINGS.tolerance):
+            if most_extra is not None:
+                limits[-1] = most_extra / unit - tolerance
+            solved = self._solve(np.append(np.zeros(self.count), 1.0), rows, limits)
+            if solved is None:
+                break
+            chosen, bound = solved
+            if most_extra is None or self.step.extra(chosen) <= most_extra:
+                return self._division(chosen, bound * scale)
+        free = [0] * len(self.step.parts)
+        return self._division(free, 0.0) if most_extra is None or self.step.extra(free) <= most_extra else None
 
     def _exactly(self, budget: int) -> Division | None:
         """The choice of the least peak, if it keeps a budget so tight that HiGHS misses it by a rounding."""

@@ -51,8 +51,8 @@ def _parts_plan(doc: dict[str, Any], where: str) -> PartsPlan:
             raise FormatError(f"{at} is for graph {graph}, and the file has {len(graphs)}")
         plans.append(plan_files.plan_from_json({**p, "graph": None}, at, graphs[graph]))
     parts = [_part(p, f"{where}: part {i}", plans) for i, p in enumerate(r.items("parts"))]
-    if not 0 < len(parts) <= PARTS_MOST or len({p.path for p in parts}) < len(parts):
-        raise FormatError(f"{where} should name at least one part, and each once; make the plan again")
+    if len(parts) > PARTS_MOST or len({p.path for p in parts}) < len(parts):
+        raise FormatError(f"{where} should name each part once, and at most {PARTS_MOST:,}; make the plan again")
     try:
         goal = Goal.from_json(r.table("goal"))
     except UsageError as e:

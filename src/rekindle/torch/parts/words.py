@@ -15,17 +15,24 @@ PLAIN_MOST = 3  # reasons that are told
 
 @dataclass(frozen=True)
 class Covered:
-    """The units that do not run plain, and the share of the plain step's bytes between forward and backward that they hold."""
+    """The reach of the plans of a model's parts.
+
+    units : those that do not run plain. share : of the plain step's bytes between forward and backward that they hold.
+    searches : graphs for which plans were searched.
+    """
 
     units: Sequence[Unit]
     share: float
+    searches: int
 
 
-def covered(model: nn.Module, found: Covered, plain: Sequence[str], searches: int) -> str:
+def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
     """The line, such as "planned: 24 of 24 OPTDecoderLayer (96 % of activation bytes, one search); plain: OPTDecoder
     (train.py:88 reads a tensor)"."""
     every = Counter(type(m).__name__ for m in model.modules())
-    number = {1: "one search", 2: "two searches", 3: "three searches"}.get(searches, f"{searches} searches")
+    number = {1: "one search", 2: "two searches", 3: "three searches"}.get(
+        found.searches, f"{found.searches or 'no'} searches"
+    )
 
     def kinds(again: bool) -> str:
         modules = {u.path: u.module for u in found.units if (u.trace is None) == again}
