@@ -150,6 +150,16 @@ def test_layers_that_the_step_leaves_out_are_planned() -> None:
     assert held_peak(model, sample) <= 1.02 * plan.activation_peak_bytes
 
 
+def test_a_budget_is_kept_by_steps_that_leave_no_layer_out() -> None:
+    torch.manual_seed(0)
+    model, sample = opt(layerdrop=0.4)
+    plain = planned(model, sample, max_overhead=0.0)
+    budget = plain.resident_bytes + int(0.75 * (plain.baseline_peak_bytes - plain.resident_bytes))
+    found = planned(model, sample, budget=budget)
+    assert found.peak_bytes <= budget
+    assert max(held_peak(model, sample) for _ in range(6)) + found.resident_bytes <= budget
+
+
 # -- parts that the user names -----------------------------------------------------------------------------------------
 def whole() -> tuple[nn.Module, Any]:
     """A model that could be captured whole."""

@@ -171,7 +171,7 @@ class _Program:
         rows = np.hstack([self.rows / scale, -np.ones((len(self.rows), 1))])
         limits, unit = -self.outside / scale, 1.0
         if most_extra is not None:
-            unit = max(most_extra, float(self.costs.max(initial=0)) * 1e-9, 1e-30)
+            unit = max(most_extra, float(self.costs.max(initial=0)) * 1e-6, 1e-30)
             rows = np.vstack([rows, np.append(self.costs / unit, 0.0)])
             limits = np.append(limits, most_extra / unit)
         for tolerance in (0.0, SETTINGS.tolerance, 100 * SETTINGS.tolerance):

@@ -84,11 +84,12 @@ def figures(graph: Graph, schedule: Schedule, cost: str) -> Figures:
     incoming = sum(graph.values[v].bytes for v in graph.ops[graph.boundary].outputs)
     weights = graph.weights(cost)
     once = float(weights[graph.needed].sum())
+    extra = float(judged.runs @ weights) - once
     return Figures(
         held_bytes=max(0, int(own[ended]) - incoming),
         forward_bytes=int(own[:at][runs[:at]].max(initial=0)),
         backward_bytes=max(0, int(own[at + 1 :][runs[at + 1 :]].max(initial=0)) - incoming),
-        extra=max(0.0, float(judged.runs @ weights) - once),
+        extra=extra if extra > EPS * once else 0.0,  # sums of floats differ by their order
         plain=once,
     )
 

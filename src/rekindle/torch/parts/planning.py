@@ -105,10 +105,11 @@ def _nothing(request: Request) -> RekindleError:
 
 @dataclass(frozen=True)
 class _Answer:
-    """A division with the peak of its measured step in bytes, resident bytes left out. (Predicted where none is measured.)"""
+    """A division with the peak of a step that calls every unit, and of the measured one, in bytes without resident ones."""
 
     division: Division
     peak: int
+    measured: int
 
 
 class _Planning:
@@ -177,6 +178,7 @@ class _Planning:
     def _divide(self, before: Between, step: Step) -> _Answer:
         """The division that keeps the goal at the least cost, or for other goals the one of the least peak."""
         limit = aim = self._limit()
+        as_measured = self.choices.step(before.moments)
         best: _Answer | None = None
         tried = set()
         for _ in range(SETTINGS.divisions_most):
@@ -186,18 +188,20 @@ class _Planning:
                 break
             tried.add(division.chosen)
             if not self.request.check:
-                return _Answer(division, division.peak_bytes)
+                return _Answer(division, division.peak_bytes, division.peak_bytes)
             announce(self.options.progress, "checking the plans by a measured step")
-            peak = self._measure(division.chosen).peak_bytes
+            over = self._measure(division.chosen).peak_bytes - as_measured.peak(division.chosen)
+            peak = division.peak_bytes + over  # of a step that calls every unit; else the measured one
             fits = limit is None or peak <= limit
             if fits and (best is None or division.extra < best.division.extra):
-                best = _Answer(division, peak)
+                best = _Answer(division, peak, max(0, as_measured.peak(division.chosen) + over))
             if limit is None or fits and (peak >= (1 - SETTINGS.close) * limit or division.extra <= EPS):
                 break
-            aim = limit - (peak - division.peak_bytes)  # the step took so much more, or less, than was predicted
+            aim = limit - over  # the step took so much more, or less, than was predicted
         least = self.choices.least()
         if best is None and limit is not None and max(before.peak_bytes, step.peak(least)) <= limit:
-            best = _Answer(Division(least, step.peak(least), step.extra(least), 0.0), before.peak_bytes)
+            peak = max(before.peak_bytes, step.peak(least))
+            best = _Answer(Division(least, peak, step.extra(least), 0.0), peak, before.peak_bytes)
         if best is None:
             assert limit is not None
             raise self._infeasible(limit, before, step)
@@ -244,13 +248,12 @@ class _Planning:
         plain = self.choices.plain_cost(step.calls)
         parts, used = self.choices.parts(division.chosen)
         budget = goal.budget is not None or goal.fraction is not None
-        predicted = division.peak_bytes if 0 in before.calls else 0  # a step that calls every unit takes more
         no_optimizer = self.request.captured.optimizer is None
         return PartsPlan(
             module_name=type(self.model).__name__,
             parts=tuple(parts),
-            peak_bytes=max(answer.peak, predicted) + self.resident,
-            measured_bytes=answer.peak + self.resident if self.request.check else None,
+            peak_bytes=answer.peak + self.resident,
+            measured_bytes=answer.measured + self.resident if self.request.check else None,
             resident_bytes=self.resident,
             baseline_peak_bytes=None if self.plain_peak is None else self.plain_peak + self.resident,
             overhead=division.extra / plain,
