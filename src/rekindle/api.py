@@ -213,17 +213,19 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     first : the plan of the very first call, if that call has another graph than the later ones.
     """
     from .torch.accept import module
+    from .torch.parts.applied import parts_taken_off
     from .torch.run.planned import NEW_SHAPE, PlannedForward
 
     module(model)
     accept.plan(plan)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
-    forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
-    if first is not None:
-        forward.serve_too(model, first)
-    restore(model)
-    forward.take_over(model)
+    with parts_taken_off(model):
+        forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
+        if first is not None:
+            forward.serve_too(model, first)
+        restore(model)
+        forward.take_over(model)
     return model
 
 

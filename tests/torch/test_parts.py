@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as by_hand
 
 import rekindle
+from marks import few, sweep
 from models_in_parts import Packed, differing, opt, packed, routed, train, words
 from refused import left_alone
 from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, TraceError, UsageError
@@ -42,7 +43,7 @@ def held_peak(model: nn.Module, sample: Any) -> int:
     return allocator_peak(step).peak_bytes
 
 
-@pytest.mark.parametrize("make", [routed, packed, opt])
+@pytest.mark.parametrize("make", few([routed, packed, opt], [routed, opt]))
 def test_parts_train_as_eager_does(
     make: Callable[[], tuple[nn.Module, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_budget_in_bytes_is_kept_with_the_results_held() -> None:
     assert rekindle.verify(model, sample).ok
 
 
+@sweep
 def test_parts_take_less_than_layers_run_again_by_hand() -> None:
     torch.manual_seed(0)
     model, sample = routed(layers=4)
@@ -179,6 +181,17 @@ def test_named_parts() -> None:
     for x in step:
         x.backward()
     assert differing([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) == 0
+
+
+def test_a_whole_plan_takes_the_place_of_parts() -> None:
+    model, sample = whole()
+    own = rekindle.plan(rekindle.trace(model, sample, progress=False), minimize="memory", **QUICK)
+    planned(model, sample, max_overhead=0.2, parts="[12]")
+    rekindle.apply(model, own)
+    assert rekindle.verify(model, sample).ok
+    assert model.forward.plan is own
+    rekindle.restore(model)
+    assert [name for name, m in model.named_modules() if "forward" in m.__dict__] == []
 
 
 @pytest.mark.parametrize(
