@@ -24,16 +24,18 @@ from .model.graph import Graph, Op, Value
 from .model.judge import Simulation, simulate
 from .model.plan import Plan
 from .model.schedule import Free, Run, Schedule
-from .plan_files import load
+from .parts.files import load
+from .parts.plan import PartsPlan
 from .version import __version__
 
 if TYPE_CHECKING:
     from . import zoo
-    from .torch.check.verify import Check, verify
+    from .torch.check.verify import Check
+    from .torch.parts.verify import verify
     from .torch.trace import Trace, trace
 
 __all__ = [
-    "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "Plan", "PlanMismatch",
+    "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "PartsPlan", "Plan", "PlanMismatch",
     "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value",
     "__version__", "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
@@ -43,7 +45,7 @@ _LAZY = {
     "Check": ".torch.check.verify",
     "Trace": ".torch.trace",
     "trace": ".torch.trace",
-    "verify": ".torch.check.verify",
+    "verify": ".torch.parts.verify",
     "zoo": ".zoo",
 }
 

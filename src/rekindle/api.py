@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import accept
+from . import accept, notices
 from .arguments import choice, flag
-from .ask import LOSSES, Goal, PlanOptions
+from .ask import LOSSES, Goal, PlanOptions, TraceOptions
 from .candidates import Known
 from .carrying import RECEIVED, Replanned, replan_graph
-from .errors import RekindleError, UsageError
+from .errors import RekindleError, TraceError, UsageError
 from .frontiers import frontier_graph
 from .model.graph import Graph
 from .model.plan import Plan
+from .parts.plan import PartsPlan
 from .planner import plan_graph
 from .progress import Progress, announce, telling
 
@@ -172,8 +173,10 @@ def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | G
     return trace if target is None else trace.costed(target, options.report)
 
 
-def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module:
+def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") -> nn.Module:
     """Make `model` train by the plan. The same object comes back: same parameters, state_dict keys and hooks.
+
+    plan : a Plan, or the plans of a model's parts (see `checkpoint`), which are put on its submodules.
 
     A plan made in this process brings its trace; one from a file is bound at the model's first call. In `eval()`
     (unless the model was traced in `eval()`) and under `no_grad` the model runs as before.
@@ -186,7 +189,21 @@ def apply(model: nn.Module, plan: Plan, on_new_shape: str = "plan") -> nn.Module
     PlanMismatch : the plan belongs to a different module.
     UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
+    if isinstance(plan, PartsPlan):
+        return _apply_parts(model, plan, on_new_shape, check=True)
     return _apply(model, plan, on_new_shape, check=True)
+
+
+def _apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool) -> nn.Module:
+    """`apply` of the plans of a model's parts."""
+    from .torch.accept import module
+    from .torch.parts.applied import apply_parts, parts_taken_off
+    from .torch.run.planned import NEW_SHAPE
+
+    module(model)
+    choice("on_new_shape", on_new_shape, NEW_SHAPE)
+    with parts_taken_off(model):
+        return apply_parts(model, plan, on_new_shape, check)
 
 
 def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: Plan | None = None) -> nn.Module:
@@ -196,17 +213,19 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     first : the plan of the very first call, if that call has another graph than the later ones.
     """
     from .torch.accept import module
+    from .torch.parts.applied import parts_taken_off
     from .torch.run.planned import NEW_SHAPE, PlannedForward
 
     module(model)
     accept.plan(plan)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
 
-    forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
-    if first is not None:
-        forward.serve_too(model, first)
-    restore(model)
-    forward.take_over(model)
+    with parts_taken_off(model):
+        forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
+        if first is not None:
+            forward.serve_too(model, first)
+        restore(model)
+        forward.take_over(model)
     return model
 
 
@@ -219,12 +238,15 @@ def restore(model: nn.Module) -> nn.Module:
     UsageError : `model` is no module.
     """
     from .torch.accept import module
+    from .torch.parts.applied import parts_forward
     from .torch.run.planned import planned_forward
 
     module(model)
     planned = planned_forward(model)
     if planned is not None:
         planned.give_back(model)
+    if (parts := parts_forward(model)) is not None:
+        parts.give_back(model)
     return model
 
 
@@ -245,6 +267,8 @@ def checkpoint(
     loss: str = "auto",
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
+    strict: bool = False,
+    parts: str | Sequence[str] | None = None,
     check: bool = True,
     progress: Progress = None,
 ) -> nn.Module:
@@ -254,15 +278,22 @@ def checkpoint(
     Goals and solver as in `plan`; `loss`, `optimizer` and `must_save` as in `rekindle.trace`; `on_new_shape` as in
     `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
 
+    strict : how a model is treated that cannot be captured whole. False: its largest parts that can be captured are planned
+        under the one goal, and a line on stderr says which; True: TraceError.
+    parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole.
+
     Raises
     ------
-    TraceError, InfeasibleBudget, UsageError : as `trace` and `plan`.
+    TraceError, InfeasibleBudget, UsageError : as `trace` and `plan`. TraceError also where a submodule of `parts` cannot be
+        captured, and where no part of a model can.
     InfeasibleBudget : also where no plan's measured step stays within a budget in bytes.
     ParityError : the planned step does not give the plain step's numbers.
     """
     from .torch import accept as torch_accept
     from .torch.check.confirm import confirm
     from .torch.check.probe import probe
+    from .torch.parts.applied import parts_taken_off
+    from .torch.parts.planning import Request, plan_parts
     from .torch.run.planned import NEW_SHAPE, set_aside
     from .torch.run.trial import after_first_call
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
@@ -278,6 +309,9 @@ def checkpoint(
     torch_accept.module(model)
     torch_accept.optimizer(optimizer)
     must_save = torch_accept.must_save(model, must_save)
+    flag("strict", strict)
+    named = None if parts is None else torch_accept.parts(model, parts)
+    captured = TraceOptions(loss, None, optimizer, tuple(must_save))
 
     def planned() -> Plan:
         traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.progress)
@@ -290,20 +324,36 @@ def checkpoint(
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
         return found
 
-    later = None
-    with telling(options.progress), set_aside(model):
+    later: Plan | None = None
+    found: Plan | PartsPlan
+    with telling(options.progress), parts_taken_off(model), set_aside(model):
         if check:
             announce(options.progress, "running the module once, unplanned")
             arguments = call_arguments(sample)
             torch_accept.measurable(model, *arguments)
             with torch_accept.gradients_on():
                 probe(model, *arguments, plain_forward(model))
-        found = planned()
-        if found.trace.lowered.captured.settles and not found.trace.fake:
+        request = Request(model, sample, options, captured, check, named)
+        if named is not None:
+            found = plan_parts(request)
+        else:
+            try:
+                found = planned()
+            except TraceError as e:
+                if strict:
+                    raise
+                found = plan_parts(replace(request, error=e))
+        if isinstance(found, PartsPlan):
+            notices.say(f"{type(model).__name__}: {found.covered}", aloud=options.progress is not False)
+            log.info(found.sentence)
+        elif found.trace.lowered.captured.settles and not found.trace.fake:
             # The first call sets attributes that every later call finds: the plan should be for those later calls.
             call, written = arguments_of_call(model, sample), found.trace.lowered.captured.written_parameters
             with contextlib.suppress(RekindleError), after_first_call(model, *call, written):
                 later = planned()
+    if isinstance(found, PartsPlan):
+        restore(model)
+        return _apply_parts(model, found, on_new_shape, check)
     if later is not None:
         return _apply(model, later, on_new_shape, check, found)
     return _apply(model, found, on_new_shape, check)

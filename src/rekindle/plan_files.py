@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 from . import certificates
 from .arguments import file_name
@@ -51,8 +52,19 @@ def load(path: str | os.PathLike[str]) -> Plan:
     """
     given = file_name(path)
     where = name(given)
-    r = formats.Reader(formats.read_json(given), where, formats.PLAN)
-    graph = formats.graph_from_json(r.table("graph"), f"{where}: graph")
+    doc = formats.read_json(given)
+    r = formats.Reader(doc, where, formats.PLAN)
+    return plan_from_json(doc, where, formats.graph_from_json(r.table("graph"), f"{where}: graph"))
+
+
+def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
+    """The plan of a `rekindle.plan/1` document for this graph, checked as `load` says. where : names the document in errors.
+
+    Raises
+    ------
+    FormatError : as `load`.
+    """
+    r = formats.Reader(doc, where, formats.PLAN)
     schedule = formats.schedule_from_json(r.table("schedule"), f"{where}: schedule")
     try:
         goal = Goal.from_json(r.table("goal"))

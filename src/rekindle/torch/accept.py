@@ -199,6 +199,28 @@ def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
     return given
 
 
+def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
+    """The names of the submodules that `parts` names; a submodule inside of another one is left out.
+
+    Raises
+    ------
+    UsageError : it is no name or pattern and no list of them, or one names no submodule; the message lists close names.
+    """
+    given = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else given
+    if not isinstance(given, tuple) or not given or not all(isinstance(x, str) and x for x in given):
+        raise UsageError(f"parts={given!r:.80} must be names of submodules, or patterns such as 'blocks.*'")
+    names = [name for name, _ in model.named_modules() if name]
+    found: set[str] = set()
+    for pattern in given:
+        hits = [name for name in names if fnmatchcase(name, pattern)]
+        if not hits:
+            few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            known = f"{close(pattern, names)}its submodules are {few}" if names else "it has none"
+            raise UsageError(f"parts: {pattern!r} names no submodule of {type(model).__name__}; {known}")
+        found |= set(hits)
+    return tuple(n for n in names if n in found and not any(n.startswith(f"{other}.") for other in found))
+
+
 # -- the sample --------------------------------------------------------------------------------------------------------
 def sample(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) of the call with this sample.

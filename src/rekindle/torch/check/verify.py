@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,7 +147,7 @@ def check_step(
         theirs = None
         with contextlib.suppress(torch.OutOfMemoryError):  # a model may have a plan because it does not fit without one
             theirs = run(s, plain, "plain")
-        equal, differences = _compare(ours, theirs, fake)
+        equal, differences = compare(ours, theirs, fake)
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
         adds_up = planned.last is not None and planned.last.runner.adds_up
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
@@ -171,6 +172,17 @@ def check_step(
 
 
 def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForward) -> Subject:
+    trace = planned.plan.trace
+    return subject(model, sample, loss, [] if trace is None else trace.lowered.captured.written_parameters)
+
+
+def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written: Sequence[str] = ()) -> Subject:
+    """The model and its sample, for steps that are compared. written : parameters to which forward writes.
+
+    Raises
+    ------
+    UsageError : the model or its sample lies on the meta device, or on several GPUs.
+    """
     args, kwargs = call_arguments(sample)
     tensors = tree.flatten((args, kwargs))[0]
     state = [*model.parameters(), *model.buffers()]
@@ -189,8 +201,7 @@ def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForwar
         )
     others = sorted({d.type for d in devices} - {"cpu", "cuda"})
     device = torch.device("cuda", cuda[0]) if cuda else torch.device(others[0] if others else "cpu")
-    written = [] if planned.plan.trace is None else planned.plan.trace.lowered.captured.written_parameters
-    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, written)
+    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, list(written))
 
 
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, equal: dict[str, bool | None]) -> list[str]:
@@ -222,11 +233,11 @@ def _twice(s: Subject, planned: Any, plain: Any, way: Way) -> tuple[list[str], d
     except (PlanMismatch, torch.OutOfMemoryError):
         # The first call changed something, so that the second needs another plan; or memory is too small.
         return [], nothing
-    equal, found = _compare(ours, theirs, False)
+    equal, found = compare(ours, theirs, False)
     return found, equal
 
 
-def _compare(ours: Outcome, theirs: Outcome | None, fake: bool) -> tuple[dict[str, bool | None], list[str]]:
+def compare(ours: Outcome, theirs: Outcome | None, fake: bool) -> tuple[dict[str, bool | None], list[str]]:
     """(equality of each kind, the differences in words)."""
     found: list[str] = []
     equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))

@@ -56,14 +56,14 @@ def storage_peak(
         the step and does not count either, so parameters and gradients need not be named.
     """
     gc.collect()
-    storages = _Storages(known)
+    storages = Storages(known)
     with Together(storages, *also):
         step()
     storages.refresh()
     return StoragePeak(storages.peak, storages.peak_op, storages.live)
 
 
-class _Storages(Instrument):
+class Storages(Instrument):
     """Registers the storages of every operator's results; the callback of a weak reference removes them."""
 
     # torch.tensor(...) fills its storage unseen and then lifts it: the argument of the lift is a new storage too

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +147,21 @@ class _Stage(torch.autograd.Function):
 def _token() -> torch.Tensor:
     # Empty, so that it takes no memory; always on the CPU, since gradients that are added must lie on one device.
     return torch.empty(0, device="cpu")
+
+
+def boundary_of(results: Iterable[torch.Tensor]) -> Any:
+    """The autograd node at which the backward of a planned call with these results begins; None: the call was not planned."""
+    return next((t.grad_fn for t in results if isinstance(t.grad_fn, _Boundary._backward_cls)), None)
+
+
+def last_stage_of(boundary: Any) -> Any:
+    """The autograd node at which that backward ends."""
+    node = boundary
+    while True:
+        after = next((n for n, _ in node.next_functions if isinstance(n, _Stage._backward_cls)), None)
+        if after is None:
+            return node
+        node = after
 
 
 class Runner:

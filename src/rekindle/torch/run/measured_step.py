@@ -16,6 +16,7 @@ from ...errors import RekindleError
 from ..capture.attributes import plain_tensors
 from ..capture.private import disable_autocast
 from ..costs.flops import FlopCount
+from ..costs.levels import Levels
 from ..costs.memory import allocator_peak, storage_peak
 from .as_before import as_before, same
 from .sample import Sample
@@ -75,8 +76,13 @@ class Subject:
     written: list[str]
 
 
-def run(s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE) -> Outcome:
-    """Run one step with this forward from the model's present state, and put the state back. which : its name in errors."""
+def run(
+    s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE, levels: Levels | None = None
+) -> Outcome:
+    """Run one step with this forward from the model's present state, and put the state back.
+
+    which : its name in errors. levels : also measures the memory at the marks that the step sets.
+    """
     left: list[torch.Tensor] = []
     args, kwargs, tensors = s.sample.fresh()
 
@@ -106,7 +112,9 @@ def run(s: Subject, forward: Callable[..., Any], which: str, way: Way = Way.ONCE
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         before = _rng(s)
         begin = time.perf_counter()
-        if s.fake is not None:
+        if levels is not None:
+            peak = levels.measure(step)
+        elif s.fake is not None:
             grads = [p.grad for p in s.model.parameters() if p.grad is not None]
             peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
         else:

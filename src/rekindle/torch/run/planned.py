@@ -206,7 +206,7 @@ class PlannedForward:
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
         """The copied module gets its own planned forward."""
         twin = memo.get(id(self._model()))
-        copied = object.__new__(PlannedForward)
+        copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.StepCount(), None
         copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]

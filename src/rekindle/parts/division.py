@@ -1,0 +1,244 @@
+"""Divides one goal of a step among its parts: for each part one of its ways, such that the whole step keeps the goal.
+
+Problem. A step passes through moments. At each moment some bytes are held outside of the parts, some parts hold what their
+forward saved, and at most a few run. Choose one way for each part, such that no moment takes more than the budget and the extra
+cost is least; or such that the extra cost stays within a limit and the largest moment is least.
+
+This is a multiple-choice knapsack problem with one constraint for each moment. HiGHS solves it as a mixed-integer program,
+with a certified bound. It generalises the dynamic program for chains of Herrmann et al. (rotor): moments may be in any
+order, one part may be called several times, and parts may lie in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .figures import Figures
+
+
+@dataclass(frozen=True)
+class DivisionSettings:
+    """When the search ends.
+
+    time_limit_s : of one mixed-integer program; a guess. gap : part by which its answer may miss the best one; a guess.
+    tolerance : part of the budget that is left free where HiGHS misses it: it allows constraints to be missed by 1e-6.
+    """
+
+    time_limit_s: float = 2.0
+    gap: float = 3e-3
+    tolerance: float = 4e-6
+
+
+SETTINGS = DivisionSettings()
+PHASES = ("held", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time of the step.
+
+    outside_bytes : held outside of the parts. parts : (part, one of PHASES), for each call of a part that holds bytes now.
+    inside : (part, bytes) that the code of a part holds around the parts in it; they are there only if the part is open.
+    """
+
+    outside_bytes: int
+    parts: tuple[tuple[int, str], ...] = ()
+    inside: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Division:
+    """The ways chosen.
+
+    chosen : one index of a way for each part; of a part inside of another one that is not open, it means nothing.
+    peak_bytes : the largest moment. extra : cost of all parts beside their plain cost.
+    bound : certified: no choice among these ways costs less (of a budget), or takes fewer bytes (of other goals), with these
+        moments.
+    """
+
+    chosen: tuple[int, ...]
+    peak_bytes: int
+    extra: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step to be divided.
+
+    parts : the ways of each part. calls : how often each part is called in the step.
+    within : of each part, the part that it lies in, or None. The first way of a part that has others in it is to leave it open:
+        then the parts in it run by their own ways; by its other ways they do not run by themselves.
+    """
+
+    parts: Sequence[Sequence[Figures]]
+    calls: Sequence[int]
+    moments: Sequence[Moment]
+    within: Sequence[int | None]
+
+    def runs(self, part: int, chosen: Sequence[int]) -> bool:
+        """Whether the part runs by its own way: every part around it is open."""
+        around = self.within[part]
+        return around is None or chosen[around] == OPEN and self.runs(around, chosen)
+
+    def peak(self, chosen: Sequence[int]) -> int:
+        """The bytes of the largest moment with these ways."""
+        on = [self.runs(p, chosen) for p in range(len(self.parts))]
+        opened = [x and c == OPEN for x, c in zip(on, chosen, strict=True)]
+        return max(
+            (
+                m.outside_bytes
+                + sum(_bytes(self.parts[p][chosen[p]], k) for p, k in m.parts if on[p])
+                + sum(n for p, n in m.inside if opened[p])
+                for m in self.moments
+            ),
+            default=0,
+        )
+
+    def extra(self, chosen: Sequence[int]) -> float:
+        """The extra cost of all calls with these ways."""
+        rows = zip(self.parts, chosen, self.calls, strict=True)
+        return float(sum(n * w[c].extra for p, (w, c, n) in enumerate(rows) if self.runs(p, chosen)))
+
+
+OPEN = 0  # the first way
+
+
+def divide(step: Step, *, budget: int | None = None, most_extra: float | None = None) -> Division | None:
+    """The best choice of one way for each part; None: no choice keeps the budget.
+
+    budget : bytes that no moment may exceed; the extra cost is then least.
+    most_extra : without a budget: the extra cost within which the largest moment is made least; None: at any cost.
+    """
+    problem = _Program(step)
+    if budget is not None:
+        return problem.cheapest(budget)
+    small = problem.smallest(most_extra)
+    if small is None:
+        return None
+    cheaper = problem.cheapest(small.peak_bytes)
+    if cheaper is None or cheaper.extra >= small.extra:
+        return small
+    return Division(cheaper.chosen, cheaper.peak_bytes, cheaper.extra, small.bound)
+
+
+def _bytes(f: Figures, phase: str) -> int:
+    return f.bytes[PHASES.index(phase)]
+
+
+class _Program:
+    """The mixed-integer program: a variable for each way of each part, and the peak."""
+
+    def __init__(self, step: Step):
+        self.step, self.moments = step, _largest(step.moments)
+        parts = step.parts
+        self.first = np.cumsum([0, *map(len, parts)])
+        self.count = int(self.first[-1])
+        self.costs = np.array([n * f.extra for ways, n in zip(parts, step.calls, strict=True) for f in ways])
+        self.rows = np.zeros((len(self.moments), self.count))
+        for i, m in enumerate(self.moments):
+            for p, phase in m.parts:
+                self.rows[i, self.first[p] : self.first[p + 1]] += [_bytes(f, phase) for f in parts[p]]
+            for p, n in m.inside:
+                self.rows[i, self.first[p] + OPEN] += n
+        self.outside = np.array([m.outside_bytes for m in self.moments], float)
+
+    def cheapest(self, budget: int) -> Division | None:
+        """The cheapest choice within the budget; None: there is none."""
+        room = budget - self.outside
+        if (room < 0).any():
+            return None
+        free = [0] * len(self.step.parts)  # the first way of every part is the cheapest
+        if self.step.peak(free) <= budget:
+            return self._division(free, 0.0)
+        unit = float(self.costs.max(initial=0)) or 1.0
+        scale = max(1.0, float(budget))
+        for tolerance in (0.0, SETTINGS.tolerance, 100 * SETTINGS.tolerance):
+            solved = self._solve(self.costs / unit, self.rows / scale, room / scale - tolerance)
+            if solved is None:
+                return self._exactly(budget)
+            chosen, bound = solved
+            if self.step.peak(chosen) <= budget:
+                return self._division(chosen, bound * unit)
+        return self._exactly(budget)
+
+    def smallest(self, most_extra: float | None) -> Division | None:
+        """The choice of the least peak within a cost."""
+        scale = max(1.0, float(self.rows.max(initial=0) + self.outside.max(initial=0)))
+        rows = np.hstack([self.rows / scale, -np.ones((len(self.rows), 1))])
+        limits, unit = -self.outside / scale, 1.0
+        if most_extra is not None:
+            unit = max(most_extra, float(self.costs.max(initial=0)) * 1e-6, 1e-30)
+            rows = np.vstack([rows, np.append(self.costs / unit, 0.0)])
+            limits = np.append(limits, most_extra / unit)
+        for tolerance in (0.0, SETTINGS.tolerance, 100 * SETTINGS.tolerance):
+            if most_extra is not None:
+                limits[-1] = most_extra / unit - tolerance
+            solved = self._solve(np.append(np.zeros(self.count), 1.0), rows, limits)
+            if solved is None:
+                break
+            chosen, bound = solved
+            if most_extra is None or self.step.extra(chosen) <= most_extra:
+                return self._division(chosen, bound * scale)
+        free = [0] * len(self.step.parts)
+        return self._division(free, 0.0) if most_extra is None or self.step.extra(free) <= most_extra else None
+
+    def _exactly(self, budget: int) -> Division | None:
+        """The choice of the least peak, if it keeps a budget so tight that HiGHS misses it by a rounding."""
+        least = self.smallest(None)
+        return least if least is not None and least.peak_bytes <= budget else None
+
+    def _division(self, chosen: Sequence[int], bound: float) -> Division:
+        return Division(tuple(chosen), self.step.peak(chosen), self.step.extra(chosen), max(0.0, bound))
+
+    def _solve(self, costs: np.ndarray, rows: np.ndarray, limits: np.ndarray) -> tuple[list[int], float] | None:
+        """(the ways chosen, a lower bound on the objective); None: infeasible. A last column is the peak."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_matrix
+
+        width, step = len(costs), self.step
+        one, right = np.zeros((len(step.parts), width)), np.ones(len(step.parts))
+        for p, around in enumerate(step.within):
+            one[p, self.first[p] : self.first[p + 1]] = 1.0
+            if around is not None:
+                one[p, self.first[around] + OPEN] = -1.0
+                right[p] = 0.0
+        whole, top = np.zeros(width), np.ones(width)
+        whole[: self.count] = 1
+        top[self.count :] = np.inf
+        constraints = [LinearConstraint(csr_matrix(one), right, right)]
+        if len(rows):
+            constraints.append(LinearConstraint(csr_matrix(rows), -np.inf, limits))
+        found = milp(
+            costs, integrality=whole, bounds=Bounds(np.zeros(width), top), constraints=constraints,
+            options={"time_limit": SETTINGS.time_limit_s, "mip_rel_gap": SETTINGS.gap},
+        )  # fmt: skip
+        if found.x is None:
+            return None
+        chosen = [int(found.x[a:b].argmax()) for a, b in zip(self.first[:-1], self.first[1:], strict=True)]
+        bound = found.mip_dual_bound
+        return chosen, float(bound) if bound is not None and np.isfinite(bound) else 0.0
+
+
+def _largest(moments: Sequence[Moment]) -> list[Moment]:
+    """The moments that no other one exceeds in everything, among those with the same parts."""
+    same: dict[tuple[tuple[int, str], ...], list[dict[int | None, int]]] = {}
+    for m in moments:
+        sizes: dict[int | None, int] = {None: m.outside_bytes}
+        for p, n in m.inside:
+            sizes[p] = sizes.get(p, 0) + n
+        known = same.setdefault(tuple(sorted(m.parts)), [])
+        if any(_covers(other, sizes) for other in known):
+            continue
+        known[:] = [x for x in known if not _covers(sizes, x)] + [sizes]
+    return [
+        Moment(x[None], parts, tuple((p, n) for p, n in x.items() if p is not None))
+        for parts, found in same.items() for x in found
+    ]  # fmt: skip
+
+
+def _covers(large: dict[int | None, int], small: dict[int | None, int]) -> bool:
+    return all(large.get(k, 0) >= n for k, n in small.items())

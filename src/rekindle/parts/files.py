@@ -1,0 +1,110 @@
+"""Reads plan files of both kinds: the plan of a whole step, and the plans of a model's parts."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+from .. import plan_files
+from ..arguments import file_name
+from ..ask import Goal, PlanOptions
+from ..errors import FormatError, UsageError
+from ..model import formats, options_file
+from ..model.graph import COSTS
+from ..model.plan import Plan
+from ..printed import name, value
+from .plan import FORMAT, Part, PartsPlan
+
+TEXT_MOST_LETTERS = 4_000  # of the line that says what is covered
+PATH_MOST_LETTERS = 1_000
+PARTS_MOST = 100_000
+
+
+def load(path: str | os.PathLike[str]) -> Plan | PartsPlan:
+    """Read a plan file and check its figures again: of a whole step (`Plan`), or of the parts of a model (`PartsPlan`).
+
+    The schedule is judged again, figures that follow from others must agree with them, and the certificate is proven again.
+    Where no proof is found in short time (about 0.2 s), `Plan.verified` is False, and the plan says so wherever it is printed.
+    The peak of a step of parts was measured, so it cannot be checked by reading: `checkpoint` measures it again.
+
+    Raises
+    ------
+    FormatError : the file is damaged, foreign, or claims other figures than its schedules have.
+    UsageError : `path` is no path.
+    """
+    given = file_name(path)
+    doc = formats.read_json(given)
+    if not isinstance(doc, dict) or doc.get("format") != FORMAT:
+        return plan_files.load(given)
+    return _parts_plan(doc, name(given))
+
+
+def _parts_plan(doc: dict[str, Any], where: str) -> PartsPlan:
+    r = formats.Reader(doc, where, FORMAT)
+    graphs = [formats.graph_from_json(g, f"{where}: graph {i}") for i, g in enumerate(r.items("graphs"))]
+    plans = []
+    for i, p in enumerate(r.items("plans")):
+        at = f"{where}: plan {i}"
+        graph = formats.Reader(p, at).whole("graph")
+        if not 0 <= graph < len(graphs):
+            raise FormatError(f"{at} is for graph {graph}, and the file has {len(graphs)}")
+        plans.append(plan_files.plan_from_json({**p, "graph": None}, at, graphs[graph]))
+    parts = [_part(p, f"{where}: part {i}", plans) for i, p in enumerate(r.items("parts"))]
+    if len(parts) > PARTS_MOST or len({p.path for p in parts}) < len(parts):
+        raise FormatError(f"{where} should name each part once, and at most {PARTS_MOST:,}; make the plan again")
+    try:
+        goal = Goal.from_json(r.table("goal"))
+    except UsageError as e:
+        raise FormatError(f"{where}: {e}") from e
+    cost = r.text("cost")
+    if cost not in COSTS:
+        raise FormatError(f"{where}: its cost {value(cost)} is none of {', '.join(COSTS)}")
+    asked = PlanOptions(goal, cost=cost)
+    asked, captured = options_file.from_json(formats.Reader(r.table("options", {}), f"{where}: options"), asked)
+    plan = PartsPlan(
+        _text(r, "module_name"), tuple(parts), r.whole("peak_bytes"), _maybe(r, "measured_bytes"), r.whole("resident_bytes"),
+        _maybe(r, "baseline_peak_bytes"), r.number("overhead"), r.number("least_overhead"), goal, cost, _text(r, "covered"),
+        r.number("solve_seconds"), _text(r, "not_counted"), asked, captured,
+        {k: str(v) for k, v in r.table("created_with").items()},
+    )  # fmt: skip
+    if wrong := _wrong(plan):
+        raise FormatError(f"{where} is inconsistent: {wrong}; make the plan again")
+    return plan
+
+
+def _part(doc: Any, where: str, plans: list[Plan]) -> Part:
+    r = formats.Reader(doc, where)
+    path, numbers = r.text("module"), r.ints("plans")
+    if not 0 < len(path) <= PATH_MOST_LETTERS or not path.isprintable():
+        raise FormatError(f"{where}: {value(path)} is no name of a submodule")
+    again = r.flag("again", False)
+    if bool(numbers) == again or not all(0 <= i < len(plans) for i in numbers):
+        raise FormatError(f"{where} should name some of the file's {len(plans)} plans, not {value(list(numbers))}")
+    return Part(path, tuple(plans[i] for i in numbers), again)
+
+
+def _text(r: formats.Reader, key: str) -> str:
+    text = r.text(key)
+    if len(text) > TEXT_MOST_LETTERS or text and not text.isprintable():
+        raise FormatError(f"{r.where}: {key!r} should be one short line, not {value(text)}")
+    return text
+
+
+def _maybe(r: formats.Reader, key: str) -> int | None:
+    return None if r.doc.get(key) is None else r.whole(key)
+
+
+def _wrong(plan: PartsPlan) -> str:
+    """The first contradiction among the figures; "" where there is none."""
+    if not 0 <= plan.resident_bytes <= plan.peak_bytes:
+        return f"its peak {plan.peak_bytes} is below what is held during the whole step, {plan.resident_bytes}"
+    if plan.measured_bytes is not None and plan.measured_bytes > plan.peak_bytes:
+        return f"its peak {plan.peak_bytes} is below the measured one, {plan.measured_bytes}"
+    if plan.goal.budget is not None and plan.peak_bytes > plan.goal.budget:
+        return f"its peak {plan.peak_bytes} is above its goal {plan.goal.budget}"
+    if not (0 <= plan.least_overhead <= plan.overhead + plan_files.EPS and math.isfinite(plan.overhead)):
+        return f"its least overhead {plan.least_overhead:g} does not lie between 0 and its overhead {plan.overhead:g}"
+    if not 0 <= plan.solve_seconds <= plan_files.LIMITS.solve_most_s:
+        return f"no search takes {plan.solve_seconds:g} seconds"
+    return ""

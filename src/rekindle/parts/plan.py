@@ -1,0 +1,159 @@
+"""The plans of a model's parts under one goal."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..arguments import file_name
+from ..ask import Goal, PlanOptions, TraceOptions
+from ..model import formats, options_file
+from ..model.graph import Graph
+from ..model.plan import Plan, schedule_document
+from ..model.schedule import Schedule
+from ..printed import name
+from ..shares import COST_WORDS, percent
+from ..sizes import format_bytes, of_bytes
+from ..version import __version__
+
+FORMAT = "rekindle.parts/1"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One submodule and its plans.
+
+    path : its name in the model. plans : one for each kind of call in a step; the first is of the first call.
+    again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans.
+    """
+
+    path: str
+    plans: tuple[Plan, ...] = ()
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class PartsPlan:
+    """Plans for the parts of a model that cannot be captured whole, or for the submodules that the user names.
+
+    module_name : class of the model. parts : in order of their first calls.
+    peak_bytes : the peak of the step in a loop that holds the results, everything included; the larger one of the measured and
+        the predicted. measured_bytes : as measured in one step; None where no step was measured.
+    resident_bytes : held during the whole step: parameters, buffers, inputs, gradients, the optimizer's state.
+    baseline_peak_bytes : measured peak of the plain step; None if it does not fit the device or was not measured.
+    overhead : extra cost / cost of the parts' plain steps, in the unit `cost`: the step's overhead is at most that.
+    least_overhead : certified, of a budget: no other choice among the plans that were found for the parts costs less, with
+        the bytes that were measured between the parts.
+    covered : one line that says which parts are planned and what runs plain.
+    """
+
+    module_name: str
+    parts: tuple[Part, ...]
+    peak_bytes: int
+    measured_bytes: int | None
+    resident_bytes: int
+    baseline_peak_bytes: int | None
+    overhead: float
+    least_overhead: float
+    goal: Goal
+    cost: str
+    covered: str
+    solve_seconds: float
+    not_counted: str = ""
+    asked: PlanOptions | None = field(default=None, repr=False, compare=False)
+    captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)
+    created_with: dict[str, str] = field(default_factory=lambda: {"rekindle": __version__})
+
+    @property
+    def options(self) -> PlanOptions:
+        """The options that the plans were made with."""
+        return self.asked or PlanOptions(self.goal, cost=self.cost)
+
+    @property
+    def activation_peak_bytes(self) -> int:
+        """peak_bytes without what is held during the whole step."""
+        return self.peak_bytes - self.resident_bytes
+
+    @property
+    def sentence(self) -> str:
+        """One plain sentence: does the step fit, at what price, what is covered."""
+        limit = self.goal.budget
+        price = f"at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
+        fits = (
+            f"fits: {of_bytes(self.peak_bytes, limit)}"
+            if limit is not None
+            else f"takes {format_bytes(self.peak_bytes)}"
+        )
+        tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
+        return f"{fits}, {price}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
+
+    def __str__(self) -> str:
+        plain = "not measured" if self.baseline_peak_bytes is None else format_bytes(self.baseline_peak_bytes)
+        rows = [("peak", f"{format_bytes(self.peak_bytes)} (plain {plain})"), ("parts", self.covered)]
+        for (kind, peak, overhead), n in Counter(_row(p) for part in self.parts for p in part.plans).items():
+            rows.append(
+                (
+                    f"  {n} x {name(kind)}",
+                    f"{format_bytes(peak)} by itself, {percent(overhead)} {COST_WORDS[self.cost]}",
+                )
+            )
+        width = max(len(k) for k, _ in rows)
+        return "\n".join([f"{k:<{width}}  {x}" for k, x in rows] + [self.sentence])
+
+    def explain(self) -> str:
+        """The plan as text: the table of its parts."""
+        return str(self)
+
+    def figures(self) -> dict[str, Any]:
+        """The figures of the plan by name."""
+        keys = (
+            "module_name", "peak_bytes", "measured_bytes", "resident_bytes", "baseline_peak_bytes", "overhead",
+            "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "created_with",
+        )  # fmt: skip
+        return {k: getattr(self, k) for k in keys} | {"goal": self.goal.to_json()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The document `rekindle.parts/1`: every graph and every plan once, and which part runs by which."""
+        graphs: dict[str, Graph] = {}
+        plans: dict[Any, tuple[int, Plan]] = {}
+        rows = []
+        for part in self.parts:
+            for p in part.plans:
+                graphs.setdefault(p.graph_hash, p.graph)
+                plans.setdefault(_key(p), (len(plans), p))
+            row: dict[str, Any] = {"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]}
+            rows.append(row | ({"again": True} if part.again else {}))
+        at = {h: i for i, h in enumerate(graphs)}
+        return {
+            "format": FORMAT,
+            **self.figures(),
+            "options": options_file.to_json(self.options, self.captured),
+            "graphs": [formats.graph_to_json(g) for g in graphs.values()],
+            "plans": [_plan_document(p, at[p.graph_hash]) for _, p in plans.values()],
+            "parts": rows,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plans of all parts to one JSON file, whole or not at all. Raises as `Plan.save`."""
+        formats.write_json(file_name(path), self.to_json())
+
+    def without_traces(self) -> PartsPlan:
+        """The same plans as a file holds them."""
+        parts = tuple(replace(p, plans=tuple(replace(x, trace=None) for x in p.plans)) for p in self.parts)
+        return replace(self, parts=parts)
+
+
+def _row(p: Plan) -> tuple[str, int, float]:
+    return p.graph.name, p.activation_peak_bytes, round(p.overhead, 3)
+
+
+def _key(p: Plan) -> tuple[str, Schedule]:
+    return p.graph_hash, p.schedule
+
+
+def _plan_document(p: Plan, graph: int) -> dict[str, Any]:
+    doc = p.to_json()
+    del doc["graph"]
+    return {**doc, "graph": graph, "schedule": schedule_document(p)}

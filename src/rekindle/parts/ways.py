@@ -1,0 +1,136 @@
+"""Ways to run one part of a model: schedules that trade the bytes held from forward to backward for extra cost.
+
+The peak of a part by itself says little about a step of many parts: while one part runs, the others hold what their forward
+saved. So three curves of the part are searched: one by its peak alone, and two in which the op between forward and backward
+needs memory besides, as if other parts ran there. In those, few bytes held are worth more than a low peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .. import bounds
+from ..ask import Goal, PlanOptions
+from ..candidates import EPS, Finish, Scorer
+from ..certify import Certificate
+from ..frontiers import frontier_graph
+from ..model.graph import Graph, Value
+from ..model.judge import simulate
+from ..model.plan import Plan
+from ..model.schedule import FREE, RUN, Schedule
+from ..planner import as_plan
+from .figures import Figures
+
+
+@dataclass(frozen=True)
+class WaysSettings:
+    """How many ways are offered. Both are guesses.
+
+    between_shares : memory that others need between forward and backward, as a share of the part's plain activation peak; one
+        curve is searched for each.
+    most : ways of one part.
+    """
+
+    between_shares: tuple[float, ...] = (0.0, 0.5, 1.0)
+    most: int = 20
+
+
+SETTINGS = WaysSettings()
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a part: its schedule and what it takes. schedule : None for a part without a graph."""
+
+    schedule: Schedule | None
+    figures: Figures
+
+
+def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None) -> list[Way]:
+    """Ways to run a part, from least cost to fewest bytes held, none worse than another in everything.
+
+    The first one recomputes nothing. The goal of the options is not looked at. finish : as in `plan_graph`.
+    """
+    plain = Schedule.baseline(graph) if finish is None else finish(graph, Schedule.baseline(graph))
+    own_peak = simulate(graph, plain).peak_bytes - graph.resident_bytes
+    anything = replace(options, goal=Goal(least_memory=True))
+    schedules = [plain]
+    for share in SETTINGS.between_shares:
+        other = _needing(graph, int(share * own_peak))
+        for p in frontier_graph(other, anything, finish=finish):
+            own = Schedule.from_runs(graph, p.schedule.runs, p.schedule.solver)
+            schedules.append(own if finish is None else finish(graph, own))
+    found = [Way(s, figures(graph, s, options.cost)) for s in dict.fromkeys(schedules)]
+    return thinned(best(found), SETTINGS.most)
+
+
+def figures(graph: Graph, schedule: Schedule, cost: str) -> Figures:
+    """What a schedule of a part takes, beside what is held around it during the whole step.
+
+    Gradients that come back from outside are not the part's own: they live before its backward begins.
+    """
+    judged = simulate(graph, schedule, cost)
+    own = judged.memory - graph.resident_bytes
+    rows = schedule.array
+    runs = rows[:, 0] == RUN
+    assert graph.boundary is not None
+    at = int(np.flatnonzero(runs & (rows[:, 1] == graph.boundary))[0])
+    ended = at
+    while ended + 1 < len(rows) and rows[ended + 1, 0] == FREE:
+        ended += 1
+    incoming = sum(graph.values[v].bytes for v in graph.ops[graph.boundary].outputs)
+    weights = graph.weights(cost)
+    once = float(weights[graph.needed].sum())
+    extra = float(judged.runs @ weights) - once
+    return Figures(
+        held_bytes=max(0, int(own[ended]) - incoming),
+        forward_bytes=int(own[:at][runs[:at]].max(initial=0)),
+        backward_bytes=max(0, int(own[at + 1 :][runs[at + 1 :]].max(initial=0)) - incoming),
+        extra=extra if extra > EPS * once else 0.0,  # sums of floats differ by their order
+        plain=once,
+    )
+
+
+def best(found: Iterable[Way]) -> list[Way]:
+    """The ways that no other matches in everything, in order of rising cost."""
+    kept: list[Way] = []
+    for w in sorted(found, key=lambda w: (w.figures.extra, w.figures.bytes)):
+        if not any(k.figures.matches(w.figures) for k in kept):
+            kept.append(w)
+    return kept
+
+
+def thinned(kept: list[Way], most: int) -> list[Way]:
+    """At most about `most` ways: the first, those that are least in one size, and others evenly spread over the bytes held."""
+    if len(kept) <= most:
+        return kept
+    sizes = np.array([w.figures.bytes for w in kept])
+    chosen = {0, *sizes.argmin(axis=0).tolist()}
+    held = sizes[:, 0]
+    for x in np.linspace(held.max(), held.min(), most - len(chosen)):
+        chosen.add(int(np.abs(held - x).argmin()))
+    return [kept[i] for i in sorted(chosen)]
+
+
+def as_part_plan(graph: Graph, way: Way, options: PlanOptions, finish: Finish | None = None) -> Plan:
+    """The plan of one part for one way. Its goal is the overhead that it has: the budget of the step is no one part's."""
+    assert way.schedule is not None
+    scorer = Scorer(graph, options.cost, finish)
+    scored, baseline = scorer.as_run(way.schedule), scorer.score(Schedule.baseline(graph))
+    goal = Goal(max_overhead=max(0.0, scored.judged.overhead) + EPS)
+    proven = Certificate(bounds.single_op(graph), False)
+    return as_plan(scorer, scored, baseline, replace(options, goal=goal), proven, 0.0)
+
+
+def _needing(graph: Graph, between: int) -> Graph:
+    """The graph in which the op between forward and backward needs so many bytes besides. An unused value gives it a hash of
+    its own: what is remembered of one is not the other's."""
+    if not between:
+        return graph
+    ops = tuple(
+        replace(o, workspace=o.workspace + between) if i == graph.boundary else o for i, o in enumerate(graph.ops)
+    )
+    return replace(graph, ops=ops, values=(*graph.values, Value(between)))

@@ -1,0 +1,206 @@
+"""Parts that cannot be captured: their forward runs again in backward, from their inputs.
+
+Only a part whose forward does nothing but compute may run twice: it sets no attribute, writes to no buffer or input, and
+changes no Python object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import pickle
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ...errors import RekindleError
+from ...parts.figures import Figures
+from ..capture import private, tree
+from ..capture.attributes import Attributes
+from ..capture.lock import LOCK
+from ..capture.loss import default_loss
+from ..capture.side_effects import SideEffects
+from ..costs.flops import FlopCount
+from ..costs.instrument import Instrument
+from ..costs.levels import Levels
+from ..costs.op_tensors import storage_of
+from ..run.as_before import as_before
+from ..run.measured_step import gradients_as_before
+from ..run.sample import copies, owned
+from ..trace import plain_forward
+from .recording import Recorded
+
+
+@dataclass(frozen=True)
+class AgainSettings:
+    """timings : how often the forward is timed. backward_costs : cost of backward, in forwards: the usual estimate."""
+
+    timings: int = 3
+    backward_costs: float = 2.0
+
+
+SETTINGS = AgainSettings()
+
+
+class AgainForward:
+    """The forward of a part that saves its inputs alone: in backward it runs once more, with the same random state.
+
+    plain : the module's own forward. is_off : calls run plain.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = weakref.ref(model)  # weak: the module holds this object
+        self._own: Callable[..., Any] | None = model.__dict__.get("forward")
+        self._training = model.training
+        self.is_off = False
+
+    @property
+    def plain(self) -> Callable[..., Any]:
+        model = self._model()
+        if model is None:
+            raise RekindleError("the planned module was deleted; keep it to call its forward")
+        return self._own if self._own is not None else type(model).forward.__get__(model)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._model()
+        runs_plain = (
+            self.is_off or LOCK.mine or not torch.is_grad_enabled() or model is None or model.training != self._training
+            or private.in_func_transform() or private.in_forward_ad()
+        )  # fmt: skip
+        if runs_plain:
+            return self.plain(*args, **kwargs)
+        return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, calls run plain."""
+        before, self.is_off = self.is_off, True
+        try:
+            yield
+        finally:
+            self.is_off = before
+
+    def take_over(self, model: nn.Module) -> None:
+        """Become the module's forward."""
+        model.__dict__["forward"] = self
+
+    def give_back(self, model: nn.Module) -> None:
+        """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
+        self.is_off = True
+        if model.__dict__.get("forward") is self:
+            del model.__dict__["forward"]
+            if self._own is not None:
+                model.__dict__["forward"] = self._own
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AgainForward:
+        copied = object.__new__(AgainForward)
+        copied.__dict__.update(self.__dict__)
+        twin = memo.get(id(self._model()))
+        if twin is not None:
+            copied._model = weakref.ref(twin)
+            copied._own = copy.deepcopy(self._own, memo)
+        return copied
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError(
+            "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
+        )
+
+
+def only_computes(module: nn.Module, given: Recorded) -> bool:
+    """Whether a forward of the module changes nothing but what it returns, so that it may run twice."""
+    tensors = copies(given.call.tensors, owned(module))
+    args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
+    effects = SideEffects(module)
+    with as_before(module, given=[*tensors, *args, *kwargs.values()]), given.surroundings():
+        seen = [*tensors, *module.buffers(), *module.parameters()]
+        versions = [t._version for t in seen]
+        python, numpy = random.getstate(), np.random.get_state(legacy=False)
+        with effects:
+            attributes = Attributes(module)
+            with torch.no_grad():
+                plain_forward(module)(*args, **kwargs)
+            changes = attributes.restore()
+        drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
+        wrote = versions != [t._version for t in seen]
+    changed = changes.assigned or changes.collected or changes.other
+    return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)
+
+
+def figures_of(module: nn.Module, given: Recorded, device: torch.device, cost: str) -> Figures:
+    """What the part takes whose forward runs again: one step of it by itself is measured, and its forward timed or counted."""
+    levels = Levels(device)
+    out_bytes = 0
+    forward = AgainForward(module)
+
+    def step() -> None:
+        nonlocal out_bytes
+        result = forward(*args, **kwargs)
+        tensors = tree.tensors_in(result)
+        given_storages = {id(storage_of(t)) for t in twins}
+        made = {id(s): s.nbytes() for t in tensors if (s := storage_of(t)) is not None and id(s) not in given_storages}
+        out_bytes = sum(made.values())
+        levels.mark("between")
+        default_loss(result).backward()
+
+    with gradients_as_before(module, []), as_before(module), given.surroundings():
+        for p in module.parameters():
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        twins = copies(given.call.tensors, owned(module))
+        args, kwargs = given.call.form.arguments(tree.unflatten(twins, given.call.spec))
+        levels.measure(step)
+        extra = _forward_cost(lambda: plain_forward(module)(*args, **kwargs), device, cost)
+    before, after = levels.found
+    return Figures(
+        held_bytes=max(0, before.level - out_bytes),
+        forward_bytes=before.peak,
+        backward_bytes=max(0, after.peak - out_bytes),
+        extra=extra,
+        plain=extra * (1 + SETTINGS.backward_costs),
+    )
+
+
+def _forward_cost(forward: Callable[[], Any], device: torch.device, cost: str) -> float:
+    with torch.no_grad():
+        if cost == "flops":
+            with FlopCount() as count:
+                forward()
+            return float(count.total)
+        if cost == "unit":
+            with _Ops() as ops:
+                forward()
+            return float(ops.count)
+        taken = []
+        for _ in range(SETTINGS.timings):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            begin = time.perf_counter()
+            forward()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken.append(time.perf_counter() - begin)
+        return min(taken)
+
+
+class _Ops(Instrument):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self.count += 1

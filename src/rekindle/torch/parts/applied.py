@@ -1,0 +1,196 @@
+"""Puts the plans of parts on a model's submodules, and takes them off."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ...ask import PlanOptions
+from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned
+from ...errors import PlanMismatch, RekindleError
+from ...model.carry import carried
+from ...model.plan import Plan
+from ...parts.plan import PartsPlan
+from ...parts.ways import Way, as_part_plan, figures, ways
+from ..run import stages, unused
+from ..run.planned import PlannedForward, planned_forward
+from ..trace import Trace
+from .again import AgainForward
+
+
+class PartsForward:
+    """The forward of a model whose parts are planned: the model's own, which calls the planned parts.
+
+    plain : the model's own forward. plan : the plans of all parts.
+    """
+
+    def __init__(self, model: nn.Module, plan: PartsPlan):
+        self._model = weakref.ref(model)  # weak: the model holds this object
+        self._own: Callable[..., Any] | None = model.__dict__.get("forward")
+        self.plan = plan
+
+    @property
+    def plain(self) -> Callable[..., Any]:
+        model = self._model()
+        if model is None:
+            raise RekindleError("the planned module was deleted; keep it to call its forward")
+        return self._own if self._own is not None else type(model).forward.__get__(model)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plain(*args, **kwargs)
+
+    def give_back(self, model: nn.Module) -> None:
+        """Take the plans of all parts off, and put the model's own forward back."""
+        for m in planned_parts(model):
+            forward = forward_of(m)
+            assert forward is not None
+            forward.give_back(m)
+        if model.__dict__.get("forward") is self:
+            del model.__dict__["forward"]
+            if self._own is not None:
+                model.__dict__["forward"] = self._own
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartsForward:
+        copied = object.__new__(PartsForward)
+        copied.__dict__.update(self.__dict__)
+        twin = memo.get(id(self._model()))
+        if twin is not None:
+            copied._model = weakref.ref(twin)
+            copied._own = copy.deepcopy(self._own, memo)
+        return copied
+
+    def __reduce__(self) -> Any:
+        raise pickle.PicklingError(
+            "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
+        )
+
+
+class PartForward(PlannedForward):
+    """The forward of one part of a model."""
+
+
+def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool) -> nn.Module:
+    """Put the plans on the model's submodules. If one cannot be put on, the model is as it was.
+
+    Raises
+    ------
+    PlanMismatch : the model has no submodule of that name, or one of other classes.
+    """
+    forwards: list[tuple[nn.Module, PartForward | AgainForward]] = []
+    for part in plan.parts:
+        try:
+            module = model.get_submodule(part.path)
+        except AttributeError as e:
+            raise PlanMismatch(
+                f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
+            ) from e
+        again = part.again
+        forwards.append(
+            (module, AgainForward(module) if again else part_forward(module, part.plans, on_new_shape, check))
+        )
+    root = PartsForward(model, plan)
+    for module, forward in forwards:
+        forward.take_over(module)
+        unused.used(module)  # a step may leave it out
+    model.__dict__["forward"] = root
+    return model
+
+
+def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:
+    """The planned forward of one part, with a plan for each kind of call."""
+    first, *others = plans
+    forward = PartForward(module, first, on_new_shape, _Replan(plans), check)
+    for p in others:
+        if p.trace is not None:
+            forward.serve_too(module, p)
+    return forward
+
+
+def planned_parts(model: nn.Module) -> list[nn.Module]:
+    """The submodules that are planned as parts."""
+    return [m for m in model.modules() if forward_of(m) is not None]
+
+
+def forward_of(module: nn.Module) -> PartForward | AgainForward | None:
+    """The forward of a planned part, even if something has wrapped it since; None: the module is no planned part."""
+    forward = module.__dict__.get("forward")
+    found = forward if isinstance(forward, AgainForward) else planned_forward(module)
+    return found if isinstance(found, PartForward | AgainForward) else None
+
+
+def parts_forward(model: nn.Module) -> PartsForward | None:
+    """The forward of a model whose parts are planned; None: it has no such plans."""
+    forward = model.__dict__.get("forward")
+    return forward if isinstance(forward, PartsForward) else None
+
+
+@contextlib.contextmanager
+def parts_taken_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model has no planned parts; if an error leaves, they are back."""
+    root = parts_forward(model)
+    if root is None:
+        yield
+        return
+    forwards = [(m, forward_of(m)) for m in planned_parts(model)]
+    root.give_back(model)
+    try:
+        yield
+    except BaseException:
+        for m, forward in forwards:
+            assert forward is not None
+            forward.take_over(m)
+        model.__dict__["forward"] = root
+        raise
+
+
+@contextlib.contextmanager
+def parts_aside(model: nn.Module) -> Iterator[None]:
+    """Inside, the parts run plain."""
+    with contextlib.ExitStack() as stack:
+        for m in planned_parts(model):
+            if (forward := forward_of(m)) is not None:
+                stack.enter_context(forward.aside())
+        yield
+
+
+class _Replan:
+    """Makes the plan of a part for another shape: a schedule of the part that is known, else one that holds as small a share
+    of the plain bytes. The goal of the step is not divided again."""
+
+    def __init__(self, plans: Sequence[Plan]):
+        self._plans = list(plans)
+
+    def __call__(self, traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
+        graph, finish = traced.graph, stages.group
+        for p in [*self._plans, *known]:
+            schedule = carried(p.schedule, p.graph, graph)
+            if schedule is not None:
+                way = Way(schedule, figures(graph, schedule, options.cost))
+                return Replanned(replace(as_part_plan(graph, way, options), trace=traced), CARRIED)
+        share = min(_held_share(p) for p in self._plans)
+        found = ways(graph, replace(options, effort="quick"), finish)
+        most = share * found[0].figures.held_bytes
+        few = [w for w in found if w.figures.held_bytes <= most]
+        way = few[0] if few else min(found, key=lambda w: w.figures.held_bytes)
+        return Replanned(replace(as_part_plan(graph, way, options), trace=traced), ANOTHER_GRAPH)
+
+
+def _held_share(p: Plan) -> float:
+    """Bytes that the plan holds from forward to backward, as a share of the plain step's."""
+    from ...model.schedule import Schedule
+
+    own = figures(p.graph, p.schedule, p.cost).held_bytes
+    plain = figures(p.graph, Schedule.baseline(p.graph), p.cost).held_bytes
+    return own / plain if plain else 1.0

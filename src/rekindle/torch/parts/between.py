@@ -1,0 +1,295 @@
+"""Measures a step of a model whose parts are planned: what it holds outside of the parts, and when each part runs.
+
+The step runs with known plans, so what the planned parts hold is known. The rest is outside of them, such as the loss and the
+inputs of parts, or inside of a part that cannot be captured and was left open (see `again`). Those bytes do not depend on the
+plans, as long as these save no more of their inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...parts.division import Moment
+from ...parts.figures import Figures
+from ..capture import tree
+from ..costs.levels import Level, Levels
+from ..costs.op_tensors import storage_of
+from ..run.execute import boundary_of, last_stage_of
+from ..run.planned import PlannedForward
+from .again import AgainForward
+from .finding import Unit
+
+BEGINS, ENDS = "begins", "ends"
+Forward = PlannedForward | AgainForward
+
+
+@dataclass(frozen=True)
+class Event:
+    """A part's call begins or ends its forward or its backward. call : number of the call. phase : "forward" or "backward"."""
+
+    call: int
+    phase: str
+    what: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.call} {self.phase} {self.what}"
+
+    @classmethod
+    def of(cls, name: str) -> Event:
+        call, phase, what = name.split()
+        return cls(int(call), phase, what)
+
+
+@dataclass
+class Call:
+    """One call of a part in a measured step. unit : its number; -1: it ran without a plan. result_bytes : of what it made."""
+
+    unit: int = -1
+    result_bytes: int = 0
+
+
+class Watched:
+    """The calls of parts in one step, noted as marks of `levels`."""
+
+    def __init__(self, levels: Levels) -> None:
+        self.levels = levels
+        self.calls: list[Call] = []
+
+    @contextlib.contextmanager
+    def watching(self, applied: Sequence[tuple[Forward, Sequence[int], Sequence[Unit]]]) -> Iterator[None]:
+        """Inside, calls of these forwards are noted. Each comes with the numbers and the units of its module."""
+        before = []
+        try:
+            for forward, numbers, units in applied:
+                module = units[0].module
+                before.append((module, module.__dict__.get("forward")))
+                if isinstance(forward, PlannedForward):
+                    by_key = dict(zip((u.key for u in units), numbers, strict=True))
+                    module.__dict__["forward"] = self._planned(forward, by_key)
+                else:
+                    module.__dict__["forward"] = self._open(forward, numbers[0])
+            yield
+        finally:
+            for module, old in reversed(before):
+                if old is None:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = old
+
+    def _planned(self, planned: PlannedForward, numbers: dict[Any, int]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return planned(*args, **kwargs)
+            call = self._begin()
+            planned.last = None
+            result = planned(*args, **kwargs)
+            last = planned.last
+            self._end(call, -1 if last is None else numbers.get(last.trace.key, -1), (), result)
+            node = boundary_of(tree.tensors_in(result))
+            if node is not None:
+                node.register_prehook(lambda _: self._mark(call, "backward", BEGINS))
+                last_stage_of(node).register_hook(lambda *_: self._mark(call, "backward", ENDS))
+            return result
+
+        return forward
+
+    def _open(self, again: AgainForward, number: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            tensors, spec = tree.flatten((args, kwargs), opaque_ok=True)
+            first = next((i for i, t in enumerate(tensors) if t.requires_grad), None)
+            if not torch.is_grad_enabled() or first is None or tree.opaque_kinds(spec):
+                return again(*args, **kwargs)
+            # A view of an input has a node of its own, at which the backward of this call ends.
+            tensors[first] = tensors[first].view_as(tensors[first])
+            args, kwargs = tree.unflatten(tensors, spec)
+            call = self._begin()
+            result = again(*args, **kwargs)
+            self._end(call, number, tensors, result)
+            nodes = {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None}
+            begun: list[bool] = []
+
+            def begins(_: Any) -> None:
+                if not begun:
+                    begun.append(True)
+                    self._mark(call, "backward", BEGINS)
+
+            for node in nodes:
+                node.register_prehook(begins)
+            before = tensors[first].grad_fn
+            assert before is not None
+            before.register_hook(lambda *_: self._mark(call, "backward", ENDS) if begun else None)
+            return result
+
+        return forward
+
+    def _begin(self) -> int:
+        self.calls.append(Call())
+        self._mark(len(self.calls) - 1, "forward", BEGINS)
+        return len(self.calls) - 1
+
+    def _end(self, call: int, unit: int, given: Sequence[torch.Tensor], result: Any) -> None:
+        mine = {id(storage_of(t)) for t in given}
+        made = {id(s): s.nbytes() for t in tree.tensors_in(result) if (s := storage_of(t)) is not None}
+        self.calls[call] = Call(unit, sum(n for k, n in made.items() if k not in mine))
+        self._mark(call, "forward", ENDS)
+
+    def _mark(self, call: int, phase: str, what: str) -> None:
+        self.levels.mark(Event(call, phase, what).name)
+
+
+@dataclass(frozen=True)
+class Between:
+    """What a measured step holds outside of its parts.
+
+    moments : for the division. peak_bytes : of the measured step. calls : how often each unit was called.
+    at_end_bytes : held outside of planned parts when backward begins. at_end_inside : of that, inside of each unit.
+    """
+
+    moments: tuple[Moment, ...]
+    peak_bytes: int
+    at_end_bytes: int
+    at_end_inside: tuple[int, ...]
+    calls: tuple[int, ...]
+
+
+def between(
+    levels: Sequence[Level], calls: Sequence[Call], used: Sequence[Figures], is_open: Sequence[bool]
+) -> Between:
+    """What the step held outside of its parts.
+
+    used : of each unit, the way by which it ran. is_open : whether it is a part that was left open.
+    """
+    books = _Books(calls, used, is_open)
+    moments = []
+    for x in levels:
+        moments.append(books.moment(x.peak))
+        books.settle(x.level)
+        if x.name:
+            books.note(Event.of(x.name))
+    at_end = books.at_end or (0, {})
+    counts = tuple(sum(c.unit == i for c in calls) for i in range(len(used)))
+    inside = tuple(at_end[1].get(i, 0) for i in range(len(used)))
+    return Between(tuple(moments), max((x.peak for x in levels), default=0), at_end[0], inside, counts)
+
+
+@dataclass
+class _Books:
+    """Who holds the bytes of the step, as it goes on.
+
+    Bytes that appear while a part that is open runs are that part's; its results, and its gradients of inputs, are those of the
+    code around it. Bytes that appear while a planned part runs are the part's as far as its plan says so.
+
+    holding : units that hold what their forward saved. running : (unit, phase) of parts that are not open.
+    opened : calls of open parts that run now, the innermost last. inside : bytes of calls of open parts. outside : of nobody.
+    """
+
+    calls: Sequence[Call]
+    used: Sequence[Figures]
+    is_open: Sequence[bool]
+    holding: list[int] = field(default_factory=list)
+    running: list[tuple[int, str]] = field(default_factory=list)
+    opened: list[tuple[int, str]] = field(default_factory=list)
+    inside: dict[int, int] = field(default_factory=dict)
+    outside: int = 0
+    at_end: tuple[int, dict[int, int]] | None = None
+
+    def moment(self, peak: int) -> Moment:
+        """The time since the last event, in which the most bytes were held."""
+        own = sum(self.used[u].held_bytes for u in self.holding) + sum(_most(self.used[u], p) for u, p in self.running)
+        more = max(0, peak - own - self.outside - sum(self.inside.values()))
+        inside = dict(self.inside)
+        if self.opened:
+            inside[self.opened[-1][0]] += more
+        parts = [
+            *((u, "held") for u in self.holding), *self.running,
+            *((self.calls[c].unit, phase) for c, phase in self.opened),
+            *((self.calls[c].unit, "held") for c in self.inside if all(c != o for o, _ in self.opened)),
+        ]  # fmt: skip
+        outside = self.outside + (0 if self.opened else more)
+        return Moment(outside, tuple(parts), tuple((self.calls[c].unit, n) for c, n in inside.items()))
+
+    def settle(self, level: int) -> None:
+        """Charge the bytes that have come or gone since the last event."""
+        if self.running:
+            return  # the next event of the running part says what remains
+        self._charge(level - sum(self.used[u].held_bytes for u in self.holding))
+
+    def _charge(self, now: int) -> None:
+        change = now - self.outside - sum(self.inside.values())
+        for call, _ in reversed(self.opened):
+            taken = max(change, -self.inside[call])
+            self.inside[call] += taken
+            change -= taken
+        self.outside = max(0, self.outside + change)
+
+    def note(self, event: Event) -> None:
+        """Take note of an event."""
+        call, unit, phase = event.call, self.calls[event.call].unit, event.phase
+        if unit < 0:
+            return
+        if phase == "backward" and event.what == BEGINS and self.at_end is None:
+            by_unit: dict[int, int] = {}
+            for c, n in self.inside.items():
+                by_unit[self.calls[c].unit] = by_unit.get(self.calls[c].unit, 0) + n
+            self.at_end = self.outside + sum(self.inside.values()), by_unit
+        if self.is_open[unit]:
+            self._note_open(call, event)
+        elif event.what == BEGINS:
+            if phase == "backward" and unit in self.holding:
+                self.holding.remove(unit)
+            self.running.append((unit, phase))
+        elif (unit, phase) in self.running:
+            self.running.remove((unit, phase))
+            if phase == "forward":
+                self.holding.append(unit)
+
+    def _note_open(self, call: int, event: Event) -> None:
+        if event.what == BEGINS:
+            self.inside.setdefault(call, 0)
+            self.opened.append((call, event.phase))
+            return
+        if (call, event.phase) not in self.opened:
+            return
+        self.opened.remove((call, event.phase))
+        goes = (
+            min(self.inside[call], self.calls[call].result_bytes) if event.phase == "forward" else self.inside.pop(call)
+        )
+        if event.phase == "forward":
+            self.inside[call] -= goes
+        if self.opened:
+            self.inside[self.opened[-1][0]] += goes
+        else:
+            self.outside += goes
+
+
+def with_uncalled(found: Between, like: Sequence[int | None], inputs: Sequence[int]) -> tuple[Moment, ...]:
+    """The moments of a step that calls the units which the measured step left out (LayerDrop).
+
+    Such a unit holds bytes whenever its neighbour does, and takes its moments too. like : of each unit, the neighbour in whose
+    place it is called besides; None: it was called. inputs : bytes of each unit's inputs, which its neighbour saves.
+    """
+    after: dict[int, list[int]] = {}
+    for u, neighbour in enumerate(like):
+        if neighbour is not None:
+            after.setdefault(neighbour, []).append(u)
+    moments = []
+    for m in found.moments:
+        more = [(u, "held") for p, phase in m.parts for u in after.get(p, ()) if phase in ("held", "backward")]
+        extra = sum(inputs[u] for u, _ in more)
+        moments.append(Moment(m.outside_bytes + extra, (*m.parts, *more), m.inside))
+        for p, phase in m.parts:
+            for u in after.get(p, ()) if phase != "held" else ():
+                others = tuple(x for x in (*m.parts, *more) if x not in ((p, phase), (u, "held")))
+                held = (*others, (p, "held"), (u, phase))
+                moments.append(Moment(m.outside_bytes + extra + inputs[u], held, m.inside))
+    return tuple(moments)
+
+
+def _most(f: Figures, phase: str) -> int:
+    return f.forward_bytes if phase == "forward" else f.backward_bytes

@@ -1,0 +1,138 @@
+"""The parts of a model with the ways to run each: a choice of one way for each part can be put on the model and taken off."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from ...ask import PlanOptions
+from ...model.plan import Plan
+from ...parts.division import OPEN, Moment, Step
+from ...parts.plan import Part
+from ...parts.ways import Way, as_part_plan
+from ..run import stages
+from .again import AgainForward
+from .applied import PartForward, part_forward
+from .between import Between, Forward, with_uncalled
+from .finding import Unit
+
+Chosen = Sequence[int]  # of each unit, the number of its way
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The units of a model and their ways.
+
+    ways : of each unit. within : of each unit, the one in which it lies, or None. options : those of the search.
+    """
+
+    units: Sequence[Unit]
+    ways: Sequence[Sequence[Way]]
+    within: Sequence[int | None]
+    options: PlanOptions
+
+    # -- as a step to be divided -------------------------------------------------------------------------------------
+    def step(self, moments: Sequence[Moment] = (), calls: Sequence[int] | None = None) -> Step:
+        """The step with these moments. calls : how often each unit is called; None: once."""
+        figures = [[w.figures for w in found] for found in self.ways]
+        return Step(figures, [1] * len(self.units) if calls is None else calls, moments, self.within)
+
+    def measured_step(self, model: nn.Module, now: Between) -> Step:
+        """The measured step, but with every unit called: one that it left out beside the unit before it."""
+        calls = [max(n, u.calls, 1) for n, u in zip(now.calls, self.units, strict=True)]
+        called = next((i for i, n in enumerate(now.calls) if n), None)
+        order = {u.path: i for i, u in enumerate(self.units)}
+        neighbour: dict[int, int | None] = {}
+        for path, _ in model.named_modules():
+            if (i := order.get(path)) is not None:
+                called = i if now.calls[i] else called
+                neighbour[i] = called
+        like = [None if n else neighbour.get(i) for i, n in enumerate(now.calls)]
+        if all(x is None for x in like):
+            return self.step(now.moments, calls)
+        return self.step(with_uncalled(now, like, [u.input_bytes for u in self.units]), calls)
+
+    def plain_cost(self, calls: Sequence[int]) -> float:
+        """Cost of the plain steps of all parts; one inside of another one counts once."""
+        own = [n * w[0].figures.plain for w, n in zip(self.ways, calls, strict=True)]
+        inner = [sum(own[v] for v, around in enumerate(self.within) if around == u) for u in range(len(own))]
+        return sum(max(own[u], inner[u]) for u, around in enumerate(self.within) if around is None) or 1.0
+
+    def least(self) -> tuple[int, ...]:
+        """The ways that hold least, with every part open that is not captured."""
+        return tuple(OPEN if u.trace is None else smallest(w) for u, w in zip(self.units, self.ways, strict=True))
+
+    # -- on the model ------------------------------------------------------------------------------------------------
+    def parts(self, chosen: Chosen) -> tuple[list[Part], list[int]]:
+        """(the parts that do not run plain with these ways, the numbers of their units)."""
+        step, seen = self.step(), set()
+        parts, used = [], []
+        for numbers in self.by_module():
+            first = self.units[numbers[0]]
+            if not step.runs(numbers[0], chosen) or first.trace is None and chosen[numbers[0]] == OPEN:
+                continue
+            used += numbers
+            if first.trace is None:
+                parts.append(Part(first.path, again=True))
+                continue
+            # One line for a new shape is enough where many parts are equal.
+            quiet = first.trace.graph.hash in seen
+            seen.add(first.trace.graph.hash)
+            parts.append(Part(first.path, tuple(self.plan(u, chosen[u], quiet) for u in numbers)))
+        return parts, used
+
+    @contextlib.contextmanager
+    def applied(self, chosen: Chosen) -> Iterator[list[tuple[Forward, list[int], list[Unit]]]]:
+        """Inside, the parts run by these ways. Gives the forward of each module, with the numbers and the units of the module;
+        also of those that are open."""
+        step, forwards = self.step(), []
+        before: list[tuple[nn.Module, object]] = []
+        try:
+            for numbers in self.by_module():
+                if not step.runs(numbers[0], chosen):
+                    continue
+                module, forward = self.units[numbers[0]].module, self._forward(numbers, chosen)
+                before.append((module, module.__dict__.get("forward")))
+                module.__dict__["forward"] = forward
+                forwards.append((forward, numbers, [self.units[u] for u in numbers]))
+            with contextlib.ExitStack() as stack:
+                for forward, _, _ in forwards:
+                    if isinstance(forward, PartForward):
+                        stack.enter_context(forward.silent())
+                yield forwards
+        finally:
+            for module, old in before:
+                if old is None:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = old
+
+    def by_module(self) -> list[list[int]]:
+        """The numbers of the units of each module."""
+        found: dict[str, list[int]] = {}
+        for i, u in enumerate(self.units):
+            found.setdefault(u.path, []).append(i)
+        return list(found.values())
+
+    def plan(self, unit: int, way: int, quiet: bool = True) -> Plan:
+        """The plan of a unit for one of its ways. quiet : plans for other shapes are made without a line on stderr."""
+        u = self.units[unit]
+        assert u.trace is not None
+        options = replace(self.options, progress=False) if quiet else self.options
+        return replace(as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.group), trace=u.trace)
+
+    def _forward(self, numbers: Sequence[int], chosen: Chosen) -> Forward:
+        module = self.units[numbers[0]].module
+        if self.units[numbers[0]].trace is None:
+            forward = AgainForward(module)
+            forward.is_off = chosen[numbers[0]] == OPEN
+            return forward
+        return part_forward(module, [self.plan(u, chosen[u]) for u in numbers], "plain", check=False)
+
+
+def smallest(found: Sequence[Way]) -> int:
+    """The way that holds least from forward to backward, and of those the one of the lowest peak."""
+    return min(range(len(found)), key=lambda i: (found[i].figures.held_bytes, found[i].figures.backward_bytes))

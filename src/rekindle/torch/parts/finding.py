@@ -1,0 +1,277 @@
+"""Finds the largest submodules that can be captured, from the top down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from ...ask import PlanOptions, TraceOptions
+from ...errors import RekindleError, TraceError, UsageError
+from ...progress import announce
+from .. import accept
+from ..capture.module_call import Key
+from ..capture.module_paths import is_marked
+from ..run.measured_step import Subject
+from ..trace import Trace, trace_call
+from .again import only_computes
+from .reasons import around, in_few_words, shape_depends_on_data
+from .recording import Calls, Recorded, may_be_part, record, signature
+
+
+@dataclass
+class Unit:
+    """One submodule in one kind of call, which gets a plan of its own.
+
+    path, module : the submodule. key : of its calls. calls : how often it is called in the step; 0: an equal module is called,
+    and another step may call this one (LayerDrop). trace : shared by modules that are in the same state.
+    """
+
+    path: str
+    module: nn.Module
+    key: Key
+    calls: int
+    given: Recorded
+    trace: Trace | None = None
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the tensors that such a call is given."""
+        return sum(t.numel() * t.element_size() for t in self.given.call.tensors)
+
+    def is_inside(self, other: str) -> bool:
+        """Whether the submodule lies in the one of that path."""
+        return self.path.startswith(f"{other}.")
+
+
+@dataclass
+class Found:
+    """The parts of a model.
+
+    units : in order of first calls. plain : what runs as it is and why, such as "OPTDecoder (modeling_opt.py:612 …)".
+    """
+
+    units: list[Unit] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+
+
+class Finder:
+    """Looks for the parts of one model.
+
+    named : paths of the submodules that the user names; None: every submodule may be a part.
+    """
+
+    def __init__(
+        self,
+        s: Subject,
+        options: PlanOptions,
+        captured: TraceOptions,
+        named: Sequence[str] | None,
+        error: TraceError | None,
+    ):
+        self.s, self.options, self.captured, self.named = s, options, captured, named
+        self.found = Found()
+        self._calls: dict[str, Calls] = {}
+        self._failed: dict[Any, RekindleError] = {}  # (signature, keys) -> why a module like this cannot be captured
+        self._open: set[nn.Module] = {s.model}
+        self._traces: dict[
+            Any, list[Trace]
+        ] = {}  # (signature, key) -> traces of modules like this, in different states
+        self._why: dict[str, RekindleError] = {}
+        self._opened: list[
+            tuple[str, nn.Module]
+        ] = []  # submodules that are called and cannot be captured, innermost first
+        if error is not None:
+            self._note_failure("", s.model, error)
+
+    def find(self) -> Found:
+        """The parts.
+
+        Raises
+        ------
+        TraceError, UsageError : a submodule that the user names cannot be a part.
+        """
+        announce(
+            self.options.progress, f"running {type(self.s.model).__name__} once, to see how its submodules are called"
+        )
+        self._calls = record(self.s)
+        if self.named is None:
+            self._look_into("", self.s.model)
+        else:
+            for path in self.named:
+                self._named(path)
+        self._add_uncalled()
+        if self.named is None:
+            self._add_again()
+        order = {path: i for i, path in enumerate(self._calls)}
+        self.found.units.sort(key=lambda u: order.get(u.path, len(order)))
+        return self.found
+
+    def _look_into(self, path: str, module: nn.Module) -> None:
+        """Look for parts among the submodules."""
+        for name, child in module.named_children():
+            inner = f"{path}.{name}" if path else name
+            if not self._is_part(inner, child):
+                self._look_into(inner, child)
+                if inner in self._calls and may_be_part(child):
+                    self._opened.append((inner, child))
+
+    def _named(self, path: str) -> None:
+        module = self.s.model.get_submodule(path)
+        if path not in self._calls:
+            return  # perhaps a module like it is called
+        if not self._is_part(path, module, asked=True):
+            why = self._why.get(path)
+            raise TraceError(f"parts: {path!r} cannot be planned: {why or 'a plan would save nothing there'}") from why
+
+    def _is_part(self, path: str, module: nn.Module, asked: bool = False) -> bool:
+        """Whether the submodule was captured; then its units are noted."""
+        calls = self._calls.get(path)
+        if calls is None or not calls.samples or module in self._open:
+            return False
+        if is_marked(path, self.captured.must_save) or not (may_be_part(module) or asked):
+            return False
+        if not any(p.requires_grad for p in module.parameters()) and not self._inputs_train(calls):
+            return False
+        kind = signature(module)
+        known = (kind, *calls.samples)
+        if known in self._failed:
+            self._why[path] = self._failed[known]
+            return False
+        if not asked and self._varies(path, kind, calls):
+            self.found.plain.append(f"{_kind(module)} (its shapes depend on the data)")
+            return True  # its submodules' shapes do too
+        try:
+            units = [self._unit(path, module, kind, calls.samples[key], calls.keys.count(key)) for key in calls.samples]
+        except Exception as e:  # arguments that cannot be put together again, say: the module runs plain
+            why = e if isinstance(e, RekindleError) else _cannot_be_captured(module, e)
+            self._failed[known] = why
+            self._note_failure(path, module, why)
+            return False
+        self.found.units += units
+        return True
+
+    def _unit(self, path: str, module: nn.Module, kind: Any, given: Recorded, calls: int) -> Unit:
+        return Unit(path, module, given.key, calls, given, self._trace(path, module, kind, given))
+
+    def _inputs_train(self, calls: Calls) -> bool:
+        return any(t.requires_grad for r in calls.samples.values() for t in r.call.tensors)
+
+    def _varies(self, path: str, kind: Any, calls: Calls) -> bool:
+        """Whether the shapes of the submodule's inputs depend on the data: forward around it cannot be captured for that
+        reason, and modules that are like it are called with other shapes."""
+        parents = [path.rpartition(".")[0]]
+        while parents[-1]:
+            parents.append(parents[-1].rpartition(".")[0])
+        why = next((self._why[p] for p in parents if p in self._why), None)
+        if why is None or not shape_depends_on_data(why):
+            return False
+        beside, inside = parents[0], path.count(".")
+        like = [
+            c for p, c in self._calls.items()
+            if p.startswith(f"{beside}." if beside else "") and p.count(".") == inside
+            and signature(self.s.model.get_submodule(p)) == kind
+        ]  # fmt: skip
+        return len({r.shapes for c in [*like, calls] for r in c.samples.values()}) > 1
+
+    def _trace(self, path: str, module: nn.Module, kind: Any, given: Recorded) -> Trace:
+        """The trace of a module like this in the same state, if there is one; else its own.
+
+        Raises
+        ------
+        RekindleError : the module cannot be captured.
+        """
+        known = self._traces.setdefault((kind, given.key, self._marks(path, module)), [])
+        for traced in known:
+            if not traced.expected.differences(module):
+                return traced
+        announce(self.options.progress, f"capturing {path} ({type(module).__name__})")
+        accept.module(module)
+        accept.parameters(module, given.call.tensors)
+        args, kwargs = given.call.arguments
+        how = replace(self.captured, loss="all", optimizer=None, must_save=self._marks(path, module), state_bytes=0)
+        with accept.gradients_on(), given.surroundings():
+            made = trace_call(module, args, kwargs, how, progress=self.options.report)
+        if made.lowered.captured.effects:
+            raise TraceError(f"its plan would not run {', '.join(made.lowered.captured.effects)}")
+        if made.key != given.key or made.lowered.captured.settles:
+            raise TraceError("its call is captured in other surroundings than it has in the step")
+        if made.graph.boundary is None:
+            raise UsageError("it has no backward")
+        # Modules that are like it have this graph: one search serves all.
+        twin = next((t for traces in self._traces.values() for t in traces if t.graph.hash == made.graph.hash), None)
+        made = made if twin is None else made.with_graph(replace(twin.graph, resident_bytes=made.graph.resident_bytes))
+        known.append(made)
+        return made
+
+    def _marks(self, path: str, module: nn.Module) -> tuple[str, ...]:
+        """Names in the submodule that `must_save` marks in the model."""
+        marks = self.captured.must_save
+        return tuple(n for n, _ in module.named_modules() if n and marks and is_marked(f"{path}.{n}", marks))
+
+    def _note_failure(self, path: str, module: nn.Module, e: RekindleError) -> None:
+        self._open |= around(e, module)
+        self._why[path] = e
+        if isinstance(e, TraceError) and (line := in_few_words(e, module)) not in self.found.plain:
+            self.found.plain.append(line)
+
+    def _add_again(self) -> None:
+        """Submodules that cannot be captured, but whose forward may run again as it is: it does nothing but compute."""
+        may: dict[Any, bool] = {}
+        for path, m in self._opened:
+            calls = self._calls[path]
+            if not calls.samples or is_marked(path, self.captured.must_save) or self.s.fake is not None:
+                continue
+            if not self._inputs_train(calls):
+                continue  # backward would not come back through its inputs
+            given = next(iter(calls.samples.values()))
+            kind = (signature(m), given.key)
+            if kind not in may:
+                announce(self.options.progress, f"looking whether {path} ({type(m).__name__}) may run again")
+                may[kind] = self._may_run_again(m, given)
+            if may[kind]:
+                self.found.units.append(Unit(path, m, given.key, len(calls.keys), given))
+        # One that holds all the others is the model but for its loss: to run it again would hold all that it holds at once.
+        units = self.found.units
+        self.found.units = [
+            u for u in units
+            if u.trace is not None or len(units) == 1 or sum(v.is_inside(u.path) for v in units) < len(units) - 1
+        ]  # fmt: skip
+
+    def _may_run_again(self, module: nn.Module, given: Recorded) -> bool:
+        if any(must for must in self.captured.must_save):
+            return False
+        try:
+            return only_computes(module, given)
+        except Exception:  # a forward that works only inside of the model's step
+            return False
+
+    def _add_uncalled(self) -> None:
+        """Modules that this step left out, and that are like a part: another step may call them."""
+        inside = [u.path for u in self.found.units]
+        for path, m in self.s.model.named_modules():
+            if not path or path in self._calls or any(path == p or path.startswith(f"{p}.") for p in inside):
+                continue
+            if self.named is not None and path not in self.named:
+                continue
+            kind = signature(m)
+            like = next((u for u in self.found.units if signature(u.module) == kind and u.trace is not None), None)
+            if like is None:
+                continue
+            try:
+                given = self._calls[like.path].samples[like.key]
+                self.found.units.append(self._unit(path, m, kind, given, 0))
+            except Exception:  # it runs plain
+                continue
+
+
+def _cannot_be_captured(module: nn.Module, e: Exception) -> TraceError:
+    made = TraceError(f"{_kind(module)} cannot be captured: {type(e).__name__}: {e}")
+    made.__cause__ = e
+    return made
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__

@@ -1,0 +1,278 @@
+"""Plans the parts of a model under one goal: find them, search their ways, measure the step, divide the goal, measure again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ...ask import PlanOptions, TraceOptions
+from ...candidates import EPS
+from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...parts.division import OPEN, Division, Step, divide
+from ...parts.plan import PartsPlan
+from ...progress import announce
+from ...sizes import format_bytes
+from .. import accept
+from ..check.verify import compare, subject
+from ..costs.levels import Levels
+from ..costs.optimizers import not_counted, state_bytes
+from ..run.measured_step import Outcome, Subject, Way, deterministic, gradients_as_before, run
+from ..trace import plain_forward, resident_bytes
+from .between import Between, Watched, between
+from .choices import Choices, Chosen
+from .finding import Finder, Found
+from .searching import search
+from .words import Covered, covered
+
+
+@dataclass(frozen=True)
+class PlanningSettings:
+    """When a division is good enough. Both are guesses.
+
+    divisions_most : divisions that are tried by a measured step.
+    close : share of a budget that may stay unused without another division.
+    """
+
+    divisions_most: int = 4
+    close: float = 0.03
+
+
+SETTINGS = PlanningSettings()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request for plans of parts.
+
+    named : paths of the submodules that the user names; None: those that can be captured are found.
+    error : why the whole model cannot be captured; None: nobody tried.
+    """
+
+    model: nn.Module
+    sample: object
+    options: PlanOptions
+    captured: TraceOptions
+    check: bool
+    named: tuple[str, ...] | None = None
+    error: TraceError | None = None
+
+
+def plan_parts(request: Request) -> PartsPlan:
+    """The plans of a model's parts under one goal. The model is left as it was.
+
+    Raises
+    ------
+    TraceError : no part can be planned, or one that the user names.
+    UsageError : no plan of the submodules that the user names saves memory.
+    InfeasibleBudget : no division keeps the budget in a measured step.
+    ParityError : a step with planned parts does not give the plain step's numbers.
+    """
+    begin = time.monotonic()
+    s = subject(request.model, request.sample)
+    with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
+        found = _find(request, s)
+        choices = search(s, found, request.options, request.check)
+        if not choices.units:
+            raise _nothing(request)
+        return _Planning(request, s, found, choices).plan(begin)
+
+
+def _find(request: Request, s: Subject) -> Found:
+    try:
+        return Finder(s, request.options, request.captured, request.named, request.error).find()
+    except RekindleError:
+        raise
+    except Exception as e:  # the module itself fails on the sample
+        if request.error is not None:
+            raise request.error from e
+        raise TraceError(
+            f"{type(request.model).__name__} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
+            "model(…) works on"
+        ) from e
+
+
+def _nothing(request: Request) -> RekindleError:
+    if request.error is not None:
+        return TraceError(f"{request.error} No part of the model can be planned by itself with a gain either.")
+    return UsageError(
+        "parts: no plan of these submodules saves memory; name larger ones, such as the blocks of the model"
+    )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A division with the peak of a step that calls every unit, and of the measured one, in bytes without resident ones."""
+
+    division: Division
+    peak: int
+    measured: int
+
+
+class _Planning:
+    """Divides the goal of one request among parts that are known, by measured steps."""
+
+    def __init__(self, request: Request, s: Subject, found: Found, choices: Choices):
+        self.request, self.s, self.found, self.choices = request, s, found, choices
+        self.model, self.options = request.model, request.options
+        self.theirs: Outcome | None = None  # the plain step
+        self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
+        state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
+        self.resident = resident_bytes(self.model, s.sample.tensors) + state
+
+    def plan(self, begin: float) -> PartsPlan:
+        """The plans. begin : when work on the request began, in seconds of `time.monotonic`."""
+        self._run_plain()
+        announce(self.options.progress, "measuring a step, to see what it holds outside of its parts")
+        before = self._measure(self.choices.least())
+        step = self.choices.measured_step(self.model, before)
+        if self.theirs is not None:
+            every = step.peak([0] * len(self.choices.units)) if 0 in before.calls else 0
+            self.plain_peak = max(self.theirs.peak, every)
+        answer = self._divide(before, step)
+        return self._as_plan(before, step, answer, begin)
+
+    # -- measured steps ----------------------------------------------------------------------------------------------
+    def _run_plain(self) -> None:
+        """One plain step, with whose numbers and peak the others are compared; none if it does not fit the device."""
+        if not self.request.check and self.options.goal.fraction is None:
+            return
+        announce(self.options.progress, "running a plain step")
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.theirs = run(self.s, plain_forward(self.model), "plain", Way.HELD, self._levels())
+
+    def _measure(self, chosen: Chosen) -> Between:
+        """A step with these ways: what it holds outside of the parts.
+
+        Raises
+        ------
+        ParityError : it does not give the plain step's numbers.
+        """
+        levels = self._levels()
+        watched = Watched(levels)
+        with self.choices.applied(chosen) as forwards, watched.watching(forwards):
+            ours = run(self.s, plain_forward(self.model), "planned", Way.HELD, levels)
+        if self.request.check and self.theirs is not None:
+            _, differences = compare(ours, self.theirs, self.s.fake is not None)
+            if differences:
+                raise ParityError(
+                    f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. The model "
+                    "is as it was. It may use a kernel that is not deterministic on this device, or change its own state"
+                )
+        units, ways = self.choices.units, self.choices.ways
+        used = [ways[u][c].figures for u, c in enumerate(chosen)]
+        is_open = [u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
+        return between(levels.found, watched.calls, used, is_open)
+
+    def _levels(self) -> Levels:
+        known = None
+        if self.s.fake is not None:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            known = [*self.model.parameters(), *self.model.buffers(), *gradients]
+        return Levels(self.s.device, known)
+
+    # -- the division ------------------------------------------------------------------------------------------------
+    def _divide(self, before: Between, step: Step) -> _Answer:
+        """The division that keeps the goal at the least cost, or for other goals the one of the least peak."""
+        limit = aim = self._limit()
+        as_measured = self.choices.step(before.moments)
+        best: _Answer | None = None
+        tried = set()
+        for _ in range(SETTINGS.divisions_most):
+            announce(self.options.progress, f"dividing the goal among {len(step.parts)} parts")
+            division = self._divided(step, aim)
+            if division is None or division.chosen in tried:
+                break
+            tried.add(division.chosen)
+            if not self.request.check:
+                return _Answer(division, division.peak_bytes, division.peak_bytes)
+            announce(self.options.progress, "checking the plans by a measured step")
+            over = self._measure(division.chosen).peak_bytes - as_measured.peak(division.chosen)
+            peak = division.peak_bytes + over  # of a step that calls every unit; else the measured one
+            fits = limit is None or peak <= limit
+            if fits and (best is None or division.extra < best.division.extra):
+                best = _Answer(division, peak, max(0, as_measured.peak(division.chosen) + over))
+            if limit is None or fits and (peak >= (1 - SETTINGS.close) * limit or division.extra <= EPS):
+                break
+            aim = limit - over  # the step took so much more, or less, than was predicted
+        least = self.choices.least()
+        if best is None and limit is not None and max(before.peak_bytes, step.peak(least)) <= limit:
+            peak = max(before.peak_bytes, step.peak(least))
+            best = _Answer(Division(least, peak, step.extra(least), 0.0), peak, before.peak_bytes)
+        if best is None:
+            assert limit is not None
+            raise self._infeasible(limit, before, step)
+        return best
+
+    def _divided(self, step: Step, limit: int | None) -> Division | None:
+        if limit is not None:
+            return divide(step, budget=limit)
+        most = self.options.goal.max_overhead
+        return divide(step, most_extra=None if most is None else most * self.choices.plain_cost(step.calls))
+
+    def _limit(self) -> int | None:
+        """Bytes beside those held during the whole step that the goal allows; None: the goal is no budget."""
+        goal = self.options.goal
+        if goal.budget is not None:
+            return goal.budget - self.resident
+        if goal.fraction is None:
+            return None
+        if self.plain_peak is None:
+            raise UsageError(
+                f"budget={goal.fraction}: the plain step does not fit the device, so its peak is not known; give bytes"
+            )
+        return int(goal.fraction * self.plain_peak)
+
+    def _infeasible(self, limit: int, before: Between, step: Step) -> InfeasibleBudget:
+        least, peak = divide(step), max(before.peak_bytes, step.peak(self.choices.least()))
+        if least is not None and least.peak_bytes < peak:
+            peak = min(peak, max(least.peak_bytes, self._measure(least.chosen).peak_bytes))
+        peak += self.resident
+        outside = max(m.outside_bytes for m in step.moments) + self.resident
+        budget = limit + self.resident
+        return InfeasibleBudget(
+            f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of "
+            f"{type(self.model).__name__}: the smallest peak that is known to be reachable is {format_bytes(peak)} "
+            f"({peak} bytes); {format_bytes(outside)} are held outside of the parts at some time. The model is as it was. "
+            f"Give budget={peak}, a smaller batch, or write the code outside of the parts so that the whole model can be "
+            "captured",
+            budget=budget, smallest_peak=peak, bound_bytes=self.resident, op="",
+        )  # fmt: skip
+
+    # -- the answer --------------------------------------------------------------------------------------------------
+    def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:
+        goal, division = self.options.goal, answer.division
+        plain = self.choices.plain_cost(step.calls)
+        parts, used = self.choices.parts(division.chosen)
+        budget = goal.budget is not None or goal.fraction is not None
+        no_optimizer = self.request.captured.optimizer is None
+        return PartsPlan(
+            module_name=type(self.model).__name__,
+            parts=tuple(parts),
+            peak_bytes=answer.peak + self.resident,
+            measured_bytes=answer.measured + self.resident if self.request.check else None,
+            resident_bytes=self.resident,
+            baseline_peak_bytes=None if self.plain_peak is None else self.plain_peak + self.resident,
+            overhead=division.extra / plain,
+            least_overhead=min(division.bound, division.extra) / plain if budget else 0.0,
+            goal=goal,
+            cost=self.options.cost,
+            covered=covered(self.model, self._covers(before, used), self.found.plain),
+            solve_seconds=time.monotonic() - begin,
+            not_counted=not_counted(self.model) if no_optimizer else "",
+            asked=self.options,
+            captured=self.request.captured,
+        )
+
+    def _covers(self, before: Between, used: list[int]) -> Covered:
+        """Which parts are planned, and the share of the plain bytes between forward and backward that they hold."""
+        units = self.choices.units
+        plain = [n * w[0].figures.held_bytes for w, n in zip(self.choices.ways, before.calls, strict=True)]
+        inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]
+        mine = sum(plain[u] + before.at_end_inside[u] for u in inside)
+        every = sum(plain) + before.at_end_bytes
+        searches = len({u.trace.graph.hash for u in units if u.trace is not None})
+        return Covered([units[u] for u in used], min(1.0, mine / max(1, every)), searches)

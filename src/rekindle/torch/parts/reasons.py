@@ -1,0 +1,55 @@
+"""Why a submodule cannot be captured, in few words with the user's line, and which submodules lie around that line."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import FrameType
+
+from torch import nn
+
+from ...frames import is_users
+
+
+def line_of(e: BaseException) -> str:
+    """The innermost line of the user's code through which an exception came, as "train.py:88"; "" if there is none."""
+    where = ""
+    for frame, line in _frames(_cause(e)):
+        if is_users(frame):
+            where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return where
+
+
+def in_few_words(e: BaseException, model: nn.Module) -> str:
+    """The reason why a capture of the model failed, such as "Decoder (train.py:88 reads a tensor)"."""
+    text = str(e)
+    does = (
+        "makes a shape depend on the data" if "shape of the result of" in text
+        else "draws a random number that decides whether a layer runs" if "decides at" in text
+        else "reads a tensor" if "depend on tensor values" in text
+        else "cannot be captured"
+    )  # fmt: skip
+    where = line_of(e)
+    inner = [x for f, _ in _frames(_cause(e)) if isinstance(x := f.f_locals.get("self"), nn.Module) and is_users(f)]
+    name = type(inner[-1] if inner else model).__name__
+    return f"{name} ({where} {does})" if where else f"{name} ({does})"
+
+
+def shape_depends_on_data(e: BaseException) -> bool:
+    """Whether tensors behind the failing line may have another shape at each step."""
+    return "shape of the result of" in str(e) or "depend on tensor values" in str(e)
+
+
+def around(e: BaseException, model: nn.Module) -> set[nn.Module]:
+    """The submodules whose forward was running where the capture failed: none of them can be captured either."""
+    modules = {id(m): m for m in model.modules()}
+    return {modules[id(x)] for f, _ in _frames(_cause(e)) if id(x := f.f_locals.get("self")) in modules}
+
+
+def _cause(e: BaseException) -> BaseException:
+    return e.__cause__ if e.__cause__ is not None else e
+
+
+def _frames(e: BaseException) -> list[tuple[FrameType, int]]:
+    tb = e.__traceback__
+    return list(traceback.walk_tb(tb)) if tb is not None else []

@@ -1,0 +1,190 @@
+"""Records with which arguments a step calls each submodule, by one plain forward of the whole model."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...errors import RekindleError
+from ..capture import module_call as calls
+from ..capture.lock import LOCK
+from ..capture.module_call import Key, ModuleCall
+from ..run.as_before import as_before
+from ..run.measured_step import Subject
+from ..run.sample import copies, owned
+from ..trace import module_kinds, plain_forward
+
+
+@dataclass(frozen=True)
+class RecordingSettings:
+    """other_draws_most : forwards with other random numbers, until one has called every layer. A guess."""
+
+    other_draws_most: int = 8
+
+
+SETTINGS = RecordingSettings()
+DEVICES = ("cpu", "cuda")  # kinds for which autocast may be on
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The arguments of one call of a submodule, copied, and the autocast under which it was called.
+
+    key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast.
+    """
+
+    call: ModuleCall
+    key: Key
+    casts: tuple[tuple[str, torch.dtype], ...]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors."""
+        return tuple(tuple(t.shape) for t in self.call.tensors)
+
+    @contextlib.contextmanager
+    def surroundings(self) -> Iterator[None]:
+        """Inside, autocast is as it was during the call."""
+        with contextlib.ExitStack() as stack:
+            for kind in DEVICES if self.casts else ():
+                dtype = dict(self.casts).get(kind)
+                if dtype is not None or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+            yield
+
+
+@dataclass
+class Calls:
+    """The calls of one submodule.
+
+    keys : of each call in the step, in order; none where the step leaves the submodule out (LayerDrop).
+    samples : key -> the arguments of one such call of this module or of an equal one.
+    """
+
+    keys: list[Key] = field(default_factory=list)
+    samples: dict[Key, Recorded] = field(default_factory=dict)
+
+
+def signature(module: nn.Module) -> Any:
+    """Equal for modules of the same classes, shapes and modes."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return (
+        type(module),
+        module_kinds(module),
+        tuple((k, tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for k, t in named),
+        tuple(m.training for m in module.modules()),
+    )
+
+
+def record(s: Subject) -> dict[str, Calls]:
+    """path of a submodule -> its calls in one forward of the model on its sample, in order of first calls.
+
+    The forward runs with gradients, as a step does, but nothing is saved for backward. If it leaves submodules of a list out,
+    further forwards draw other random numbers. Afterwards everything is as it was.
+    """
+    recorder = _Recorder(s)
+    try:
+        recorder.run(saving=False)
+    except _Asked:  # forward itself takes gradients
+        recorder = _Recorder(s, saving=True)
+        recorder.run(saving=True)
+    for seed in range(SETTINGS.other_draws_most):
+        if not recorder.leaves_out():
+            break
+        with contextlib.suppress(Exception):
+            recorder.run(recorder.saving, seed)
+    return recorder.found
+
+
+class _Asked(RekindleError):
+    """Forward asked for a tensor that was not saved."""
+
+
+class _Recorder:
+    """Notes the calls of submodules. found : path -> calls."""
+
+    def __init__(self, s: Subject, saving: bool = False):
+        self.s, self.saving = s, saving
+        self.found: dict[str, Calls] = {}
+        self._known: dict[Any, Recorded] = {}  # (signature, key) -> the arguments of one such call
+        self._own = owned(s.model)
+        self._modules = [(name, m, signature(m)) for name, m in s.model.named_modules() if name and may_be_part(m)]
+
+    def leaves_out(self) -> bool:
+        """Whether an element of a list was not called, though the module that holds the list was."""
+        lists = {name for name, m in self.s.model.named_modules() if isinstance(m, nn.ModuleList)}
+        holders = {name: name.rpartition(".")[0] for name in lists}
+        called = {name for name in lists if not holders[name] or holders[name] in self.found}
+        return any(name not in self.found and name.rpartition(".")[0] in called for name, _, _ in self._modules)
+
+    def run(self, saving: bool, seed: int | None = None) -> None:
+        """One forward. seed : of the random numbers that it draws; None: it draws those of the step, whose calls count."""
+        s = self.s
+        args, kwargs, _ = s.sample.fresh()
+        nothing = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
+        as_was = as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None)
+        with as_was, contextlib.ExitStack() as stack:
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed)
+                random.seed(seed)
+            for name, m, kind in self._modules:
+                stack.enter_context(_instead(m, self._recorder(name, kind, plain_forward(m), seed is None)))
+            if not saving:
+                stack.enter_context(nothing)
+            plain_forward(s.model)(*args, **kwargs)
+
+    def _recorder(self, name: str, kind: Any, forward: Callable[..., Any], counts: bool) -> Callable[..., Any]:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not LOCK.mine and (counts or name not in self.found):
+                with contextlib.suppress(Exception):  # arguments that cannot be taken apart: the module is no part
+                    self._note(name, kind, calls.bind(forward, args, kwargs), counts)
+            return forward(*args, **kwargs)
+
+        return recorded
+
+    def _note(self, name: str, kind: Any, call: ModuleCall, counts: bool) -> None:
+        if call.odd or call.used_up:
+            return
+        key = call.key
+        if (kind, key) not in self._known:
+            casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
+            with torch.no_grad():
+                twins = copies([t.detach().requires_grad_(t.requires_grad) for t in call.tensors], self._own)
+            self._known[kind, key] = Recorded(ModuleCall(twins, call.spec, call.form), key, casts)
+        calls_of = self.found.setdefault(name, Calls())
+        calls_of.samples[key] = self._known[kind, key]
+        if counts:
+            calls_of.keys.append(key)
+
+
+def may_be_part(module: nn.Module) -> bool:
+    """Whether a plan could save anything in the module: a single layer of torch.nn, but for recurrent ones, is one operator."""
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return True
+    return bool(list(module.children())) or not type(module).__module__.startswith("torch.nn.")
+
+
+@contextlib.contextmanager
+def _instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the module has this forward."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            module.__dict__.pop("forward", None)
+        else:
+            module.__dict__["forward"] = before
+
+
+def _not_saved(_: Any) -> Any:
+    raise _Asked("a tensor that was not saved is asked for")

@@ -1,0 +1,115 @@
+"""Searches the ways of each part: one search for each graph, one measured step for each kind of part without a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...ask import PlanOptions
+from ...errors import RekindleError
+from ...model.graph import Graph
+from ...parts.figures import Figures
+from ...parts.ways import Way, as_part_plan, ways
+from ...progress import announce
+from ..run import stages, trial
+from ..run.bound import Bound
+from ..run.measured_step import Subject
+from ..trace import plain_forward
+from .again import figures_of
+from .choices import Choices, smallest
+from .finding import Found, Unit
+from .recording import signature
+
+
+@dataclass(frozen=True)
+class SearchingSettings:
+    """When a part is worth a plan. Both are guesses.
+
+    saves_least : share of the bytes that a part holds plain which its ways must save at least.
+    matters : share of the bytes that all parts hold plain which equal parts must save together at least.
+    """
+
+    saves_least: float = 0.1
+    matters: float = 0.02
+
+
+SETTINGS = SearchingSettings()
+
+
+def search(s: Subject, found: Found, options: PlanOptions, check: bool) -> Choices:
+    """The units for which some way saves enough, with their ways. check : try a plan of each graph on its part by itself; parts
+    whose planned step differs from the plain one run plain, and `found.plain` says so."""
+    planned, again = _plans(s, found, options, check), _again(s, found, options)
+    rows = [(u, w) for u in found.units if (w := (again if u.trace is None else planned)[id(u)])]
+    units = [u for u, _ in rows]
+    return Choices(units, [w for _, w in rows], [_around(u, units) for u in units], options)
+
+
+def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[int, list[Way]]:
+    """The ways of each unit that was captured; [] where they save too little."""
+    known: dict[str, list[Way]] = {}
+    units: list[tuple[Unit, Graph]] = [(u, u.trace.graph) for u in found.units if u.trace is not None]
+    for unit, graph in units:
+        if graph.hash not in known:
+            announce(options.progress, f"searching plans for {unit.path} ({len(graph.ops):,} ops)")
+            known[graph.hash] = ways(graph, options, stages.group)
+    count = Counter(graph.hash for _, graph in units)
+    every = sum(n * known[h][0].figures.held_bytes for h, n in count.items())
+    tried: set[str] = set()
+    for unit, graph in units:
+        useful = known[graph.hash]
+        if graph.hash in tried:
+            continue
+        tried.add(graph.hash)
+        saved, plain = _saved(useful), useful[0].figures
+        few = saved < SETTINGS.saves_least * max(plain.held_bytes, plain.backward_bytes)
+        if few or count[graph.hash] * saved < SETTINGS.matters * every:
+            known[graph.hash] = []
+        elif check and s.fake is None and (wrong := _differs(unit, useful[smallest(useful)], options)):
+            found.plain.append(f"{type(unit.module).__name__} (its planned step differs in {wrong})")
+            known[graph.hash] = []
+    return {id(u): known[graph.hash] for u, graph in units}
+
+
+def _differs(unit: Unit, way: Way, options: PlanOptions) -> str:
+    """How a planned step of the part by itself differs from its plain step, in words; "" if it does not."""
+    assert unit.trace is not None
+    bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, stages.group))
+    with unit.given.surroundings():
+        return ", ".join(trial.differences(unit.module, plain_forward(unit.module), bound, unit.given.call))
+
+
+def _again(s: Subject, found: Found, options: PlanOptions) -> dict[int, list[Way]]:
+    """Two ways of each unit that was not captured: left open, and running again in backward; [] where it cannot."""
+    known: dict[Any, list[Way]] = {}
+    made: dict[int, list[Way]] = {}
+    for unit in found.units:
+        if unit.trace is not None:
+            continue
+        kind = (signature(unit.module), unit.key)
+        if kind not in known:
+            announce(options.progress, f"measuring {unit.path}, which may run again in backward")
+            known[kind] = []
+            with contextlib.suppress(torch.OutOfMemoryError, RekindleError, RuntimeError):
+                again = figures_of(unit.module, unit.given, s.device, options.cost)
+                known[kind] = [Way(None, Figures(0, 0, 0, 0.0, again.plain)), Way(None, again)]
+        made[id(unit)] = known[kind]
+    return made
+
+
+def _around(unit: Unit, units: Sequence[Unit]) -> int | None:
+    """The number of the innermost unit in which this one lies."""
+    around = [(len(v.path), i) for i, v in enumerate(units) if unit.is_inside(v.path)]
+    return max(around)[1] if around else None
+
+
+def _saved(found: Sequence[Way]) -> int:
+    """Bytes held that the ways of a part can save, or, where that is more, bytes of its peak."""
+    held = [w.figures.held_bytes for w in found]
+    peaks = [w.figures.backward_bytes for w in found]
+    return max(held[0] - min(held), peaks[0] - min(peaks))

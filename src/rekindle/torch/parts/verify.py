@@ -1,0 +1,126 @@
+"""`rekindle.verify`, for whole plans and for plans of parts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import UsageError
+from ...model.plan import Plan
+from ...parts.plan import PartsPlan
+from .. import accept
+from ..capture.loss import default_loss
+from ..check import verify as whole
+from ..check.verify import Check, compare, subject
+from ..run.measured_step import LossOf, Way, deterministic, flops, gradients_as_before, run
+from ..trace import plain_forward
+from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
+
+
+def verify(
+    model: nn.Module,
+    sample: Any,
+    plan: Plan | PartsPlan | None = None,
+    *,
+    loss: LossOf | None = None,
+    count_flops: bool = False,
+) -> Check:
+    """Run a plain step and a planned step from the same state and compare them bit by bit.
+
+    Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
+    than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
+    goes through both calls (not where only parts of the model are planned). Deterministic algorithms are used throughout. The
+    module and the sample are left as they were: gradients, buffers, inputs and RNG state.
+
+    Parameters
+    ----------
+    plan : the plan to check; None: the plan that the module has (see `apply`).
+    loss : result of the model -> scalar; default: the loss among the results, or their sum.
+    count_flops : run one more step each way and count its FLOPs.
+
+    Raises
+    ------
+    UsageError : there is no plan, or no result that requires grad, or the model has no numbers (on the meta device).
+    PlanMismatch : the plan is not for calls with this sample.
+    RekindleError : a step fails; the message gives the error of the module, which is its cause.
+    """
+    own = parts_forward(model) if isinstance(model, nn.Module) else None
+    if not isinstance(plan, PartsPlan) and (plan is not None or own is None):
+        return whole.verify(model, sample, plan, loss=loss, count_flops=count_flops)
+    accept.process("verify")
+    accept.module(model)
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss={loss!r} cannot be called; give a function from the model's result to a scalar")
+    if plan is None:
+        assert own is not None
+        return _check(model, sample, own.plan, loss or default_loss, count_flops)
+    assert isinstance(plan, PartsPlan)
+    with _instead(model, plan):
+        return _check(model, sample, plan, loss or default_loss, count_flops)
+
+
+def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_flops: bool) -> Check:
+    s = subject(model, sample, loss)
+    plain = plain_forward(model)
+    fake = s.fake is not None
+    with (
+        accept.gradients_on(),
+        _silent(model),
+        gradients_as_before(model, s.sample.tensors),
+        s.fake or deterministic(),
+    ):
+        ours = run(s, plain, "planned")
+        theirs = None
+        with parts_aside(model), contextlib.suppress(torch.OutOfMemoryError):
+            theirs = run(s, plain, "plain")
+        equal, differences = compare(ours, theirs, fake)
+        held = run(s, plain, "planned", Way.HELD).peak
+        extra = None
+        if count_flops and theirs is not None:
+            mine = flops(s, plain)
+            with parts_aside(model):
+                its = flops(s, plain)
+            extra = mine / its - 1 if its else None
+    return Check(
+        equal["loss"], equal["gradients"], equal["buffers"], equal["rng"],
+        predicted_peak_bytes=plan.activation_peak_bytes,
+        measured_peak_bytes=ours.peak,
+        plain_peak_bytes=None if theirs is None else theirs.peak,
+        plain_seconds=None if theirs is None else theirs.seconds,
+        planned_seconds=ours.seconds,
+        flops_overhead=extra,
+        differences=differences,
+        held_peak_bytes=held,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _instead(model: nn.Module, plan: PartsPlan) -> Any:
+    """Inside, the model runs by these plans of its parts; afterwards as before."""
+    own = parts_forward(model)
+    forwards = [(m, forward_of(m)) for m in planned_parts(model)]
+    with parts_taken_off(model):
+        apply_parts(model, plan, "error", check=False)
+    try:
+        yield
+    finally:
+        root = parts_forward(model)
+        assert root is not None
+        root.give_back(model)
+        if own is not None:
+            for m, forward in forwards:
+                assert forward is not None
+                forward.take_over(m)
+            model.__dict__["forward"] = own
+
+
+@contextlib.contextmanager
+def _silent(model: nn.Module) -> Any:
+    with contextlib.ExitStack() as stack:
+        for m in planned_parts(model):
+            if isinstance(forward := forward_of(m), PartForward):
+                stack.enter_context(forward.silent())
+        yield

@@ -1,0 +1,88 @@
+"""The division of a goal among parts, held against trying every choice."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rekindle.parts.division import OPEN, Moment, Step, divide
+from rekindle.parts.figures import Figures
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Steps of up to four parts, some inside of others, whose forwards and backwards come in order."""
+    count = draw(st.integers(1, 4))
+    within = [draw(st.one_of(st.none(), st.sampled_from(range(p)))) if p else None for p in range(count)]
+    size = st.integers(0, 40)
+    parts = []
+    for p in range(count):
+        others = [
+            Figures(draw(size), draw(size), draw(size), draw(st.integers(1, 9))) for _ in range(draw(st.integers(1, 3)))
+        ]
+        first = Figures(0, 0, 0, 0) if p in within else Figures(draw(size), draw(size), draw(size), 0)
+        parts.append([first, *others])
+    moments = []
+    for p in range(count):
+        held = tuple((q, "held") for q in range(p))
+        inside = tuple((q, draw(size)) for q in range(p + 1) if q in within)
+        moments += [Moment(draw(size), (*held, (p, phase)), inside) for phase in ("forward", "backward")]
+    return Step(parts, [draw(st.integers(1, 2)) for _ in range(count)], moments, within)
+
+
+def every_choice(step: Step) -> list[tuple[int, float]]:
+    """(peak, extra cost) of each choice."""
+    choices = itertools.product(*(range(len(w)) for w in step.parts))
+    return [(step.peak(c), step.extra(c)) for c in choices]
+
+
+@given(steps(), st.integers(0, 250))
+def test_of_a_budget_no_choice_costs_less(step: Step, budget: int) -> None:
+    fit = [extra for peak, extra in every_choice(step) if peak <= budget]
+    found = divide(step, budget=budget)
+    assert (found is None) == (not fit)
+    if found is not None:
+        assert found.peak_bytes == step.peak(found.chosen) <= budget
+        assert found.extra == step.extra(found.chosen) == pytest.approx(min(fit), rel=5e-3)
+        assert found.bound <= min(fit) + 1e-6
+
+
+@given(steps(), st.integers(0, 20))
+def test_of_an_overhead_no_choice_takes_less(step: Step, most: int) -> None:
+    fit = [peak for peak, extra in every_choice(step) if extra <= most]
+    found = divide(step, most_extra=most)
+    assert found is not None
+    assert step.extra(found.chosen) <= most
+    assert found.peak_bytes == step.peak(found.chosen) == pytest.approx(min(fit), rel=5e-3)
+    assert found.bound <= min(fit) + 1e-3
+
+
+@given(steps())
+def test_least_memory(step: Step) -> None:
+    found = divide(step)
+    assert found is not None
+    assert found.peak_bytes == pytest.approx(min(peak for peak, _ in every_choice(step)), rel=5e-3)
+
+
+def test_equal_parts_in_a_row_get_different_ways() -> None:
+    """The last part of a chain may save all, since nothing runs on top of what it holds."""
+    ways = [Figures(10, 10, 10, 0.0), Figures(0, 10, 10, 1.0)]
+    moments = [
+        Moment(0, (*((q, "held") for q in range(p)), (p, phase))) for p in range(4) for phase in ("forward", "backward")
+    ]
+    found = divide(Step([ways] * 4, [1] * 4, moments, [None] * 4), budget=20)
+    assert found is not None
+    assert found.extra == 2.0
+    assert found.chosen[3] == OPEN
+
+
+def test_a_part_that_is_run_again_whole_has_no_parts() -> None:
+    around = [Figures(0, 0, 0, 0.0), Figures(0, 5, 5, 1.0)]
+    inner = [Figures(9, 9, 9, 0.0), Figures(0, 9, 9, 3.0)]
+    step = Step([around, inner], [1, 1], [Moment(0, ((0, "held"), (1, "held")), ((0, 4),))], [None, 0])
+    found = divide(step, budget=3)
+    assert found is not None
+    assert (found.chosen[0], found.extra, found.peak_bytes) == (1, 1.0, 0)

@@ -1,0 +1,302 @@
+"""Models that cannot be captured whole: their parts are planned under one goal, and train bit for bit as eager does."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as by_hand
+
+import rekindle
+from marks import few, sweep
+from models_in_parts import Packed, differing, opt, packed, routed, train, words
+from refused import left_alone
+from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, TraceError, UsageError
+from rekindle.torch.costs.memory import allocator_peak
+
+QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
+
+
+def planned(model: nn.Module, sample: Any, **options: Any) -> PartsPlan:
+    rekindle.checkpoint(model, sample, **(QUICK | options))
+    plan = model.forward.plan
+    assert isinstance(plan, PartsPlan)
+    return plan
+
+
+def held_peak(model: nn.Module, sample: Any) -> int:
+    """Activation peak of a step in a loop that holds the results, in bytes."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    held = []
+
+    def step() -> None:
+        held.append(model(**sample) if isinstance(sample, dict) else model(*sample))
+        (held[0] if isinstance(held[0], torch.Tensor) else held[0].loss).backward()
+
+    return allocator_peak(step).peak_bytes
+
+
+@pytest.mark.parametrize("make", few([routed, packed, opt], [routed, opt]))
+def test_parts_train_as_eager_does(
+    make: Callable[[], tuple[nn.Module, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model, sample = make()
+    twin = copy.deepcopy(model)
+    with left_alone(model):
+        plan = planned(model, sample, max_overhead=0.15, progress=None)
+        rekindle.restore(model)
+    assert f"{type(model).__name__}: {plan.covered}" in capsys.readouterr().err
+    rekindle.apply(model, plan)
+    assert differing(train(model, sample), train(twin, sample)) == 0
+    assert plan.peak_bytes < plan.baseline_peak_bytes
+
+
+def test_the_line_says_what_is_covered() -> None:
+    model, sample = routed()
+    plan = planned(model, sample, minimize="memory")
+    assert "planned: " in plan.covered
+    assert "% of activation bytes, one search" in plan.covered
+    assert "models_in_parts.py:" in plan.covered
+    assert "run again in backward: " in plan.covered
+    assert plan.covered in str(plan)
+    assert plan.covered in plan.sentence
+
+
+def test_strict_refuses_and_leaves_all_as_it_was() -> None:
+    model, sample = routed()
+    with left_alone(model, sample), pytest.raises(TraceError, match=r"models_in_parts\.py"):
+        rekindle.checkpoint(model, sample, max_overhead=0.1, strict=True, **QUICK)
+    with pytest.raises(UsageError, match="strict"):
+        rekindle.checkpoint(model, sample, max_overhead=0.1, strict="yes", **QUICK)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_part_worth_it_is_refused_with_the_line() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if x.sum().item() > 0 else -self.layer(x)
+
+    model = Reads()
+    with left_alone(model), pytest.raises(TraceError, match=r"test_parts\.py.*No part of the model"):
+        rekindle.checkpoint(model, (torch.ones(2, 4),), max_overhead=0.1, **QUICK)
+
+
+def test_a_budget_in_bytes_is_kept_with_the_results_held() -> None:
+    torch.manual_seed(0)
+    model, sample = routed(layers=3)
+    plan = planned(copy.deepcopy(model), sample, max_overhead=0.0)
+    budget = plan.resident_bytes + (plan.baseline_peak_bytes - plan.resident_bytes) // 2
+    found = planned(model, sample, budget=budget)
+    assert found.measured_bytes <= found.peak_bytes <= budget
+    assert held_peak(model, sample) + found.resident_bytes <= budget
+    assert 0 < found.least_overhead <= found.overhead < 0.3
+    assert rekindle.verify(model, sample).ok
+
+
+@sweep
+def test_parts_take_less_than_layers_run_again_by_hand() -> None:
+    torch.manual_seed(0)
+    model, sample = routed(layers=4)
+    twin = copy.deepcopy(model)
+    for block in twin.blocks:
+        block.forward = lambda x, f=block.forward: by_hand(f, x, use_reentrant=False)
+    theirs = held_peak(twin, sample)
+    for p in twin.parameters():
+        p.grad = None
+    plan = planned(
+        model, sample, budget=theirs + planned(copy.deepcopy(model), sample, max_overhead=0.0).resident_bytes
+    )
+    check = rekindle.verify(model, sample, count_flops=True)
+    assert check.ok
+    assert plan.measured_bytes - plan.resident_bytes <= theirs
+    assert check.flops_overhead < 0.32  # by hand every layer runs again: a third
+
+
+def test_a_budget_that_no_division_keeps() -> None:
+    model, sample = routed()
+    with left_alone(model), pytest.raises(InfeasibleBudget, match="held outside of the parts") as e:
+        rekindle.checkpoint(model, sample, budget=10_000, **QUICK)
+    assert e.value.smallest_peak > e.value.budget
+    assert planned(model, sample, budget=e.value.smallest_peak).peak_bytes <= e.value.smallest_peak
+
+
+def test_a_part_that_does_more_than_compute_does_not_run_again() -> None:
+    model, sample = routed(counts=True)
+    plan = planned(model, sample, minimize="memory")
+    assert [p.path for p in plan.parts if p.again] == []
+    before = [b.experts.calls for b in model.blocks]
+    model(*sample).backward()
+    assert [b.experts.calls for b in model.blocks] == [n + 1 for n in before]
+
+
+def test_layers_that_the_step_leaves_out_are_planned() -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model, sample = opt(layerdrop=0.5, layers=4)
+    twin = copy.deepcopy(model)
+    plan = planned(model, sample, max_overhead=0.15)
+    assert [p.path for p in plan.parts] == [f"model.decoder.layers.{i}" for i in range(4)]
+    assert differing(train(model, sample, 5), train(twin, sample, 5)) == 0
+    model.model.decoder.layerdrop = 0.0  # every layer runs: the peak that the plan names
+    assert held_peak(model, sample) <= 1.02 * plan.activation_peak_bytes
+
+
+def test_a_budget_is_kept_by_steps_that_leave_no_layer_out() -> None:
+    torch.manual_seed(0)
+    model, sample = opt(layerdrop=0.4)
+    plain = planned(model, sample, max_overhead=0.0)
+    budget = plain.resident_bytes + int(0.75 * (plain.baseline_peak_bytes - plain.resident_bytes))
+    found = planned(model, sample, budget=budget)
+    assert found.peak_bytes <= budget
+    assert max(held_peak(model, sample) for _ in range(6)) + found.resident_bytes <= budget
+
+
+# -- parts that the user names -----------------------------------------------------------------------------------------
+def whole() -> tuple[nn.Module, Any]:
+    """A model that could be captured whole."""
+    blocks = nn.ModuleList(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True) for _ in range(2))
+    model = nn.Sequential(nn.Linear(8, 32), *blocks, nn.Linear(32, 8))
+    return model.train(), (torch.randn(4, 16, 8),)
+
+
+def test_named_parts() -> None:
+    model, sample = whole()
+    twin = copy.deepcopy(model)
+    plan = planned(model, sample, max_overhead=0.2, parts=["1", "2"])
+    assert [p.path for p in plan.parts] == ["1", "2"]
+    rekindle.restore(model)
+    assert [p.path for p in planned(model, sample, max_overhead=0.2, parts="[12]").parts] == ["1", "2"]
+    step = [m(*sample).sum() for m in (model, twin) if torch.manual_seed(1)]
+    for x in step:
+        x.backward()
+    assert differing([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) == 0
+
+
+def test_a_whole_plan_takes_the_place_of_parts() -> None:
+    model, sample = whole()
+    own = rekindle.plan(rekindle.trace(model, sample, progress=False), minimize="memory", **QUICK)
+    planned(model, sample, max_overhead=0.2, parts="[12]")
+    rekindle.apply(model, own)
+    assert rekindle.verify(model, sample).ok
+    assert model.forward.plan is own
+    rekindle.restore(model)
+    assert [name for name, m in model.named_modules() if "forward" in m.__dict__] == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [("block.*", "names no submodule"), ((), "must be names"), (3, "must be names"), ("0", "saves memory")],
+)
+def test_parts_that_cannot_be(parts: Any, words: str) -> None:
+    model, sample = whole()
+    with left_alone(model), pytest.raises(UsageError, match=words):
+        rekindle.checkpoint(model, sample, max_overhead=0.2, parts=parts, **QUICK)
+
+
+def test_a_named_part_that_cannot_be_captured() -> None:
+    model, sample = routed()
+    with left_alone(model), pytest.raises(TraceError, match=r"parts: 'blocks\.0'.*models_in_parts\.py"):
+        rekindle.checkpoint(model, sample, max_overhead=0.2, parts="blocks.?", **QUICK)
+
+
+# -- files, copies, restore, other calls -------------------------------------------------------------------------------
+def test_one_file_carries_all_parts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, sample = routed()
+    twin, other = copy.deepcopy(model), copy.deepcopy(model)
+    plan = planned(model, sample, minimize="memory")
+    plan.save(tmp_path / "plan.json")
+    loaded = rekindle.load(tmp_path / "plan.json")
+    assert loaded == plan.without_traces()
+    rekindle.apply(other, loaded)
+    assert rekindle.verify(other, sample).ok
+    assert differing(train(other, sample), train(twin, sample)) == 0
+    with pytest.raises(PlanMismatch, match="submodule"):
+        rekindle.apply(Packed(), loaded)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"peak_bytes": -1}, {"goal": {"budget": 1}}, {"parts": [{"module": "a", "plans": [0]}] * 2},
+        {"parts": [{"module": "blocks.0", "plans": [99]}]},
+        {"parts": [{"module": "a\nb", "plans": [0]}]}, {"overhead": -0.5}, {"covered": 3}, {"graphs": []}, {"cost": "cents"},
+        {"parts": [{"module": "blocks.0", "plans": [0], "again": True}]}, {"measured_bytes": 2**50},
+    ],
+)  # fmt: skip
+def test_damaged_files(change: dict[str, Any], tmp_path: Path, saved: dict[str, Any]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(saved | change))
+    with pytest.raises(FormatError):
+        rekindle.load(path)
+
+
+@pytest.fixture(scope="module")
+def saved() -> dict[str, Any]:
+    model, sample = routed()
+    return planned(model, sample, max_overhead=0.2).to_json()
+
+
+def test_restore_and_copies() -> None:
+    torch.manual_seed(0)
+    model, sample = routed()
+    twin = copy.deepcopy(model)
+    planned(model, sample, minimize="memory")
+    copied = copy.deepcopy(model)
+    assert copied.forward.plan is model.forward.plan
+    assert rekindle.restore(model) is model
+    assert [name for name, m in model.named_modules() if "forward" in m.__dict__] == []
+    assert differing(train(copied, sample), train(twin, sample)) == 0
+    assert [name for name, m in copied.named_modules() if "forward" in m.__dict__] != []
+
+
+def test_planned_again_and_after_a_failure_as_before() -> None:
+    model, sample = routed()
+    first = planned(model, sample, max_overhead=0.1)
+    with pytest.raises(InfeasibleBudget):
+        rekindle.checkpoint(model, sample, budget=10_000, **QUICK)
+    assert model.forward.plan is first
+    assert rekindle.verify(model, sample).ok
+    second = planned(model, sample, minimize="memory")
+    assert model.forward.plan is second
+    assert rekindle.verify(model, sample, first).ok
+    assert model.forward.plan is second
+
+
+def test_other_shapes_and_modes() -> None:
+    torch.manual_seed(0)
+    model, sample = routed()
+    twin = copy.deepcopy(model)
+    planned(model, sample, minimize="memory")
+    longer = (words(2, 48),)
+    assert differing(train(model, longer), train(twin, longer)) == 0
+    with torch.no_grad():
+        assert torch.equal(model.eval()(*longer), twin.eval()(*longer))
+
+
+def test_a_shape_that_is_an_error() -> None:
+    model, sample = routed()
+    planned(model, sample, minimize="memory", on_new_shape="error")
+    model(*sample).backward()
+    with pytest.raises(PlanMismatch):
+        model(words(2, 48))
+
+
+def test_on_fake_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model, sample = whole()
+        plan = planned(model, sample, max_overhead=0.2, parts=["1", "2"])
+        assert plan.peak_bytes < plan.baseline_peak_bytes
