@@ -26,7 +26,8 @@ def get(name: str) -> Solver:
     ------
     UsageError : there is none; the message lists the valid names.
     """
-    if name == "auto":  # the usual one; the others take a tenth of a second to import, and what they need from scipy more
+    if name == "auto":
+        # The usual one. The others take a tenth of a second to import, and what they need from scipy takes longer.
         importlib.import_module(f"{portfolio.__name__}.auto")
         return REGISTERED[name]
     names = {s.name: s for s in all_solvers()}

@@ -56,7 +56,7 @@ class Known:
         """The options of a block."""
         if block.key not in self.planned:
             tried, more = Programs(block), list(self.more(block))
-            prices = [tried.prices, *([block.quick(p)] for p in more)]
+            prices = [tried.prices, *(np.array([block.quick(p)]) for p in more)]
             kept = best_of(*np.concatenate(prices).T)
             first = len(tried.prices)
             programs = [tried[k] if k < first else more[k - first] for k in kept]

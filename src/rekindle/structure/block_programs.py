@@ -40,7 +40,7 @@ class Programs:
 
     def __init__(self, block: Block):
         self.block = block
-        prices = [[block.quick(block.plain)]]
+        prices = [np.array([block.quick(block.plain)])]
         if len(block.plain) and block.stage < block.chain.turn:
             prices += [block.prices(order, self._rows, self._drops, self._scratch) for order in self._orders]
         self.prices = np.concatenate(prices)

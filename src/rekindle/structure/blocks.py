@@ -169,8 +169,10 @@ class Block:
     @cached_property
     def _marks(self) -> blocks.Marks:
         counted = self.own | self.ending | self.behind
-        flags = [_with_last(x, False) for x in (self.own, self.saved, self.unread, counted, self.left)]
-        return blocks.Marks(*flags, self._shared)
+        own, saved, unread, counted, left = (
+            _with_last(x, False) for x in (self.own, self.saved, self.unread, counted, self.left)
+        )
+        return blocks.Marks(own, saved, unread, counted, left, self._shared)
 
     def sizes(self, program: np.ndarray) -> tuple[float, ...]:
         """The sizes and times of the backward `program` in the order of `SIZES`, as `kernels.rotor.Stages` has them."""
