@@ -25,7 +25,7 @@ def seeds(points: Points, late: bool = False) -> Iterator[Point]:
     if begin:
         orders.append(hoist(points.order, begin, r.before, r.arrays))
         if late:
-            orders += [o for o in [postponed(o, begin, r.arrays) for o in orders] if (o != orders[0]).any()]
+            orders += [o for o in [postponed(o, begin, r.arrays, r.before) for o in orders] if (o != orders[0]).any()]
     last = _last_forward_use(points)
     for order in orders:
         yield points.all_in(KEEP, order)
