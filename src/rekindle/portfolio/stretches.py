@@ -154,7 +154,10 @@ class Stretches:
         """Entries for a budget of `room` bytes."""
         k = self._stretch(problem, room)
         _tell(problem, self.seeds)
-        found = self._allowed(problem, k, room * (1 + SETTINGS.near_share))
+        reach = room * (1 + SETTINGS.near_share)
+        found = self._allowed(problem, k, reach)
+        if k < len(self.cells) - 2 and reach > self.cells[k + 1]:  # what misses the goal may lie in the next stretch
+            found = pareto(found + self._allowed(problem, k + 1, reach))
         least = bounds.extras_at(problem.graph, problem.weights, [problem.graph.resident_bytes + int(room)])[0]
         best = _cheapest(found, room)
         if best <= least * (1 + EPS) + EPS * problem.base_cost:
