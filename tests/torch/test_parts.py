@@ -72,6 +72,15 @@ def test_the_line_says_what_is_covered() -> None:
     assert plan.covered in plan.sentence
 
 
+def test_equal_parts_share_their_programs() -> None:
+    model, sample = opt(layerdrop=0.0, layers=6)
+    plan = planned(model, sample, max_overhead=0.1, parts="model.decoder.layers.*")
+    model(**sample).loss.backward()
+    programs = {id(m.forward.last.runner.program) for m in model.model.decoder.layers}
+    assert len(plan.parts) == 6
+    assert len(programs) == len({p.plans[0].schedule for p in plan.parts}) < 6
+
+
 def test_strict_refuses_and_leaves_all_as_it_was() -> None:
     model, sample = routed()
     with left_alone(model, sample), pytest.raises(TraceError, match=r"models_in_parts\.py"):
