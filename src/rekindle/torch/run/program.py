@@ -70,7 +70,9 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
     file = f"<rekindle plan {schedule.graph_hash[:8]}, program {next(_number)}>"
     names = written.text.env
     exec(compile(source, file, "exec"), names)
-    program = Program(source, names["forward"], names["backward"], written.stages, sums.parts, file, written.ops, lowered)
+    program = Program(
+        source, names["forward"], names["backward"], written.stages, sums.parts, file, written.ops, lowered
+    )
     # Tracebacks show the line, and so the op and the module in its comment.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     _built[id(lowered), schedule] = program
