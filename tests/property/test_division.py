@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +87,33 @@ def test_a_part_that_is_run_again_whole_has_no_parts() -> None:
     found = divide(step, budget=3)
     assert found is not None
     assert (found.chosen[0], found.extra, found.peak_bytes) == (1, 1.0, 0)
+
+
+@given(st.data())
+def test_of_many_equal_parts_the_cost_is_nearly_the_least(data: st.DataObject) -> None:
+    """Held against a dynamic program over the bytes that the parts before hold."""
+    count, plain = 24, 12.0
+    size = st.integers(0, 12)
+    sizes = data.draw(st.lists(st.tuples(size, size, size, st.integers(1, 30)), min_size=1, max_size=6))
+    ways = [Figures(12, 14, 14, 0.0, plain), *(Figures(h, h + f, h + b, e / 10, plain) for h, f, b, e in sizes)]
+    moments = [
+        Moment(0, (*((q, "held") for q in range(p)), (p, phase)))
+        for p in range(count)
+        for phase in ("forward", "backward")
+    ]
+    budget = data.draw(st.integers(20, 12 * count))
+    least = {0: 0.0}  # bytes held by the parts before -> the least cost
+    for _ in range(count):
+        after: dict[int, float] = {}
+        for held, extra in least.items():
+            for w in ways:
+                if held + max(w.forward_bytes, w.backward_bytes) <= budget:
+                    more = held + w.held_bytes
+                    after[more] = min(after.get(more, np.inf), extra + w.extra)
+        least = after
+    found = divide(Step([ways] * count, [1] * count, moments, [None] * count), budget=budget)
+    assert (found is None) == (not least)
+    if found is not None:
+        best = min(least.values())
+        assert best - 1e-6 <= found.extra <= 1.01 * best + 5e-4 * count * plain + 1e-6
+        assert found.bound <= best + 1e-6

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as by_hand
 
+import models_in_parts
 import rekindle
+from command_line import Ran, assert_one_paragraph
 from marks import few, sweep
 from models_in_parts import Packed, differing, opt, packed, routed, train, words
 from refused import left_alone
@@ -68,6 +70,15 @@ def test_the_line_says_what_is_covered() -> None:
     assert "run again in backward: " in plan.covered
     assert plan.covered in str(plan)
     assert plan.covered in plan.sentence
+
+
+def test_equal_parts_share_their_programs() -> None:
+    model, sample = opt(layerdrop=0.0, layers=6)
+    plan = planned(model, sample, max_overhead=0.1, parts="model.decoder.layers.*")
+    model(**sample).loss.backward()
+    programs = {id(m.forward.last.runner.program) for m in model.model.decoder.layers}
+    assert len(plan.parts) == 6
+    assert len(programs) == len({p.plans[0].schedule for p in plan.parts}) < 6
 
 
 def test_strict_refuses_and_leaves_all_as_it_was() -> None:
@@ -246,6 +257,27 @@ def test_damaged_files(change: dict[str, Any], tmp_path: Path, saved: dict[str, 
 def saved() -> dict[str, Any]:
     model, sample = routed()
     return planned(model, sample, max_overhead=0.2).to_json()
+
+
+@pytest.mark.parametrize("command", [("solve", "--budget", "1GiB"), ("frontier",)])
+def test_commands_that_take_a_graph_say_what_such_a_file_is(
+    command: tuple[str, ...], tmp_path: Path, saved: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(saved))
+    ran = Ran(capfd, command[0], path, *command[1:], "--json")
+    assert (ran.code, ran.document["error"]["type"]) == (2, "UsageError")
+    assert "plans for the parts of a model that cannot be captured whole (rekindle.parts/1)" in ran.err
+    assert "rekindle.load(" in ran.err
+
+
+@pytest.mark.parametrize("command", [("plan", "--max-overhead", "0.2"), ("frontier",)])
+def test_commands_for_whole_models_name_the_remedy(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    ran = Ran(capfd, command[0], f"{models_in_parts.__file__}:routed", *command[1:])
+    assert ran.code == 1
+    assert_one_paragraph(ran.err)
+    assert "models_in_parts.py:" in ran.err
+    assert "rekindle.checkpoint(model, sample" in ran.err
 
 
 def test_restore_and_copies() -> None:

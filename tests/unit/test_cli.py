@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import rekindle
 from command_line import PLAIN, Ran, assert_one_paragraph, step
 from extra_solver import extra_solver
 from rekindle.cli.models import load_model
@@ -209,6 +210,18 @@ def test_bench_prints_and_appends_each_row(tmp_path: Path, capfd: pytest.Capture
     assert [row["model"] for row in ran.document["rows"]] == ["cnn", "unet"]
     assert [json.loads(line) for line in out.read_text().splitlines()] == ran.document["rows"]
     assert "unet" in Ran(capfd, *args, "--out", out).out
+
+
+@pytest.mark.parametrize("command", [("solve", "--budget", "1GiB"), ("frontier",)])
+def test_a_plan_in_place_of_a_graph_is_named(
+    graph: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    path = tmp_path / "plan.json"
+    rekindle.plan(formats.graph_from_json(formats.read_json(graph)), budget=PLAIN, solver="none").save(path)
+    ran = Ran(capfd, command[0], path, *command[1:])
+    assert ran.code == 2
+    assert "holds the plan of a model (rekindle.plan/1)" in ran.err
+    assert "rekindle.load(" in ran.err
 
 
 @pytest.mark.parametrize("spec", ["resnet50", "nowhere.py:make", "file.txt:make", ":make", "file.py:"])

@@ -11,14 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RekindleError, UsageError
-from ..model.formats import graph_from_json, read_json
+from ..model.formats import GRAPH, PLAN, graph_from_json, read_json
 from ..model.graph import Graph
+from ..parts.plan import FORMAT as PARTS
 from ..printed import value
+
+# Files that are Rekindle's but hold no graph alone: what they are, and the Python call that takes them.
+OTHER_FILES = {
+    PLAN: "the plan of a model",
+    PARTS: "plans for the parts of a model that cannot be captured whole",
+}
 
 
 def load_graph(path: str | Path) -> Graph:
-    """The graph in a `rekindle.graph/1` file."""
-    return graph_from_json(read_json(path), str(path))
+    """The graph in a `rekindle.graph/1` file.
+
+    Raises
+    ------
+    UsageError : the file holds plans of a model.
+    FormatError : the file is damaged or foreign.
+    """
+    doc = read_json(path)
+    held = doc.get("format") if isinstance(doc, dict) else None
+    if isinstance(held, str) and held in OTHER_FILES:
+        raise UsageError(
+            f"{path} holds {OTHER_FILES[held]} ({held}), and this command takes a {GRAPH} file. In Python "
+            f"print(rekindle.load({str(path)!r})) shows the plans, and rekindle.apply(model, rekindle.load({str(path)!r})) "
+            "puts them on the model"
+        )
+    return graph_from_json(doc, str(path))
 
 
 def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:

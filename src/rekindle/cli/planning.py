@@ -10,6 +10,7 @@ import typer
 from .. import api, registry
 from ..arguments import choice
 from ..ask import EFFORTS
+from ..errors import TraceError
 from ..kernels import companion
 from ..model.files import write_text
 from ..model.formats import write_json
@@ -171,7 +172,14 @@ def _trace(spec: str, batch: int | None, target: str | None) -> Any:
     model, sample = load_model(spec, batch)
     from ..torch.trace import trace
 
-    return trace(model, sample, target=target)
+    try:
+        return trace(model, sample, target=target)
+    except TraceError as e:
+        why = str(e).rstrip(".")
+        raise TraceError(
+            f"{why}. This command plans whole models. If the model works on its sample, plan its largest parts in Python: "
+            "rekindle.checkpoint(model, sample, budget=…), which takes the same goals"
+        ) from e
 
 
 def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:

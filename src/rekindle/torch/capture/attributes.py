@@ -137,6 +137,8 @@ _NONE: Any = object()
 def _equal(x: Any, y: Any) -> bool:
     """Whether two attributes are the same object, equal plain values, or containers of the same objects."""
     if isinstance(x, dict) and isinstance(y, dict):
+        if not dict.__len__(x) and not dict.__len__(y):
+            return True  # most dicts of a module, such as its hooks
         pairs = [*entries(x)], [*entries(y)]
         return len(x) == len(y) and all((k is j or k == j) and a is b for (k, a), (j, b) in zip(*pairs, strict=True))
     if isinstance(x, list) and isinstance(y, list):

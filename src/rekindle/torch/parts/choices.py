@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -33,6 +33,7 @@ class Choices:
     ways: Sequence[Sequence[Way]]
     within: Sequence[int | None]
     options: PlanOptions
+    _known: dict[tuple[int, int, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
 
     # -- as a step to be divided -------------------------------------------------------------------------------------
     def step(self, moments: Sequence[Moment] = (), calls: Sequence[int] | None = None) -> Step:
@@ -121,8 +122,12 @@ class Choices:
         """The plan of a unit for one of its ways. quiet : plans for other shapes are made without a line on stderr."""
         u = self.units[unit]
         assert u.trace is not None
-        options = replace(self.options, progress=False) if quiet else self.options
-        return replace(as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.group), trace=u.trace)
+        key = id(u.trace), way, quiet  # equal units share their trace and their ways
+        if key not in self._known:
+            options = replace(self.options, progress=False) if quiet else self.options
+            made = as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.group)
+            self._known[key] = replace(made, trace=u.trace)
+        return self._known[key]
 
     def _forward(self, numbers: Sequence[int], chosen: Chosen) -> Forward:
         module = self.units[numbers[0]].module

@@ -80,6 +80,7 @@ class Finder:
             Any, list[Trace]
         ] = {}  # (signature, key) -> traces of modules like this, in different states
         self._why: dict[str, RekindleError] = {}
+        self._signatures: dict[nn.Module, Any] = {}  # that were asked for
         self._opened: list[
             tuple[str, nn.Module]
         ] = []  # submodules that are called and cannot be captured, innermost first
@@ -118,6 +119,11 @@ class Finder:
                 if inner in self._calls and may_be_part(child):
                     self._opened.append((inner, child))
 
+    def _signature(self, module: nn.Module) -> Any:
+        if module not in self._signatures:
+            self._signatures[module] = signature(module)
+        return self._signatures[module]
+
     def _named(self, path: str) -> None:
         module = self.s.model.get_submodule(path)
         if path not in self._calls:
@@ -135,7 +141,7 @@ class Finder:
             return False
         if not any(p.requires_grad for p in module.parameters()) and not self._inputs_train(calls):
             return False
-        kind = signature(module)
+        kind = self._signature(module)
         known = (kind, *calls.samples)
         if known in self._failed:
             self._why[path] = self._failed[known]
@@ -172,7 +178,7 @@ class Finder:
         like = [
             c for p, c in self._calls.items()
             if p.startswith(f"{beside}." if beside else "") and p.count(".") == inside
-            and signature(self.s.model.get_submodule(p)) == kind
+            and self._signature(self.s.model.get_submodule(p)) == kind
         ]  # fmt: skip
         return len({r.shapes for c in [*like, calls] for r in c.samples.values()}) > 1
 
@@ -227,7 +233,7 @@ class Finder:
             if not self._inputs_train(calls):
                 continue  # backward would not come back through its inputs
             given = next(iter(calls.samples.values()))
-            kind = (signature(m), given.key)
+            kind = (self._signature(m), given.key)
             if kind not in may:
                 announce(self.options.progress, f"looking whether {path} ({type(m).__name__}) may run again")
                 may[kind] = self._may_run_again(m, given)
@@ -251,13 +257,17 @@ class Finder:
     def _add_uncalled(self) -> None:
         """Modules that this step left out, and that are like a part: another step may call them."""
         inside = [u.path for u in self.found.units]
+        like_it: dict[Any, Unit] = {}  # signature -> the first part of that signature
+        for u in self.found.units:
+            if u.trace is not None:
+                like_it.setdefault(self._signature(u.module), u)
         for path, m in self.s.model.named_modules():
             if not path or path in self._calls or any(path == p or path.startswith(f"{p}.") for p in inside):
                 continue
             if self.named is not None and path not in self.named:
                 continue
-            kind = signature(m)
-            like = next((u for u in self.found.units if signature(u.module) == kind and u.trace is not None), None)
+            kind = self._signature(m)
+            like = like_it.get(kind)
             if like is None:
                 continue
             try:

@@ -37,6 +37,7 @@ class Program:
         is asked for.
     file : the name under which tracebacks find the source, as long as the program lives.
     ops : line of the source, from 1 -> id of the op that it runs.
+    lowered : the graph and calls that it was made from.
     """
 
     source: str
@@ -46,23 +47,34 @@ class Program:
     parts: dict[fx.Node, int] = field(default_factory=dict)
     file: str = ""
     ops: dict[int, int] = field(default_factory=dict)
+    lowered: Lowered | None = field(default=None, repr=False)
+
+
+# id of a Lowered and a schedule -> the program, as long as some module runs it: equal parts of a model share one.
+_built: weakref.WeakValueDictionary[tuple[int, Schedule], Program] = weakref.WeakValueDictionary()
 
 
 def build(lowered: Lowered, schedule: Schedule) -> Program:
-    """The program that runs `schedule`.
+    """The program that runs `schedule`; the same one for each call with the same two objects.
 
     Raises
     ------
     RekindleError : the schedule runs random ops of forward in another order than the model does.
     """
+    known = _built.get((id(lowered), schedule))
+    if known is not None and known.lowered is lowered:
+        return known
     sums = Sums.of(lowered, schedule)
     written = Source(lowered, cut(lowered, schedule), sums)
     source = "\n".join(written.lines) + "\n"
     file = f"<rekindle plan {schedule.graph_hash[:8]}, program {next(_number)}>"
     names = written.text.env
     exec(compile(source, file, "exec"), names)
-    program = Program(source, names["forward"], names["backward"], written.stages, sums.parts, file, written.ops)
+    program = Program(
+        source, names["forward"], names["backward"], written.stages, sums.parts, file, written.ops, lowered
+    )
     # Tracebacks show the line, and so the op and the module in its comment.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    _built[id(lowered), schedule] = program
     weakref.finalize(program, linecache.cache.pop, file, None)
     return program
