@@ -190,8 +190,8 @@ class PlannedForward:
         if shared and self.shared_with_parts:
             replanner.warned.warn(
                 f"{name} was called under autocast, and shares {self.shared_with_parts} with another planned part. Autocast "
-                "casts a parameter once for both, and adds its gradients in the lower precision; planned parts cast it once each, "
-                "so that its gradients are equal up to rounding, not bit for bit. Switch autocast's cache off "
+                "casts a parameter once for both, and adds its gradients in the lower precision; planned parts cast it once "
+                "each, so that its gradients are equal up to rounding, not bit for bit. Switch autocast's cache off "
                 "(cache_enabled=False), or call rekindle.restore on the model",
                 kind="shared casts",
             )
