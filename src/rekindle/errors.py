@@ -39,7 +39,14 @@ class InfeasibleBudget(RekindleError):
 
 
 class TraceError(RekindleError):
-    """The model cannot be captured; the message names the user's own source line."""
+    """The model cannot be captured; the message names the user's own source line.
+
+    Attributes
+    ----------
+    line : the user's line as "train.py:88", if the traceback does not lead there; else ""
+    """
+
+    line = ""
 
 
 class PlanMismatch(RekindleError):

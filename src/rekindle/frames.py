@@ -55,6 +55,11 @@ def line_of(frame: FrameType) -> str:
     return in_words(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
 
 
+def in_short(words: str) -> str:
+    """File without its folder, and line, as "train.py:88". words : those that `in_words` gives."""
+    return os.path.basename(words.split(", in ", 1)[0])
+
+
 def in_words(line: traceback.FrameSummary) -> str:
     """File, line, function and text of a line, in words."""
     return f'{line.filename}:{line.lineno}, in {line.name}: "{line.line}"'

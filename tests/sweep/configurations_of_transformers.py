@@ -402,6 +402,22 @@ def with_languages(seed: int) -> dict[str, Tensor]:
     return text(seed) | {"lang_ids": torch.tensor([0, 1])}
 
 
+def attending_globally(seed: int) -> dict[str, Tensor]:
+    """The first word, and in the first sample the fourth too, attend to all."""
+    x = sequences(seed)
+    everywhere = torch.zeros_like(x["input_ids"])
+    everywhere[:, 0] = 1
+    everywhere[0, 3] = 1
+    return x | {"global_attention_mask": everywhere}
+
+
+def pairs_attending_globally(seed: int) -> dict[str, Tensor]:
+    x = pairs(seed)
+    everywhere = torch.zeros_like(x["input_ids"])
+    everywhere[:, 0] = 1
+    return x | {"attention_mask": torch.ones_like(everywhere), "global_attention_mask": everywhere}
+
+
 def transcribed(seed: int) -> dict[str, Tensor]:
     return {"input_values": drawn(seed, BATCH, 800), "labels": ids(seed, 4)}
 
@@ -414,6 +430,10 @@ for _name, _make in {
     "xmod": partial(hf, "AutoModelForMaskedLM", "xmod", text, **LANGUAGES),
     "xmod-languages": partial(hf, "AutoModelForMaskedLM", "xmod", with_languages, **LANGUAGES),
     "longformer-sequences": partial(hf, "AutoModelForSequenceClassification", "longformer", sequences, **EXTRA["longformer"]),
+    "longformer-sequences-global": partial(
+        hf, "AutoModelForSequenceClassification", "longformer", attending_globally, **EXTRA["longformer"]
+    ),
+    "led-global": partial(hf, "AutoModelForSeq2SeqLM", "led", pairs_attending_globally, **(EXTRA.get("led", {}) | DROPS)),
     "wav2vec2-layerdrop": partial(hf, "AutoModelForAudioClassification", "wav2vec2", sound, **WITH_LAYERDROP),
     "hubert-layerdrop": partial(hf, "AutoModelForAudioClassification", "hubert", sound, **WITH_LAYERDROP),
     "wav2vec2-ctc": partial(hf, "AutoModelForCTC", "wav2vec2", transcribed, **SPEECH),
@@ -421,6 +441,7 @@ for _name, _make in {
     "m2m_100-without-layerdrop": partial(
         hf, "AutoModelForSeq2SeqLM", "m2m_100", pairs, encoder_layerdrop=0.0, decoder_layerdrop=0.0
     ),
+    "m2m_100-layerdrop": partial(hf, "AutoModelForSeq2SeqLM", "m2m_100", pairs, **DROPS),
     "opt-layerdrop": partial(hf, "AutoModelForCausalLM", "opt", text, layerdrop=0.1),
     "detr": partial(_detr, False), "detr-loss": partial(_detr, True),
     "yolos": partial(_yolos, False), "yolos-loss": partial(_yolos, True),

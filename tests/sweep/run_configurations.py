@@ -35,6 +35,8 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle import RekindleError
+from rekindle.torch.parts.again import AgainForward
+from rekindle.torch.parts.applied import forward_of, planned_parts
 
 ROWS = Path(os.environ.get("REKINDLE_SWEEP_ROWS", "out/sweep-configurations.jsonl"))
 HOW: dict[str, Any] = {"solver": "storages", "time_limit": float(os.environ.get("REKINDLE_SWEEP_SECONDS", "2"))}
@@ -54,9 +56,9 @@ CODE = code()
 
 
 def plans_made(model: nn.Module) -> int:
-    """How many plans a planned model has made or bound so far."""
-    forward: Any = model.forward
-    return len(list(forward.bounds))
+    """How many plans a planned model, or its planned parts, have made or bound so far."""
+    forwards: list[Any] = [forward_of(m) for m in planned_parts(model)] or [model.forward]
+    return sum(len(list(f.bounds)) for f in forwards if not isinstance(f, AgainForward))
 
 
 def call(model: nn.Module, sample: Any) -> Any:
@@ -196,7 +198,9 @@ def row_of(name: str, folder: Path) -> dict[str, Any]:
         wrong = differences(ours, theirs)
         row |= {"status": "wrong" if wrong else "equal", "differences": wrong[:6]}
         plan: Any = model.forward.plan  # type: ignore[union-attr]
-        row |= {"ops": len(plan.graph.ops), "overhead": round(plan.overhead, 3)}
+        plans = [p for part in plan.parts for p in part.plans] if isinstance(plan, rekindle.PartsPlan) else [plan]
+        row |= {"ops": sum(len(p.graph.ops) for p in plans), "overhead": round(plan.overhead, 3)}
+        row |= {"covered": plan.covered} if isinstance(plan, rekindle.PartsPlan) else {}
         path = folder / f"{name}.json"
         plan.save(path)
         row["binds_here"] = bound(name, path)

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import TraceError
-from ...frames import is_users, line_of
+from ...frames import in_short, is_users, line_of
 from .other_random import numpys, pythons
 
 # Functions in these modules act for their callers.
@@ -90,10 +90,12 @@ def no_other_random() -> Iterator[None]:
             used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
             if used:
                 where = f" at {lines[0]}" if lines else ""
-                raise TraceError(
+                error = TraceError(
                     f"the model draws from {used[0]} random generator, or seeds it{where}; its numbers would be constants of "
                     "the plan; draw with torch and decide with torch.where, or draw outside of forward and pass the result in"
                 )
+                error.line = in_short(lines[0]) if lines else ""
+                raise error
 
         try:
             yield

@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -100,12 +101,23 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
         forwards.append(
             (module, AgainForward(module) if again else part_forward(module, part.plans, on_new_shape, check))
         )
+    _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
     root = PartsForward(model, plan)
     for module, forward in forwards:
         forward.take_over(module)
         unused.used(module)  # a step may leave it out
     model.__dict__["forward"] = root
     return model
+
+
+def _note_shared(forwards: Sequence[tuple[nn.Module, PartForward]]) -> None:
+    """Tell the first part that shares trained parameters with another one which they are: under autocast it warns."""
+    parts_of = Counter(id(p) for m, _ in forwards for p in m.parameters())
+    for module, forward in forwards:
+        names = [n for n, p in module.named_parameters() if parts_of[id(p)] > 1 and p.requires_grad]
+        if names:
+            forward.shared_with_parts = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+            return
 
 
 def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:

@@ -17,7 +17,7 @@ from ..capture.module_paths import is_marked
 from ..run.measured_step import Subject
 from ..trace import Trace, trace_call
 from .again import only_computes
-from .reasons import around, in_few_words, shape_depends_on_data
+from .reasons import around, in_few_words, saves_nothing, shape_depends_on_data
 from .recording import Calls, Recorded, may_be_part, record, signature
 
 
@@ -220,7 +220,11 @@ class Finder:
     def _note_failure(self, path: str, module: nn.Module, e: RekindleError) -> None:
         self._open |= around(e, module)
         self._why[path] = e
-        if isinstance(e, TraceError) and (line := in_few_words(e, module)) not in self.found.plain:
+        if (
+            isinstance(e, TraceError)
+            and not saves_nothing(e)
+            and (line := in_few_words(e, module)) not in self.found.plain
+        ):
             self.found.plain.append(line)
 
     def _add_again(self) -> None:

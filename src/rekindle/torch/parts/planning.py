@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from ...ask import PlanOptions, TraceOptions
 from ...candidates import EPS
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
+from ...frames import users_line
 from ...parts.division import OPEN, Division, Step, divide
 from ...parts.plan import PartsPlan
 from ...progress import announce
@@ -77,7 +79,7 @@ def plan_parts(request: Request) -> PartsPlan:
         found = _find(request, s)
         choices = search(s, found, request.options, request.check)
         if not choices.units:
-            raise _nothing(request)
+            raise _nothing(request, found)
         return _Planning(request, s, found, choices).plan(begin)
 
 
@@ -95,9 +97,12 @@ def _find(request: Request, s: Subject) -> Found:
         ) from e
 
 
-def _nothing(request: Request) -> RekindleError:
+def _nothing(request: Request, found: Found) -> RekindleError:
     if request.error is not None:
-        return TraceError(f"{request.error} No part of the model can be planned by itself with a gain either.")
+        tried = f": {', '.join(found.plain)} run plain" if found.plain else ""
+        return TraceError(
+            f"{str(request.error).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
+        )
     return UsageError(
         "parts: no plan of these submodules saves memory; name larger ones, such as the blocks of the model"
     )
@@ -150,22 +155,46 @@ class _Planning:
         Raises
         ------
         ParityError : it does not give the plain step's numbers.
+        TraceError : it fails, as where forward itself takes gradients of gradients.
         """
         levels = self._levels()
         watched = Watched(levels)
         with self.choices.applied(chosen) as forwards, watched.watching(forwards):
-            ours = run(self.s, plain_forward(self.model), "planned", Way.HELD, levels)
+            try:
+                ours = run(self.s, plain_forward(self.model), "planned", Way.HELD, levels)
+            except RekindleError as e:
+                raise self._fails(e) from e
         if self.request.check and self.theirs is not None:
             _, differences = compare(ours, self.theirs, self.s.fake is not None)
             if differences:
-                raise ParityError(
-                    f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. The model "
-                    "is as it was. It may use a kernel that is not deterministic on this device, or change its own state"
-                )
+                raise self._differs(differences)
         units, ways = self.choices.units, self.choices.ways
         used = [ways[u][c].figures for u, c in enumerate(chosen)]
         is_open = [u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
         return between(levels.found, watched.calls, used, is_open)
+
+    def _fails(self, e: RekindleError) -> TraceError:
+        _, line = users_line(e)
+        at = f" at {line}" if line else ""
+        whole = "" if self.request.error is None else f". As a whole it cannot be planned because {self.request.error}"
+        return TraceError(f"a step of {type(self.model).__name__} with planned parts fails{at}: {e}{whole}")
+
+    def _differs(self, differences: Sequence[str]) -> ParityError:
+        """Says whether two plain steps differ too: then no plan is to blame, and none can be checked."""
+        assert self.theirs is not None
+        told = f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. "
+        again = run(self.s, plain_forward(self.model), "plain", Way.HELD)
+        if not compare(again, self.theirs, self.s.fake is not None)[1]:
+            return ParityError(
+                f"{told}The model is as it was. It may use a kernel that is not deterministic on this device, or change its "
+                "own state"
+            )
+        error = self.request.error
+        why = "" if error is None else f"As a whole the model cannot be planned because {error}. "
+        return ParityError(
+            f"{told}Nor do two plain steps of {type(self.model).__name__} from the same state and seed give the same numbers. "
+            f"{why}The model is as it was. Make its steps repeatable, or give check=False to train without this check"
+        )
 
     def _levels(self) -> Levels:
         known = None

@@ -8,12 +8,15 @@ from types import FrameType
 
 from torch import nn
 
+from ...errors import TraceError
 from ...frames import is_users
 
 
 def line_of(e: BaseException) -> str:
     """The innermost line of the user's code through which an exception came, as "train.py:88"; "" if there is none."""
-    where = ""
+    where = e.line if isinstance(e, TraceError) else ""
+    if where:
+        return where
     for frame, line in _frames(_cause(e)):
         if is_users(frame):
             where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
@@ -27,10 +30,14 @@ def in_few_words(e: BaseException, model: nn.Module) -> str:
         "makes a shape depend on the data" if "shape of the result of" in text
         else "draws a random number that decides whether a layer runs" if "decides at" in text
         else "reads a tensor" if "depend on tensor values" in text
+        else "draws from Python's or NumPy's random generator" if "random generator, or seeds it" in text
+        else text if text.startswith("its plan would not run")
+        else "makes a tensor that is not dense" if "only dense tensors can be planned" in text
         else "cannot be captured"
     )  # fmt: skip
     where = line_of(e)
-    inner = [x for f, _ in _frames(_cause(e)) if isinstance(x := f.f_locals.get("self"), nn.Module) and is_users(f)]
+    through = [] if isinstance(e, TraceError) and e.line else _frames(_cause(e))
+    inner = [x for f, _ in through if isinstance(x := f.f_locals.get("self"), nn.Module) and is_users(f)]
     name = type(inner[-1] if inner else model).__name__
     return f"{name} ({where} {does})" if where else f"{name} ({does})"
 
@@ -38,6 +45,11 @@ def in_few_words(e: BaseException, model: nn.Module) -> str:
 def shape_depends_on_data(e: BaseException) -> bool:
     """Whether tensors behind the failing line may have another shape at each step."""
     return "shape of the result of" in str(e) or "depend on tensor values" in str(e)
+
+
+def saves_nothing(e: BaseException) -> bool:
+    """Whether the capture failed because there is no backward: such a submodule holds nothing, and there is nothing to tell."""
+    return "there is no backward to plan" in str(e)
 
 
 def around(e: BaseException, model: nn.Module) -> set[nn.Module]:
@@ -52,4 +64,5 @@ def _cause(e: BaseException) -> BaseException:
 
 def _frames(e: BaseException) -> list[tuple[FrameType, int]]:
     tb = e.__traceback__
-    return list(traceback.walk_tb(tb)) if tb is not None else []
+    found = list(traceback.walk_tb(tb)) if tb is not None else []
+    return [(f, line) for f, line in found if f.f_globals.get("__name__") != "contextlib"]

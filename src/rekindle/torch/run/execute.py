@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ class TrainingStep:
             if id(t) in known:  # autograd would treat two results, or a result and a parameter, as one tensor
                 results[i] = t.detach()
             known.add(id(t))
+        if any(t._is_view() for t in results):
+            results = _no_views(results, [*inputs, *saved])
         return results, saved
 
     def start(self, saved: list[Any], tangents: list[Any]) -> None:
@@ -83,6 +86,23 @@ class TrainingStep:
         for k in self.runner.without(j, self.absent) if self.absent else ():
             gradients[k] = None
         return self.runner.in_parts(j, gradients)
+
+
+def _no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:
+    """The results, with each view in place of which a tensor of its own may stand: autograd refuses to write in place to a view
+    that a Function returns, and a linear layer's result is one.
+
+    A view of memory that another result, an input or a saved tensor has too stays a view: writing to it must not go unseen.
+    """
+    held = Counter(map(_memory, [*results, *(t for t in others if isinstance(t, torch.Tensor))]))
+    alone = [
+        t._is_view() and held[_memory(t)] == 1 and not (t.is_conj() or t.is_neg()) for t in results
+    ]  # fmt: skip
+    return [t.new_empty(0).set_(t) if a else t for t, a in zip(results, alone, strict=True)]  # type: ignore[call-overload]
+
+
+def _memory(t: torch.Tensor) -> Any:
+    return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
 
 
 # The engine's number of a backward call -> ids of the tensors to which that call has brought gradients so far.

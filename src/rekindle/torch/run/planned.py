@@ -47,6 +47,7 @@ class PlannedForward:
         self._steps_in_eval = unused.StepCount()
         self._used = self._off = self._checked = False
         self._turn = 0
+        self.shared_with_parts = ""  # names of parameters that another planned part has too
         self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
         self.last: Bound | None = None
 
@@ -186,6 +187,14 @@ class PlannedForward:
                 "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
                 kind="two calls",
             )  # fmt: skip
+        if shared and self.shared_with_parts:
+            replanner.warned.warn(
+                f"{name} was called under autocast, and shares {self.shared_with_parts} with another planned part. Autocast "
+                "casts a parameter once for both, and adds its gradients in the lower precision; planned parts cast it once "
+                "each, so that its gradients are equal up to rounding, not bit for bit. Switch autocast's cache off "
+                "(cache_enabled=False), or call rekindle.restore on the model",
+                kind="shared casts",
+            )
         self.last = bound
         self._turn += 1
         bound.turn = self._turn
