@@ -243,7 +243,10 @@ class Distributed(Net):
         return -given.log_prob(torch.ones_like(h)).mean()
 
 
-def test_a_distribution_that_checks_its_arguments_is_told_from_the_models_own_branches() -> None:
+def test_a_distribution_that_checks_its_arguments_is_told_from_the_models_own_branches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile switches it off for good
     model, x = Distributed(), torch.rand(4, 8)
     with pytest.raises(TraceError, match="torch.distributions checks the values.*validate_args=False") as e:
         rekindle.trace(model, x)
