@@ -246,7 +246,9 @@ class Distributed(Net):
 def test_a_distribution_that_checks_its_arguments_is_told_from_the_models_own_branches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile switches it off for good
+    monkeypatch.setattr(
+        torch.distributions.Distribution, "_validate_args", True
+    )  # torch.compile switches it off for good
     model, x = Distributed(), torch.rand(4, 8)
     with pytest.raises(TraceError, match="torch.distributions checks the values.*validate_args=False") as e:
         rekindle.trace(model, x)

@@ -36,7 +36,7 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
             note()
 
     with fx_traceback.preserve_node_meta():
-        # A backward that ended in an error while torch traced it leaves marks, by which forward's nodes would count as backward's.
+        # If a backward ends in an error while torch traces it, a mark stays, and all later nodes would count as backward's.
         fx_traceback.current_meta = {}
         before = register_module_forward_pre_hook(enter)
         after = register_module_forward_hook(leave, always_call=True)
