@@ -44,9 +44,12 @@ class TraceError(RekindleError):
     Attributes
     ----------
     line : the user's line as "train.py:88", if the traceback does not lead there; else ""
+    reason : what stands in the way, for a line that says which parts run plain: "reads a tensor"
     """
 
-    line = ""
+    def __init__(self, message: str, *, line: str = "", reason: str = "cannot be captured"):
+        super().__init__(message)
+        self.line, self.reason = line, reason
 
 
 class PlanMismatch(RekindleError):

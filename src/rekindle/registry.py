@@ -19,6 +19,16 @@ def all_solvers() -> list[Solver]:
     return [REGISTERED[name] for name in sorted(REGISTERED)]
 
 
+def _imported(name: object) -> bool:
+    """Import the file that is called like the solver, if there is one: all files take a tenth of a second to import, and what
+    they need from scipy takes longer."""
+    file = str(name).replace("-", "_")
+    for package in (portfolio, solvers):
+        if any(module.name == file for module in pkgutil.iter_modules(package.__path__)):
+            importlib.import_module(f"{package.__name__}.{file}")
+    return isinstance(name, str) and name in REGISTERED
+
+
 def get(name: str) -> Solver:
     """The solver of that name.
 
@@ -26,9 +36,7 @@ def get(name: str) -> Solver:
     ------
     UsageError : there is none; the message lists the valid names.
     """
-    if name == "auto":
-        # The usual one. The others take a tenth of a second to import, and what they need from scipy takes longer.
-        importlib.import_module(f"{portfolio.__name__}.auto")
+    if _imported(name):
         return REGISTERED[name]
     names = {s.name: s for s in all_solvers()}
     if not isinstance(name, str) or name not in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import replace
 
@@ -10,7 +11,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from graphs_by_hand import chain, unrolled
-from rekindle import Graph, Op, Schedule, Value, simulate
+from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, simulate
+from rekindle.ask import Goal, PlanOptions
+from rekindle.planner import plan_graph
 from rekindle.portfolio import recent, way_down
 from rekindle.portfolio.stretches import Stretches
 from rekindle.problem import Problem, choose
@@ -57,6 +60,18 @@ def test_more_overhead_never_gives_a_larger_plan(graph: Graph, effort: str, data
         found = stretches.answers(replace(problem, max_overhead=overhead))
         peaks[overhead] = min(e.peak for e in found if e.extra <= overhead * problem.base_cost * (1 + 1e-9))
     assert all(peaks[a] >= peaks[b] for a, b in itertools.pairwise(sorted(allowed)))
+
+
+goals = st.sampled_from([Goal(least_memory=True), Goal(fraction=0.3), Goal(fraction=0.6), Goal(max_overhead=0.1)])
+
+
+@examples(40)
+@given(graph=families, goal=goals, effort=efforts)
+def test_however_short_the_time_there_is_a_plan_or_a_refusal(graph: Graph, goal: Goal, effort: str) -> None:
+    """With no time left solvers give no seeds, and the least of none was asked for."""
+    recent.forget()
+    with contextlib.suppress(InfeasibleBudget):
+        plan_graph(graph, PlanOptions(goal, effort=effort, time_limit=1e-6, cache=False))
 
 
 @examples(25)

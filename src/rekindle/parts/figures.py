@@ -27,5 +27,5 @@ class Figures:
         return self.held_bytes, self.forward_bytes, self.backward_bytes
 
     def matches(self, other: Figures) -> bool:
-        """Whether this is nowhere worse than the other."""
+        """Whether no figure of this way is worse than the other way's."""
         return self.extra <= other.extra and all(a <= b for a, b in zip(self.bytes, other.bytes, strict=True))

@@ -14,8 +14,9 @@ seeds.
 Below the smallest seed the way down leads in passes (see `way_down`). Few people need all of it, so the lowest stretch is
 divided when a goal first falls into it: one part for all that few passes reach with room to spare, and the rest.
 
-Last, entries that miss the goal by up to 2 % are pressed to a lower peak at their cost (see `Polish.press`): budgets are
-missed by kilobytes. Each entry is pressed in a way that depends on it alone, so the order of answers stays.
+Last, entries that miss the goal by up to 2 %, also those of the next stretch, are pressed to a lower peak at their cost (see
+`Polish.press`): budgets are missed by kilobytes. Each entry is pressed in a way that depends on it alone, so the order of
+answers stays.
 """
 
 from __future__ import annotations
@@ -199,19 +200,21 @@ class Stretches:
         """Divide the lowest stretch, once: where depends on no goal, so the order of goals does not matter."""
         if self.divided:
             return
-        down = way_down.WayDown(problem)
+        self.down = down = way_down.WayDown(problem)
         down.descend(problem, SETTINGS.easy_passes)
         if problem.time_left <= 0:
             return
-        self.divided, self.down = True, down
+        self.divided = True
         end = SETTINGS.easy_room * float(down.polish.archive.least)
         if end <= SETTINGS.easy_width * self.cells[1]:
             self.easy = down.entries(problem)
             self.cells.insert(1, end)
 
     def _allowed(self, problem: Problem, k: int, most: float = np.inf, extra: float = np.inf) -> list[Entry]:
-        """The seeds, and the entries of stretch k that no answer to a larger budget costs more than; of those beyond the
-        peak `most` or the cost `extra` maybe fewer."""
+        """The seeds, and the entries of stretch k that no answer to a larger budget costs more than.
+
+        most, extra : of a larger peak than this, or a higher cost, the stretch's entries are left out.
+        """
         found = [e for e in self._look(problem, k) if e.peak <= most and e.extra <= extra]
         top = len(self.cells) - 2
         if k == top:
@@ -272,7 +275,11 @@ class Stretches:
             fresh = [e for e in near if (e.peak, e.extra) not in self.pressed]
             for e, found in zip(fresh, in_threads(problem, one, [(e,) for e in fresh]), strict=True):
                 self.pressed[e.peak, e.extra] = found
-        return [x for e in near for x in self.pressed.get((e.peak, e.extra), ())]
+        found = [x for e in near for x in self.pressed.get((e.peak, e.extra), ())]
+        if problem.time_left <= 0:  # a press that was cut short is no answer to another goal
+            for e in fresh:
+                self.pressed.pop((e.peak, e.extra), None)
+        return found
 
 
 def _tell(problem: Problem, found: list[Entry]) -> None:

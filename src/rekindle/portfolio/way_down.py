@@ -45,7 +45,7 @@ class WayDownSettings:
     changes : of each chain, at most,
     changes_per_op : and at most so many for each op,
     changes_ops : on graphs of up to so many ops; on larger ones fewer in proportion.
-    evicted_below : shares of the least peak of those seeds within which `dtr` is asked again, with a cost of one for each op.
+    evicted_below : shares of the seeds' least peak. Within each, `dtr` is asked again, with a cost of one for each op.
         Measured on a ViT: 26.0 MiB in place of 27.7.
     evicted_peaks : peaks for which `dtr` is asked, by the problem's own costs.
     cheaper_times : times the changes of a sweep of `anneal`, to lower costs near the least peak.
@@ -158,9 +158,10 @@ def evicted(problem: Problem, low: float, high: float) -> list[Entry]:
 
 
 def _seeds(problem: Problem) -> list[Entry]:
-    """Entries of fast solvers and of blocks that are joined for least memory."""
+    """The plain step, and entries of fast solvers and of blocks that are joined for least memory, while time is left."""
     whole = replace(problem, whole=True)
-    found = proposals.all_of(problem, [partial(proposals.proposed, whole, name) for name in SETTINGS.solvers])
+    found = [entry(problem.graph, problem.weights, np.flatnonzero(problem.graph.needed))]
+    found += proposals.all_of(problem, [partial(proposals.proposed, whole, name) for name in SETTINGS.solvers])
     if min(e.peak for e in found) > _floor(problem):
         found += proposals.all_of(
             problem, [partial(_of_blocks, problem, curve) for curve in proposals.blocks_of(problem)]

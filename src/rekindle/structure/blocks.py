@@ -104,7 +104,7 @@ class Block:
                 continue
             op = self.chain.graph.ops[o]
             inputs, outputs, over = (tuple(at[v] for v in ids) for ids in (op.inputs, op.outputs, op.inplace))
-            # `dataclasses.replace` takes four times as long, and every plan makes thousands of these.
+            # `dataclasses.replace` takes four times as long, and a plan makes thousands of ops.
             ops.append(
                 Op(op.name, inputs, outputs, op.seconds, op.flops, op.workspace, op.backward, op.recompute, over)
             )

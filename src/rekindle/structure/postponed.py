@@ -19,7 +19,7 @@ def postponed(order: np.ndarray, begin: int, arrays: Arrays, before: Rows) -> np
     order = np.asarray(order, np.int64)
     awaited, ends, large = (
         np.zeros(len(arrays.workspace), np.bool_) for _ in range(3)
-    )  # awaited: by an op that is no end
+    )  # awaited by an op that is no end
     read_later = np.zeros(len(arrays.bytes), np.bool_)
     for o in order[begin:][::-1].tolist():
         made = arrays.out_ids[arrays.out_ptr[o] : arrays.out_ptr[o + 1]]

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ..kernels.arrays import Rows
-from ..kernels.modes import HOLD, KEEP, Scratch, expand, new_scratch
+from ..kernels.modes import HOLD, KEEP, expand, new_scratch
 from ..model.graph import Graph
 
 
@@ -72,23 +72,10 @@ class Dropping:
 
     def runs(self, modes: np.ndarray, cap: int | None = None) -> list[int] | None:
         """The ops in the order in which they run, or None where that takes more than `cap` runs."""
-        most_runs = cap if cap is not None else self._most_runs
+        most_runs = cap if cap is not None else 40 * len(self.order) + 1000
         scratch = new_scratch(len(self.graph.values), len(self.graph.ops), most_runs)
         m = expand(self.order, modes, self.drops, self.graph.arrays, scratch)
         return None if m < 0 else scratch.runs[:m].tolist()
-
-    def runs_array(self, modes: np.ndarray) -> np.ndarray | None:
-        """`runs` as int64, which the next call writes over."""
-        m = expand(self.order, modes, self.drops, self.graph.arrays, self._scratch)
-        return None if m < 0 else self._scratch.runs[:m]
-
-    @property
-    def _most_runs(self) -> int:
-        return 40 * len(self.order) + 1000
-
-    @cached_property
-    def _scratch(self) -> Scratch:
-        return new_scratch(len(self.graph.values), len(self.graph.ops), self._most_runs)  # type: ignore[no-any-return]
 
 
 def runs_from_saved(graph: Graph, saved: Iterable[int], dropping: Dropping | None = None) -> list[int]:

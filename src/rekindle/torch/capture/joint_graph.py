@@ -14,6 +14,7 @@ from ...errors import TraceError
 from . import tree
 from .captured import Captured
 from .module_paths import module_path
+from .trace_errors import NO_BACKWARD
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
 
@@ -47,7 +48,8 @@ def read_joint_graph(c: Captured) -> None:
     if not c.tangents:
         raise TraceError(
             "no result of the model depends on a tensor that requires grad, so there is no backward to plan; "
-            "call requires_grad_() on the parameters to train, and do not trace under torch.no_grad()"
+            "call requires_grad_() on the parameters to train, and do not trace under torch.no_grad()",
+            reason=NO_BACKWARD,
         )
 
 
@@ -103,7 +105,8 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
     for t in tree_leaves(n.meta.get("val")):
         if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
             raise TraceError(
-                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}; only dense tensors can be planned"
+                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}; only dense tensors can be planned",
+                reason="makes a tensor that is not dense",
             )
     c.nodes.append(n)
     c.module_path[n] = path or by_seq.get(seq, "")

@@ -90,12 +90,12 @@ def no_other_random() -> Iterator[None]:
             used = [name for name, is_used in (("Python's", python_used), ("NumPy's", numpy_used)) if is_used()]
             if used:
                 where = f" at {lines[0]}" if lines else ""
-                error = TraceError(
+                raise TraceError(
                     f"the model draws from {used[0]} random generator, or seeds it{where}; its numbers would be constants of "
-                    "the plan; draw with torch and decide with torch.where, or draw outside of forward and pass the result in"
+                    "the plan; draw with torch and decide with torch.where, or draw outside of forward and pass the result in",
+                    line=in_short(lines[0]) if lines else "",
+                    reason="draws from Python's or NumPy's random generator",
                 )
-                error.line = in_short(lines[0]) if lines else ""
-                raise error
 
         try:
             yield

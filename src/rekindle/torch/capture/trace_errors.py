@@ -23,6 +23,11 @@ _LEAVES_OUT = re.compile(
 )
 
 
+# Reasons after which tensors behind the failing line may have another shape at each step.
+SHAPE_FROM_DATA, READS = "makes a shape depend on the data", "reads a tensor"
+NO_BACKWARD = "has no backward"  # such a submodule holds nothing
+
+
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     """The TraceError for a call of the model that could not be captured because of `e`."""
     if isinstance(e, TraceError):
@@ -34,25 +39,29 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         return TraceError(
             f"the shape of the result of {e.func} depends on tensor values at {where}. A plan is made for one graph, whatever "
             "the data. Instead of boolean indexing or nonzero, keep the shape: torch.where, or a product with the mask; "
-            "or make the choice outside of forward, or plan the submodules before and after that line"
+            "or make the choice outside of forward, or plan the submodules before and after that line",
+            reason=SHAPE_FROM_DATA,
         )
     if data_dependent and (drop := _leaves_layers_out(frame, model)):
         name, value = drop
         return TraceError(
             f"a random number decides at {where} whether a layer runs. A plan is made for one graph, with the layer or "
-            f"without it: set {name} = 0 (it is {value}), or plan the layers one by one"
+            f"without it: set {name} = 0 (it is {value}), or plan the layers one by one",
+            reason="draws a random number that decides whether a layer runs",
         )
     if data_dependent and _checks_a_distribution(e):
         return TraceError(
             f"torch.distributions checks the values of its arguments at {where}, and raises an error if they are not valid. "
             "A plan is made for one graph, whatever the data: give validate_args=False to that distribution, or call "
-            "torch.distributions.Distribution.set_default_validate_args(False) before planning"
+            "torch.distributions.Distribution.set_default_validate_args(False) before planning",
+            reason=READS,
         )
     if data_dependent:
         return TraceError(
             f"the model's control flow or shapes depend on tensor values at {where}. A plan is made for one graph, "
             "whatever the data. Take the decision outside of forward, or write it with torch.where or a mask; or plan "
-            "the submodules before and after that line"
+            "the submodules before and after that line",
+            reason=READS,
         )
     text = str(e).strip().splitlines()
     return TraceError(

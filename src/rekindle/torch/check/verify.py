@@ -158,16 +158,25 @@ def check_step(
             extra = counts[0] / counts[1] - 1 if counts[1] else None
         top = run(s, planned, "planned", Way.HELD).peak if held else None
     used = planned.last.plan if planned.last is not None else planned.plan
+    return as_check(equal, differences, ours, theirs, used.activation_peak_bytes, extra, top)
+
+
+def as_check(
+    equal: dict[str, bool | None], differences: list[str], ours: Outcome, theirs: Outcome | None, predicted_bytes: int,
+    flops_overhead: float | None, held_peak_bytes: int | None,
+) -> Check:  # fmt: skip
+    """The check of a planned step, `ours`, against a plain one, `theirs`; None: it did not fit. equal, differences : as
+    `compare` gives them."""
     return Check(
         equal["loss"], equal["gradients"], equal["buffers"], equal["rng"],
-        predicted_peak_bytes=used.activation_peak_bytes,
+        predicted_peak_bytes=predicted_bytes,
         measured_peak_bytes=ours.peak,
         plain_peak_bytes=None if theirs is None else theirs.peak,
         plain_seconds=None if theirs is None else theirs.seconds,
         planned_seconds=ours.seconds,
-        flops_overhead=extra,
+        flops_overhead=flops_overhead,
         differences=differences,
-        held_peak_bytes=top,
+        held_peak_bytes=held_peak_bytes,
     )  # fmt: skip
 
 

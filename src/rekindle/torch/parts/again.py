@@ -7,12 +7,8 @@ changes no Python object.
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
-import pickle
 import random
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +18,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ...errors import RekindleError
 from ...parts.figures import Figures
 from ..capture import private, tree
 from ..capture.attributes import Attributes
@@ -35,6 +30,7 @@ from ..costs.levels import Levels
 from ..costs.op_tensors import storage_of
 from ..run.as_before import as_before
 from ..run.measured_step import gradients_as_before
+from ..run.own_forward import InPlaceOfForward
 from ..run.sample import copies, owned
 from ..trace import plain_forward
 from .recording import Recorded
@@ -51,28 +47,16 @@ class AgainSettings:
 SETTINGS = AgainSettings()
 
 
-class AgainForward:
+class AgainForward(InPlaceOfForward):
     """The forward of a part that saves its inputs alone: in backward it runs once more, with the same random state.
 
     plain : the module's own forward. is_off : calls run plain.
     """
 
     def __init__(self, model: nn.Module):
-        self._model = weakref.ref(model)  # weak: the module holds this object
-        self._own: Callable[..., Any] | None = model.__dict__.get("forward")
+        super().__init__(model)
         self._training = model.training
         self.is_off = False
-
-    @property
-    def plain(self) -> Callable[..., Any]:
-        model = self._model()
-        if model is None:
-            raise RekindleError("the planned module was deleted; keep it to call its forward")
-        return self._own if self._own is not None else type(model).forward.__get__(model)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model()
@@ -95,29 +79,13 @@ class AgainForward:
 
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
-        model.__dict__["forward"] = self
+        self.is_off = False
+        super().take_over(model)
 
     def give_back(self, model: nn.Module) -> None:
         """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
         self.is_off = True
-        if model.__dict__.get("forward") is self:
-            del model.__dict__["forward"]
-            if self._own is not None:
-                model.__dict__["forward"] = self._own
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AgainForward:
-        copied = object.__new__(AgainForward)
-        copied.__dict__.update(self.__dict__)
-        twin = memo.get(id(self._model()))
-        if twin is not None:
-            copied._model = weakref.ref(twin)
-            copied._own = copy.deepcopy(self._own, memo)
-        return copied
-
-    def __reduce__(self) -> Any:
-        raise pickle.PicklingError(
-            "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
-        )
+        super().give_back(model)
 
 
 def only_computes(module: nn.Module, given: Recorded) -> bool:

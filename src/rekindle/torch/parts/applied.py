@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
-import pickle
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,38 +12,28 @@ from torch import nn
 
 from ...ask import PlanOptions
 from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned
-from ...errors import PlanMismatch, RekindleError
+from ...errors import PlanMismatch
 from ...model.carry import carried
 from ...model.plan import Plan
+from ...model.schedule import Schedule
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
 from ..run import stages, unused
+from ..run.own_forward import InPlaceOfForward
 from ..run.planned import PlannedForward, planned_forward
 from ..trace import Trace
 from .again import AgainForward
 
 
-class PartsForward:
+class PartsForward(InPlaceOfForward):
     """The forward of a model whose parts are planned: the model's own, which calls the planned parts.
 
     plain : the model's own forward. plan : the plans of all parts.
     """
 
     def __init__(self, model: nn.Module, plan: PartsPlan):
-        self._model = weakref.ref(model)  # weak: the model holds this object
-        self._own: Callable[..., Any] | None = model.__dict__.get("forward")
+        super().__init__(model)
         self.plan = plan
-
-    @property
-    def plain(self) -> Callable[..., Any]:
-        model = self._model()
-        if model is None:
-            raise RekindleError("the planned module was deleted; keep it to call its forward")
-        return self._own if self._own is not None else type(model).forward.__get__(model)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.plain(*args, **kwargs)
@@ -58,24 +44,7 @@ class PartsForward:
             forward = forward_of(m)
             assert forward is not None
             forward.give_back(m)
-        if model.__dict__.get("forward") is self:
-            del model.__dict__["forward"]
-            if self._own is not None:
-                model.__dict__["forward"] = self._own
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PartsForward:
-        copied = object.__new__(PartsForward)
-        copied.__dict__.update(self.__dict__)
-        twin = memo.get(id(self._model()))
-        if twin is not None:
-            copied._model = weakref.ref(twin)
-            copied._own = copy.deepcopy(self._own, memo)
-        return copied
-
-    def __reduce__(self) -> Any:
-        raise pickle.PicklingError(
-            "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
-        )
+        super().give_back(model)
 
 
 class PartForward(PlannedForward):
@@ -106,7 +75,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     for module, forward in forwards:
         forward.take_over(module)
         unused.used(module)  # a step may leave it out
-    model.__dict__["forward"] = root
+    root.take_over(model)
     return model
 
 
@@ -163,7 +132,7 @@ def parts_taken_off(model: nn.Module) -> Iterator[None]:
         for m, forward in forwards:
             assert forward is not None
             forward.take_over(m)
-        model.__dict__["forward"] = root
+        root.take_over(model)
         raise
 
 
@@ -201,8 +170,6 @@ class _Replan:
 
 def _held_share(p: Plan) -> float:
     """Bytes that the plan holds from forward to backward, as a share of the plain step's."""
-    from ...model.schedule import Schedule
-
     own = figures(p.graph, p.schedule, p.cost).held_bytes
     plain = figures(p.graph, Schedule.baseline(p.graph), p.cost).held_bytes
     return own / plain if plain else 1.0

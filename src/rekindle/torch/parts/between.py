@@ -20,6 +20,7 @@ from ..capture import tree
 from ..costs.levels import Level, Levels
 from ..costs.op_tensors import storage_of
 from ..run.execute import boundary_of, last_stage_of
+from ..run.own_forward import forward_instead
 from ..run.planned import PlannedForward
 from .again import AgainForward
 from .finding import Unit
@@ -63,24 +64,18 @@ class Watched:
 
     @contextlib.contextmanager
     def watching(self, applied: Sequence[tuple[Forward, Sequence[int], Sequence[Unit]]]) -> Iterator[None]:
-        """Inside, calls of these forwards are noted. Each comes with the numbers and the units of its module."""
-        before = []
-        try:
+        """Inside, calls of these forwards are noted.
+
+        applied : (forward, numbers of its module's units, those units), as `Choices.applied` gives them.
+        """
+        with contextlib.ExitStack() as stack:
             for forward, numbers, units in applied:
-                module = units[0].module
-                before.append((module, module.__dict__.get("forward")))
                 if isinstance(forward, PlannedForward):
-                    by_key = dict(zip((u.key for u in units), numbers, strict=True))
-                    module.__dict__["forward"] = self._planned(forward, by_key)
+                    noted = self._planned(forward, dict(zip((u.key for u in units), numbers, strict=True)))
                 else:
-                    module.__dict__["forward"] = self._open(forward, numbers[0])
+                    noted = self._open(forward, numbers[0])
+                stack.enter_context(forward_instead(units[0].module, noted))
             yield
-        finally:
-            for module, old in reversed(before):
-                if old is None:
-                    module.__dict__.pop("forward", None)
-                else:
-                    module.__dict__["forward"] = old
 
     def _planned(self, planned: PlannedForward, numbers: dict[Any, int]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from ...parts.division import OPEN, Moment, Step
 from ...parts.plan import Part
 from ...parts.ways import Way, as_part_plan
 from ..run import stages
+from ..run.own_forward import forward_instead
 from .again import AgainForward
 from .applied import PartForward, part_forward
 from .between import Between, Forward, with_uncalled
@@ -87,29 +88,19 @@ class Choices:
 
     @contextlib.contextmanager
     def applied(self, chosen: Chosen) -> Iterator[list[tuple[Forward, list[int], list[Unit]]]]:
-        """Inside, the parts run by these ways. Gives the forward of each module, with the numbers and the units of the module;
-        also of those that are open."""
+        """Inside, the parts run by these ways. Gives (forward, numbers of its module's units, those units) for each module,
+        open modules included."""
         step, forwards = self.step(), []
-        before: list[tuple[nn.Module, object]] = []
-        try:
+        with contextlib.ExitStack() as stack:
             for numbers in self.by_module():
                 if not step.runs(numbers[0], chosen):
                     continue
                 module, forward = self.units[numbers[0]].module, self._forward(numbers, chosen)
-                before.append((module, module.__dict__.get("forward")))
-                module.__dict__["forward"] = forward
+                stack.enter_context(forward_instead(module, forward))
+                if isinstance(forward, PartForward):
+                    stack.enter_context(forward.silent())
                 forwards.append((forward, numbers, [self.units[u] for u in numbers]))
-            with contextlib.ExitStack() as stack:
-                for forward, _, _ in forwards:
-                    if isinstance(forward, PartForward):
-                        stack.enter_context(forward.silent())
-                yield forwards
-        finally:
-            for module, old in before:
-                if old is None:
-                    module.__dict__.pop("forward", None)
-                else:
-                    module.__dict__["forward"] = old
+            yield forwards
 
     def by_module(self) -> list[list[int]]:
         """The numbers of the units of each module."""
@@ -139,5 +130,5 @@ class Choices:
 
 
 def smallest(found: Sequence[Way]) -> int:
-    """The way that holds least from forward to backward, and of those the one of the lowest peak."""
+    """The way that holds least from forward to backward; among equal ways, one of the lowest peak."""
     return min(range(len(found)), key=lambda i: (found[i].figures.held_bytes, found[i].figures.backward_bytes))

@@ -14,10 +14,11 @@ from ...progress import announce
 from .. import accept
 from ..capture.module_call import Key
 from ..capture.module_paths import is_marked
+from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA
 from ..run.measured_step import Subject
 from ..trace import Trace, trace_call
 from .again import only_computes
-from .reasons import around, in_few_words, saves_nothing, shape_depends_on_data
+from .reasons import around, in_few_words
 from .recording import Calls, Recorded, may_be_part, record, signature
 
 
@@ -172,7 +173,7 @@ class Finder:
         while parents[-1]:
             parents.append(parents[-1].rpartition(".")[0])
         why = next((self._why[p] for p in parents if p in self._why), None)
-        if why is None or not shape_depends_on_data(why):
+        if not isinstance(why, TraceError) or why.reason not in (SHAPE_FROM_DATA, READS):
             return False
         beside, inside = parents[0], path.count(".")
         like = [
@@ -201,7 +202,8 @@ class Finder:
         with accept.gradients_on(), given.surroundings():
             made = trace_call(module, args, kwargs, how, progress=self.options.report)
         if made.lowered.captured.effects:
-            raise TraceError(f"its plan would not run {', '.join(made.lowered.captured.effects)}")
+            dropped = f"its plan would not run {', '.join(made.lowered.captured.effects)}"
+            raise TraceError(dropped, reason=dropped)
         if made.key != given.key or made.lowered.captured.settles:
             raise TraceError("its call is captured in other surroundings than it has in the step")
         if made.graph.boundary is None:
@@ -220,11 +222,9 @@ class Finder:
     def _note_failure(self, path: str, module: nn.Module, e: RekindleError) -> None:
         self._open |= around(e, module)
         self._why[path] = e
-        if (
-            isinstance(e, TraceError)
-            and not saves_nothing(e)
-            and (line := in_few_words(e, module)) not in self.found.plain
-        ):
+        if not isinstance(e, TraceError) or e.reason == NO_BACKWARD:
+            return  # it holds nothing, or it is no model for a plan: there is nothing to tell
+        if (line := in_few_words(e, module)) not in self.found.plain:
             self.found.plain.append(line)
 
     def _add_again(self) -> None:

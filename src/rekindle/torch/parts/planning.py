@@ -104,7 +104,7 @@ def _nothing(request: Request, found: Found) -> RekindleError:
             f"{str(request.error).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
         )
     return UsageError(
-        "parts: no plan of these submodules saves memory; name larger ones, such as the blocks of the model"
+        "parts: no plan for the named submodules saves memory; name larger ones, such as the blocks of the model"
     )
 
 
@@ -297,7 +297,7 @@ class _Planning:
         )
 
     def _covers(self, before: Between, used: list[int]) -> Covered:
-        """Which parts are planned, and the share of the plain bytes between forward and backward that they hold."""
+        """Which parts are planned, and their share of the bytes that the plain step holds between forward and backward."""
         units = self.choices.units
         plain = [n * w[0].figures.held_bytes for w, n in zip(self.choices.ways, before.calls, strict=True)]
         inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]

@@ -12,44 +12,24 @@ from ...errors import TraceError
 from ...frames import is_users
 
 
-def line_of(e: BaseException) -> str:
+def line_of(e: TraceError) -> str:
     """The innermost line of the user's code through which an exception came, as "train.py:88"; "" if there is none."""
-    where = e.line if isinstance(e, TraceError) else ""
-    if where:
-        return where
+    if e.line:
+        return e.line
+    where = ""
     for frame, line in _frames(_cause(e)):
         if is_users(frame):
             where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
     return where
 
 
-def in_few_words(e: BaseException, model: nn.Module) -> str:
+def in_few_words(e: TraceError, model: nn.Module) -> str:
     """The reason why a capture of the model failed, such as "Decoder (train.py:88 reads a tensor)"."""
-    text = str(e)
-    does = (
-        "makes a shape depend on the data" if "shape of the result of" in text
-        else "draws a random number that decides whether a layer runs" if "decides at" in text
-        else "reads a tensor" if "depend on tensor values" in text
-        else "draws from Python's or NumPy's random generator" if "random generator, or seeds it" in text
-        else text if text.startswith("its plan would not run")
-        else "makes a tensor that is not dense" if "only dense tensors can be planned" in text
-        else "cannot be captured"
-    )  # fmt: skip
     where = line_of(e)
-    through = [] if isinstance(e, TraceError) and e.line else _frames(_cause(e))
+    through = [] if e.line else _frames(_cause(e))
     inner = [x for f, _ in through if isinstance(x := f.f_locals.get("self"), nn.Module) and is_users(f)]
     name = type(inner[-1] if inner else model).__name__
-    return f"{name} ({where} {does})" if where else f"{name} ({does})"
-
-
-def shape_depends_on_data(e: BaseException) -> bool:
-    """Whether tensors behind the failing line may have another shape at each step."""
-    return "shape of the result of" in str(e) or "depend on tensor values" in str(e)
-
-
-def saves_nothing(e: BaseException) -> bool:
-    """Whether the capture failed because there is no backward: such a submodule holds nothing, and there is nothing to tell."""
-    return "there is no backward to plan" in str(e)
+    return f"{name} ({where} {e.reason})" if where else f"{name} ({e.reason})"
 
 
 def around(e: BaseException, model: nn.Module) -> set[nn.Module]:

@@ -18,6 +18,7 @@ from ..capture.lock import LOCK
 from ..capture.module_call import Key, ModuleCall
 from ..run.as_before import as_before
 from ..run.measured_step import Subject
+from ..run.own_forward import forward_instead
 from ..run.sample import copies, owned
 from ..trace import module_kinds, plain_forward
 
@@ -136,7 +137,7 @@ class _Recorder:
                 np.random.seed(seed)
                 random.seed(seed)
             for name, m, kind in self._modules:
-                stack.enter_context(_instead(m, self._recorder(name, kind, plain_forward(m), seed is None)))
+                stack.enter_context(forward_instead(m, self._recorder(name, kind, plain_forward(m), seed is None)))
             if not saving:
                 stack.enter_context(nothing)
             plain_forward(s.model)(*args, **kwargs)
@@ -170,20 +171,6 @@ def may_be_part(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
         return True
     return bool(list(module.children())) or not type(module).__module__.startswith("torch.nn.")
-
-
-@contextlib.contextmanager
-def _instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the module has this forward."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.__dict__["forward"] = before
 
 
 def _not_saved(_: Any) -> Any:

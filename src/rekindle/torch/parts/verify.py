@@ -14,7 +14,7 @@ from ...parts.plan import PartsPlan
 from .. import accept
 from ..capture.loss import default_loss
 from ..check import verify as whole
-from ..check.verify import Check, compare, subject
+from ..check.verify import Check, as_check, compare, subject
 from ..run.measured_step import LossOf, Way, deterministic, flops, gradients_as_before, run
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
@@ -84,17 +84,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
             with parts_aside(model):
                 its = flops(s, plain)
             extra = mine / its - 1 if its else None
-    return Check(
-        equal["loss"], equal["gradients"], equal["buffers"], equal["rng"],
-        predicted_peak_bytes=plan.activation_peak_bytes,
-        measured_peak_bytes=ours.peak,
-        plain_peak_bytes=None if theirs is None else theirs.peak,
-        plain_seconds=None if theirs is None else theirs.seconds,
-        planned_seconds=ours.seconds,
-        flops_overhead=extra,
-        differences=differences,
-        held_peak_bytes=held,
-    )  # fmt: skip
+    return as_check(equal, differences, ours, theirs, plan.activation_peak_bytes, extra, held)
 
 
 @contextlib.contextmanager
@@ -114,7 +104,7 @@ def _instead(model: nn.Module, plan: PartsPlan) -> Any:
             for m, forward in forwards:
                 assert forward is not None
                 forward.take_over(m)
-            model.__dict__["forward"] = own
+            own.take_over(model)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 
 from .finding import Unit
 
-PLAIN_MOST = 3  # reasons that are told
+PLAIN_MOST = 3  # reasons in the line; the line says how many more there are
 
 
 @dataclass(frozen=True)

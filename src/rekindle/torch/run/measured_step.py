@@ -19,6 +19,7 @@ from ..costs.flops import FlopCount
 from ..costs.levels import Levels
 from ..costs.memory import allocator_peak, storage_peak
 from .as_before import as_before, same
+from .own_forward import forward_instead
 from .sample import Sample
 
 LossOf = Callable[[Any], torch.Tensor]
@@ -105,7 +106,7 @@ def run(
 
     with (
         as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
-        _forward(s.model, forward),
+        forward_instead(s.model, forward),
         _naming(s.model, which),
     ):
         for p in s.model.parameters():
@@ -140,7 +141,7 @@ def flops(s: Subject, forward: Callable[..., Any]) -> int:
     args, kwargs, _ = s.sample.fresh()
     with (
         as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
-        _forward(s.model, forward),
+        forward_instead(s.model, forward),
         FlopCount() as count,
     ):
         _backward(s.loss(s.model(*args, **kwargs)))
@@ -199,19 +200,6 @@ def _naming(model: nn.Module, which: str) -> Iterator[None]:
             f"the {which} step of {type(model).__name__} failed with {type(e).__name__}: {e}. The model is as it was; see that "
             "model(sample), its loss and backward work"
         ) from e
-
-
-@contextlib.contextmanager
-def _forward(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    before = model.__dict__.get("forward")
-    model.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del model.__dict__["forward"]
-        else:
-            model.__dict__["forward"] = before
 
 
 def _carried(s: Subject) -> dict[str, torch.Tensor]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
-import pickle
 import sys
 import time
 import weakref
@@ -16,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from ...errors import RekindleError
 from ...model.plan import Plan
 from ..capture import module_call as calls
 from ..capture import private
@@ -27,21 +23,20 @@ from ..trace import Trace
 from . import unused
 from .bound import Bound
 from .new_call import NewCall
+from .own_forward import InPlaceOfForward
 from .replanner import Replan, Replanner
 
 NEW_SHAPE = ("plan", "plain", "error")
 
 
-class PlannedForward:
+class PlannedForward(InPlaceOfForward):
     """The object that `apply` puts in place of a module's forward. It holds one plan per kind of call and state of the module.
 
     plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
-        self._model = weakref.ref(model)  # weak: the module holds this object
-        own = model.__dict__.get("forward")
-        self._own: Callable[..., Any] | None = own._own if isinstance(own, PlannedForward) else own
+        super().__init__(model)
         self._replanner = Replanner(model, plan, on_new_shape, replan, check)
         self._in_eval = not model.training  # then calls in `eval()` are planned as well
         self._steps_in_eval = unused.StepCount()
@@ -58,7 +53,7 @@ class PlannedForward:
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
         self._off = False
-        model.__dict__["forward"] = self
+        super().take_over(model)
         _PLANNED[model] = self
         unused.watch(model)
 
@@ -67,10 +62,7 @@ class PlannedForward:
         self._off = True
         unused.used(model)
         _PLANNED.pop(model, None)
-        if model.__dict__.get("forward") is self:
-            del model.__dict__["forward"]
-            if self._own is not None:
-                model.__dict__["forward"] = self._own
+        super().give_back(model)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -105,18 +97,6 @@ class PlannedForward:
     def bounds(self) -> Iterator[Bound]:
         """Every plan on the module, as it is bound."""
         return iter(self._replanner.plans)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """The signature of the module's own forward: training loops read it to choose the columns of a batch."""
-        return inspect.signature(self.plain)
-
-    @property
-    def plain(self) -> Callable[..., Any]:
-        model = self._model()
-        if model is None:
-            raise RekindleError("the planned module was deleted; keep it to call its forward")
-        return self._own if self._own is not None else type(model).forward.__get__(model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if LOCK.mine:  # this thread is capturing a module, and a wrapper of this forward may call it
@@ -214,16 +194,12 @@ class PlannedForward:
     # -- copies ------------------------------------------------------------------------------------------------------
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
         """The copied module gets its own planned forward."""
-        twin = memo.get(id(self._model()))
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
+        copied = super().__deepcopy__(memo)
         copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.StepCount(), None
         copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]
-        if twin is not None:
-            copied._model = weakref.ref(twin)
-            copied._own = copy.deepcopy(self._own, memo)  # a bound method of the module becomes the copy's
-            if not copied._off:
-                _PLANNED[twin] = copied
+        twin = memo.get(id(self._model()))
+        if twin is not None and not copied._off:
+            _PLANNED[twin] = copied
         return copied
 
     def _bind_copied(self, model: nn.Module) -> None:
@@ -231,11 +207,6 @@ class PlannedForward:
             for traced, plan in reversed(self._unbound):
                 self._replanner.bind(model, traced, plan)
             self._unbound = []
-
-    def __reduce__(self) -> Any:
-        raise pickle.PicklingError(
-            "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
-        )
 
 
 def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
