@@ -292,6 +292,7 @@ def checkpoint(
     from .torch import accept as torch_accept
     from .torch.check.confirm import confirm
     from .torch.check.probe import probe
+    from .torch.costs.garbage import old_objects_aside
     from .torch.parts.applied import parts_taken_off
     from .torch.parts.planning import Request, plan_parts
     from .torch.run.planned import NEW_SHAPE, set_aside
@@ -326,7 +327,7 @@ def checkpoint(
 
     later: Plan | None = None
     found: Plan | PartsPlan
-    with telling(options.progress), parts_taken_off(model), set_aside(model):
+    with telling(options.progress), old_objects_aside(), parts_taken_off(model), set_aside(model):
         if check:
             announce(options.progress, "running the module once, unplanned")
             arguments = call_arguments(sample)

@@ -6,8 +6,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,9 @@ import torch.distributed as dist
 from torch import nn
 
 import rekindle
+from processes import error_of, searches
 from rekindle import certify
 from rekindle.model.formats import steps_to_json
-from rekindle.problem import REGISTERED, Problem
-from rekindle.registry import all_solvers
 from rekindle.torch import ranks, trace
 from rekindle.torch.capture.private import store_of_processes
 
@@ -50,25 +48,6 @@ def with_costs_of(rank: int, traced: Any) -> Any:
     return traced.with_graph(replace(traced.graph, ops=ops))
 
 
-@contextmanager
-def searches() -> Iterator[list[Problem]]:
-    """The problems that the solver is asked meanwhile."""
-    all_solvers()
-    asked: list[Problem] = []
-    solver = REGISTERED[SOLVER]
-
-    @functools.wraps(solver.solve)
-    def noted(problem: Problem) -> Any:
-        asked.append(problem)
-        return solver.solve(problem)
-
-    REGISTERED[SOLVER] = replace(solver, solve=noted)
-    try:
-        yield asked
-    finally:
-        REGISTERED[SOLVER] = solver
-
-
 def described(plan: Any) -> dict[str, Any]:
     return {
         "steps": steps_to_json(plan.schedule), "peak_bytes": plan.peak_bytes, "overhead": plan.overhead,
@@ -80,19 +59,11 @@ def dear(graph: Any) -> list[str]:
     return sorted({o.target for o in graph.ops if o.seconds == 1.0})
 
 
-def error_of(call: Callable[[], Any]) -> dict[str, Any]:
-    try:
-        call()
-    except BaseException as e:
-        return {"type": type(e).__name__, "message": str(e), **vars(e)}
-    raise AssertionError("no error")
-
-
 def one_plan(rank: int, traced: Any) -> dict[str, Any]:
     """Both ask at about the same time, with costs that differ."""
     mine = with_costs_of(rank, traced)
     alone = rekindle.plan(mine.graph, 0.7, solver=SOLVER, cache=False)
-    with searches() as asked:
+    with searches(SOLVER) as asked:
         plan = rekindle.plan(mine, 0.7, solver=SOLVER, cache=False)
     model = rekindle.apply(Net(), plan)
     model(sample()).backward()
@@ -109,7 +80,7 @@ def alone(rank: int, traced: Any) -> dict[str, Any]:
     """One rank asks, and nobody else does; the others ask when it is done."""
     mine = with_costs_of(rank, traced)
     plan = None
-    with searches() as asked:
+    with searches(SOLVER) as asked:
         if rank == ALONE:
             plan = rekindle.plan(mine, 0.8, solver=SOLVER, cache=False)
         dist.barrier()

@@ -203,7 +203,7 @@ def test_wrapped_and_sharded_models_are_told_the_order_that_works() -> None:
         for call in (plan_it, lambda m, x: rekindle.trace(m, x), lambda m, x: rekindle.apply(m, a_plan())):
             with pytest.raises(UsageError, match="DistributedDataParallel.*model.module.*before it is wrapped"):
                 call(wrapped, x)
-    with pytest.raises(UsageError, match="DTensor.*Plan first, then shard"):
+    with pytest.raises(UsageError, match="DTensor.*Plan these submodules first.*then call fully_shard"):
         plan_it(sharded(), x)
 
 

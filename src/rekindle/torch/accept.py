@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from ..arguments import close
 from ..errors import UsageError
-from .capture import private, tree
+from .capture import private, sharded, tree
 from .capture.module_paths import is_marked
 
 # Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
@@ -133,10 +133,10 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
             raise UsageError(
                 f"parameter {name!r} was made under torch.inference_mode and cannot be trained; make the model outside of it"
             )
-        if _is_sharded(p):
+        if sharded.is_sharded(p):
             raise UsageError(
-                f"parameter {name!r} is a DTensor: the model was sharded before it was planned. Plan first, then shard: "
-                "rekindle.checkpoint(…), then fully_shard(…) or parallelize_module(…)"
+                f"parameter {name!r} is a DTensor: the model was sharded before it was planned; "
+                f"{sharded.order_that_works(model)}"
             )
     if not named and not any(t.requires_grad for t in tensors):
         raise UsageError(
@@ -156,10 +156,6 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
             "a tensor of the sample is on the meta device, which holds no numbers, and the model is not; move the sample to "
             "the model's device"
         )
-
-
-def _is_sharded(t: torch.Tensor) -> bool:
-    return any(c.__name__ == "DTensor" and c.__module__.startswith("torch.") for c in type(t).__mro__)
 
 
 def optimizer(given: Any) -> None:
@@ -304,7 +300,7 @@ def _fit(t: torch.Tensor, at: str) -> None:
         raise UsageError(
             f"{at} was made under torch.inference_mode, and autograd cannot use it; give {at}.clone() made outside of it"
         )
-    if _is_sharded(t):
+    if sharded.is_sharded(t):
         raise UsageError(f"{at} is a DTensor, which has another shape on every rank; give {at}.to_local()")
     if t.requires_grad and not t.is_leaf:
         raise UsageError(

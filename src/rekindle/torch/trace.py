@@ -37,6 +37,7 @@ from .capture.normalise import lower
 from .capture.number_places import attributes_set, name_of, replaced
 from .capture.numbers import Attribute, Numbers, Place
 from .capture.private import is_fake, store_of_processes
+from .capture.sharded import own_class
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
@@ -305,7 +306,7 @@ def arguments_of_call(model: nn.Module, sample: Any) -> tuple[calls.ModuleCall, 
 
 def module_kinds(model: nn.Module) -> tuple[tuple[str, str], ...]:
     """(qualified name, class) of a module and all its submodules."""
-    return tuple((name, type(m).__name__) for name, m in model.named_modules())
+    return tuple((name, own_class(m).__name__) for name, m in model.named_modules())
 
 
 def plain_forward(model: nn.Module) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from .attribute_reads import INTERNAL
 from .fields import is_elsewhere, is_simple
 from .globals import Globals
 from .hooks import HOOKS
+from .sharded import own_class
 from .values import Key, key_of
 from .watch import Watch
 
@@ -48,7 +49,7 @@ class ModuleState:
         self._classes: dict[tuple[type, str], Any] = {}
         self._class_keys: dict[tuple[type, str], Key] = {}
         self._functions: dict[int, types.FunctionType] = {}
-        self.keys["the submodules"] = tuple([(path, type(m)) for path, m in modules.items()])
+        self.keys["the submodules"] = tuple([(path, own_class(m)) for path, m in modules.items()])
         for path, m in modules.items():
             if m is not model:
                 self._module(path, m, False)
@@ -136,7 +137,7 @@ class ModuleState:
         of_instance = own.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in ({"forward", *(names or ())}) - of_instance - _OF_TORCH - {"*"}:
-            self.keys[prefix + k] = self._of_class(type(m), k)
+            self.keys[prefix + k] = self._of_class(own_class(m), k)
 
     def _of_class(self, kind: type, k: str) -> Key:
         if (kind, k) not in self._classes:

@@ -12,6 +12,7 @@ from torch import nn
 from ...ask import TraceOptions
 from ..capture.module_call import Key, ModuleCall
 from ..capture.numbers import Place
+from ..capture.sharded import own_class
 from ..trace import Trace, trace_call
 
 
@@ -34,7 +35,7 @@ class NewCall:
     def words(self) -> str:
         """The call as the beginning of a message."""
         given = f"with inputs {self.call.shapes}" if self.call.tensors else "without tensors"
-        return f"{type(self.model).__name__} was called {given}"
+        return f"{own_class(self.model).__name__} was called {given}"
 
     @property
     def trains(self) -> bool:

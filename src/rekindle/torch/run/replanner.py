@@ -17,7 +17,7 @@ from torch import nn
 from ... import notices
 from ...ask import Goal, PlanOptions
 from ...carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
-from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError
+from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError, UsageError
 from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
@@ -27,6 +27,7 @@ from ..capture import tree
 from ..capture.number_places import name_of, read
 from ..capture.numbers import Place
 from ..capture.same_graph import matches
+from ..capture.sharded import order_that_works, own_class, sharded_parameter
 from ..trace import Trace, known_options
 from . import trial
 from .bound import Bound
@@ -109,7 +110,11 @@ class Replanner:
         Raises
         ------
         PlanMismatch : the loaded plan does not fit the call, or calls without a plan are errors (on_new_shape="error").
+        UsageError : the module was sharded after it was planned, such that no plan can run.
         """
+        if (name := sharded_parameter(new.model)) is not None:
+            self._sharded(new, name)
+            return None
         if once := new.call.used_up:
             self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
             return None
@@ -152,6 +157,18 @@ class Replanner:
         if self.on_new_shape == "error":
             raise PlanMismatch(f"{new.words}{why}; apply with on_new_shape='plan' or 'plain' to run such calls plain")
         self.warned.warn(f"{new.words}{why}; such calls run plain, with nothing recomputed", kind)
+
+    def _sharded(self, new: NewCall, name: str) -> None:
+        """The call runs plain if the user said that calls without a plan do.
+
+        Raises
+        ------
+        UsageError : the user did not say so.
+        """
+        why = f"was planned, but its parameter {name!r} has been sharded since; {order_that_works(new.model)}"
+        if self.on_new_shape != "plain":
+            raise UsageError(f"{own_class(new.model).__name__} {why}")
+        self.leave_plain(new, f", and {why}", kind="sharded")
 
     # -- a plan of its own -------------------------------------------------------------------------------------------
     def _planned(self, new: NewCall, found: Trace | None) -> Bound | None:

@@ -1,0 +1,72 @@
+"""A planned model in DistributedDataParallel: scenes for two processes."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rekindle
+from sharded_scenes import QUICK, Net, sample
+
+
+def both(**options: Any) -> tuple[nn.Module, nn.Module]:
+    """The same model planned and plain, each in DDP."""
+    model = Net()
+    twin = DistributedDataParallel(copy.deepcopy(model), **options)
+    return DistributedDataParallel(rekindle.checkpoint(model, sample(), **QUICK), **options), twin
+
+
+def another_shape_on_one_rank(rank: int) -> Any:
+    """One process meets two new batch sizes while the other one goes on."""
+    planned, plain = both()
+    batches = [sample(), sample()[: 3 if rank else 4], sample(), sample()[: 2 if rank else 4], sample()]
+    same, longest = [], 0.0
+    for i, batch in enumerate(batches):
+        gradients = []
+        for net in (planned, plain):
+            torch.manual_seed(i)
+            net.zero_grad()
+            begin = time.monotonic()
+            net(batch).backward()
+            longest = max(longest, time.monotonic() - begin)
+            gradients.append([p.grad.clone() for p in net.parameters()])
+        same.append(all(map(torch.equal, *gradients)))
+    return {"same": same, "plans": len(list(planned.module.forward.bounds)), "longest": longest}
+
+
+def gradients_arrive_one_after_the_other(rank: int) -> Any:
+    """Buckets are sent while backward still runs: how many operators had run when each was ready, as a share of all."""
+    planned, _ = both(bucket_cap_mb=0.01)
+    arrived: list[int] = []
+
+    class Count(TorchDispatchMode):
+        ran = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Count.ran += 1
+            return func(*args, **(kwargs or {}))
+
+    def note(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        arrived.append(Count.ran)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    note.__annotations__.clear()  # they are strings here, and DDP wants classes
+    planned.register_comm_hook(None, note)
+    planned(sample()).backward()  # DDP arranges its buckets in the order of the first step
+    loss = planned(sample())
+    arrived.clear()
+    with Count():
+        loss.backward()
+    return [n / Count.ran for n in arrived]
+
+
+SCENES = (another_shape_on_one_rank, gradients_arrive_one_after_the_other)
