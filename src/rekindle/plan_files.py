@@ -51,8 +51,20 @@ def load(path: str | os.PathLike[str]) -> Plan:
     UsageError : `path` is no path.
     """
     given = file_name(path)
-    where = name(given)
-    doc = formats.read_json(given)
+    return _of_document(formats.read_json(given), name(given))
+
+
+def from_text(text: str, where: str) -> Plan:
+    """The plan of a text that holds what a plan file holds, checked as `load` says. where : names the text in errors.
+
+    Raises
+    ------
+    FormatError : as `load`.
+    """
+    return _of_document(formats.parse_json(text, where), where)
+
+
+def _of_document(doc: Any, where: str) -> Plan:
     r = formats.Reader(doc, where, formats.PLAN)
     return plan_from_json(doc, where, formats.graph_from_json(r.table("graph"), f"{where}: graph"))
 

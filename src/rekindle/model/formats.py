@@ -126,7 +126,12 @@ def parse_json(text: str, where: str, constants: bool = False) -> Any:
 
 def write_json(path: str | os.PathLike[str], doc: Any) -> None:
     """Write a document whole or not at all: after a failure the old file is as it was. Raises as `files.write_text`."""
-    write_text(path, json.dumps(doc, indent=None, separators=(", ", ": "), allow_nan=False) + "\n")
+    write_text(path, as_text(doc) + "\n")
+
+
+def as_text(doc: Any) -> str:
+    """A document as the text of its file."""
+    return json.dumps(doc, indent=None, separators=(", ", ": "), allow_nan=False)
 
 
 def _refuse_constant(constant: str) -> float:

@@ -40,6 +40,16 @@ def load(path: str | os.PathLike[str]) -> Plan | PartsPlan:
     return _parts_plan(doc, name(given))
 
 
+def parts_from_text(text: str, where: str) -> PartsPlan:
+    """The plans of a text that holds what a file of parts holds, checked as `load` says. where : names the text in errors.
+
+    Raises
+    ------
+    FormatError : as `load`.
+    """
+    return _parts_plan(formats.parse_json(text, where), where)
+
+
 def _parts_plan(doc: dict[str, Any], where: str) -> PartsPlan:
     r = formats.Reader(doc, where, FORMAT)
     graphs = [formats.graph_from_json(g, f"{where}: graph {i}") for i, g in enumerate(r.items("graphs"))]

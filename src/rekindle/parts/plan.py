@@ -135,6 +135,10 @@ class PartsPlan:
             "parts": rows,
         }
 
+    def to_text(self) -> str:
+        """The document as the text of its file."""
+        return formats.as_text(self.to_json())
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plans of all parts to one JSON file, whole or not at all. Raises as `Plan.save`."""
         formats.write_json(file_name(path), self.to_json())

@@ -58,6 +58,12 @@ class AgainForward(InPlaceOfForward):
         self._training = model.training
         self.is_off = False
 
+    def _pickled(self) -> Any:
+        return self._training, self.is_off
+
+    def _unpickle(self, pickled: Any) -> None:
+        self._training, self.is_off = pickled
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model()
         runs_plain = (

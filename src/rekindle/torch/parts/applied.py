@@ -16,11 +16,13 @@ from ...errors import PlanMismatch
 from ...model.carry import carried
 from ...model.plan import Plan
 from ...model.schedule import Schedule
+from ...parts.files import parts_from_text
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
 from ..run import stages, unused
 from ..run.own_forward import InPlaceOfForward
 from ..run.planned import PlannedForward, planned_forward
+from ..run.travel import WHERE, as_text, from_text
 from ..trace import Trace
 from .again import AgainForward
 
@@ -45,6 +47,12 @@ class PartsForward(InPlaceOfForward):
             assert forward is not None
             forward.give_back(m)
         super().give_back(model)
+
+    def _pickled(self) -> Any:
+        return self.plan.to_text()
+
+    def _unpickle(self, pickled: Any) -> None:
+        self.plan = parts_from_text(pickled, WHERE)
 
 
 class PartForward(PlannedForward):
@@ -153,6 +161,9 @@ class _Replan:
     def __init__(self, plans: Sequence[Plan]):
         self._plans = list(plans)
 
+    def __reduce__(self) -> Any:
+        return _replan_from, ([as_text(p) for p in self._plans],)
+
     def __call__(self, traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
         graph, finish = traced.graph, stages.group
         for p in [*self._plans, *known]:
@@ -166,6 +177,11 @@ class _Replan:
         few = [w for w in found if w.figures.held_bytes <= most]
         way = few[0] if few else min(found, key=lambda w: w.figures.held_bytes)
         return Replanned(replace(as_part_plan(graph, way, options), trace=traced), ANOTHER_GRAPH)
+
+
+def _replan_from(texts: Sequence[str]) -> _Replan:
+    """The one that was pickled."""
+    return _Replan([from_text(t) for t in texts])
 
 
 def _held_share(p: Plan) -> float:

@@ -62,9 +62,27 @@ class InPlaceOfForward:
         return copied
 
     def __reduce__(self) -> Any:
-        raise pickle.PicklingError(
-            "a planned module cannot be pickled; call rekindle.restore(model) first, or save model.state_dict()"
-        )
+        """A pickled module takes what stands in place of its forward with it: see `_pickled`."""
+        model = self._model()
+        if model is None:
+            raise pickle.PicklingError("the planned module was deleted; pickle the module, which holds its plan")
+        # The module is not filled yet where this is read back: it is only referred to, and asked nothing.
+        return _arrived, (type(self), model, self._own, self._pickled())
+
+    def _pickled(self) -> Any:
+        """All that this object must take along, beside the module and its own forward."""
+        return None
+
+    def _unpickle(self, pickled: Any) -> None:
+        """Become what `_pickled` was asked of. The module is not filled yet."""
+
+
+def _arrived(kind: type[Self], model: nn.Module, own: Callable[..., Any] | None, pickled: Any) -> Self:
+    """The object that was pickled, in another process."""
+    made = object.__new__(kind)
+    made._model, made._own = weakref.ref(model), own
+    made._unpickle(pickled)
+    return made
 
 
 @contextlib.contextmanager

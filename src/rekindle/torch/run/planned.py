@@ -25,6 +25,7 @@ from .bound import Bound
 from .new_call import NewCall
 from .own_forward import InPlaceOfForward
 from .replanner import Replan, Replanner
+from .travel import as_text, from_text
 
 NEW_SHAPE = ("plan", "plain", "error")
 
@@ -37,8 +38,11 @@ class PlannedForward(InPlaceOfForward):
 
     def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
         super().__init__(model)
-        self._replanner = Replanner(model, plan, on_new_shape, replan, check)
-        self._in_eval = not model.training  # then calls in `eval()` are planned as well
+        self._begin(Replanner(model, plan, on_new_shape, replan, check), in_eval=not model.training)
+
+    def _begin(self, replanner: Replanner, in_eval: bool) -> None:
+        self._replanner = replanner
+        self._in_eval = in_eval  # then calls in `eval()` are planned as well
         self._steps_in_eval = unused.StepCount()
         self._used = self._off = self._checked = False
         self._turn = 0
@@ -201,6 +205,20 @@ class PlannedForward(InPlaceOfForward):
         if twin is not None and not copied._off:
             _PLANNED[twin] = copied
         return copied
+
+    # -- pickles -----------------------------------------------------------------------------------------------------
+    def _pickled(self) -> Any:
+        r = self._replanner
+        return as_text(r.plan), r.on_new_shape, r.replan, r.check, self._in_eval, self._off
+
+    def _unpickle(self, pickled: Any) -> None:
+        text, on_new_shape, replan, check, in_eval, is_off = pickled
+        model = self._model()
+        assert model is not None
+        self._begin(Replanner(model, from_text(text), on_new_shape, replan, check), in_eval)
+        self._off = is_off
+        if not is_off:
+            _PLANNED[model] = self
 
     def _bind_copied(self, model: nn.Module) -> None:
         with LOCK:

@@ -58,13 +58,13 @@ Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
 class Replanner:
     """Makes plans for the new calls of one module, all with the options of the first plan.
 
-    plan : the plan that `apply` was given.
+    plan : the plan that `apply` was given. on_new_shape, replan, check : how plans for other calls are made.
     plans : the plans on the module. refusals : calls that are known to run plain.
     warned : the warnings that were given.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool):
-        self.plan, self.on_new_shape, self._replan, self._check = plan, on_new_shape, replan, check
+        self.plan, self.on_new_shape, self.replan, self.check = plan, on_new_shape, replan, check
         self._options = plan.options
         self.plans, self.warned = BoundPlans(), WarnOnce()
         self.refusals = Refusals(self.plans)
@@ -206,7 +206,7 @@ class Replanner:
     def _following(self, new: NewCall) -> Bound | None:
         """A plan for a call whose step follows from the steps of other lengths; None: it does not, or the plain step does
         otherwise than expected. Then the call is captured."""
-        if not self._check or self.on_new_shape != "plan":
+        if not self.check or self.on_new_shape != "plan":
             return None
         bound = None
         try:
@@ -274,9 +274,9 @@ class Replanner:
         if self.on_new_shape != "plan":
             return None
         try:
-            return self._replan(found, self._options, known)
+            return self.replan(found, self._options, known)
         except InfeasibleBudget as e:
-            least = self._replan(found, replace(self._options, goal=Goal(least_memory=True)), ())
+            least = self.replan(found, replace(self._options, goal=Goal(least_memory=True)), ())
             self.warned.warn(
                 f"{new.words}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
                 f"{format_bytes(least.plan.peak_bytes)}"
@@ -287,7 +287,7 @@ class Replanner:
     def _tried(self, new: NewCall, bound: Bound, witness: Witness | None = None) -> str:
         """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
         no check was asked for. witness : watches the plain step."""
-        if not self._check or bound.trace.fake or _communicates(bound.trace.graph):
+        if not self.check or bound.trace.fake or _communicates(bound.trace.graph):
             return ""
         wrong = "the trial failed"
         try:
