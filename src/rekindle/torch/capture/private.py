@@ -6,8 +6,10 @@ Most of them answer questions that torch's public names do not. Each function wr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -25,6 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 __all__ = ["FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "StorageWeakRef", "TorchDispatchMode",
            "disable_autocast", "disable_modes", "in_kernel_invocation_manager", "tree_leaves", "tree_map", "tree_map_only",
            "unset_fake_temporarily"]  # fmt: skip
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 OpOverload = torch._ops.OpOverload  # one op with one signature, such as aten.add.Tensor
 HigherOrderOperator = torch._ops.HigherOrderOperator  # an op that takes functions, such as torch.cond
@@ -94,6 +98,25 @@ def in_torch_compile() -> bool:
     """Whether torch.compile traces this code, or would compile the functions that it calls."""
     compiling = torch._C._dynamo.eval_frame.get_eval_frame_callback()
     return torch.compiler.is_dynamo_compiling() or callable(compiling)
+
+
+def opaque_to_compile(call: Call) -> Call:
+    """The function, which torch.compile calls as it is: nothing inside of it is compiled. `torch.compiler.disable` does the
+    same, but imports the compiler at once and not at the first call."""
+    return torch._disable_dynamo(call)  # type: ignore[return-value]
+
+
+def not_traced_by_compile(call: Call) -> Call:
+    """The function, which torch.compile calls as it is; it goes on with the functions that this one calls."""
+    return torch._disable_dynamo(call, recursive=False)  # type: ignore[return-value]
+
+
+def caller() -> types.FrameType:
+    """The frame that called the function which calls this one, and which is `opaque_to_compile`."""
+    frame = sys._getframe(2)
+    while frame.f_globals["__name__"] in ("torch._compile", "torch._dynamo.eval_frame") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def store_of_processes() -> Any:

@@ -64,6 +64,7 @@ class AgainForward(InPlaceOfForward):
     def _unpickle(self, pickled: Any) -> None:
         self._training, self.is_off = pickled
 
+    @private.opaque_to_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model()
         runs_plain = (

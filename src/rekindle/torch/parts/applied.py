@@ -19,6 +19,7 @@ from ...model.schedule import Schedule
 from ...parts.files import parts_from_text
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
+from ..capture import private
 from ..run import stages, unused
 from ..run.own_forward import InPlaceOfForward
 from ..run.planned import PlannedForward, planned_forward
@@ -37,6 +38,7 @@ class PartsForward(InPlaceOfForward):
         super().__init__(model)
         self.plan = plan
 
+    @private.not_traced_by_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.plain(*args, **kwargs)
 

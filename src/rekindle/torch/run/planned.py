@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -102,10 +101,11 @@ class PlannedForward(InPlaceOfForward):
         """Every plan on the module, as it is bound."""
         return iter(self._replanner.plans)
 
+    @private.opaque_to_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if LOCK.mine:  # this thread is capturing a module, and a wrapper of this forward may call it
             return self.plain(*args, **kwargs)
-        caller = sys._getframe(1)
+        caller = private.caller()
         with LOCK.calls:  # a module that another thread is capturing must not be called
             model = self._model()
             called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None

@@ -115,6 +115,11 @@ class Replanner:
         if (name := sharded_parameter(new.model)) is not None:
             self._sharded(new, name)
             return None
+        if stands_in := next((n for n, p in new.model.named_parameters() if not isinstance(p, nn.Parameter)), None):
+            self.leave_plain(
+                new, f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does", "stand-in"
+            )
+            return None
         if once := new.call.used_up:
             self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
             return None
