@@ -37,10 +37,16 @@ def load(path: str | os.PathLike[str]) -> Plan | PartsPlan:
     doc = formats.read_json(given)
     if not isinstance(doc, dict) or doc.get("format") != FORMAT:
         return plan_files.load(given)
-    return _parts_plan(doc, name(given))
+    return parts_plan_from_json(doc, name(given))
 
 
-def _parts_plan(doc: dict[str, Any], where: str) -> PartsPlan:
+def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
+    """The plans of parts that a document `rekindle.parts/1` holds, checked. where : its name in errors.
+
+    Raises
+    ------
+    FormatError : as `load`.
+    """
     r = formats.Reader(doc, where, FORMAT)
     graphs = [formats.graph_from_json(g, f"{where}: graph {i}") for i, g in enumerate(r.items("graphs"))]
     plans = []

@@ -76,14 +76,20 @@ def plan_parts(request: Request) -> PartsPlan:
     begin = time.monotonic()
     s = subject(request.model, request.sample)
     with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
-        found = _find(request, s)
+        found = find(request, s)
         choices = search(s, found, request.options, request.check)
         if not choices.units:
             raise _nothing(request, found)
         return _Planning(request, s, found, choices).plan(begin)
 
 
-def _find(request: Request, s: Subject) -> Found:
+def find(request: Request, s: Subject) -> Found:
+    """The parts of the model of a request.
+
+    Raises
+    ------
+    TraceError, UsageError : as `plan_parts`.
+    """
     try:
         return Finder(s, request.options, request.captured, request.named, request.error).find()
     except RekindleError:
