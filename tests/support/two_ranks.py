@@ -221,7 +221,7 @@ def planned_parts(model: nn.Module, **goal: Any) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            rekindle.checkpoint(model, sample, effort="quick", progress=False, **goal)
+            rekindle.checkpoint(model, sample, effort="quick", cost="flops", progress=False, **goal)
     finally:
         for_all.plan_parts = real
     bound = [f for m in model.modules() if isinstance(f := m.__dict__.get("forward"), PartForward)]

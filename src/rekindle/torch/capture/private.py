@@ -80,7 +80,7 @@ def record_allocations() -> None:
     recording = torch.autograd.profiler.profile(profile_memory=True)
     marks = {torch._C._profiler.RecordScope.USER_SCOPE}
     torch._C._autograd._prepare_profiler(recording.config(), recording.kineto_activities)
-    torch._C._autograd._enable_profiler(recording.config(), recording.kineto_activities, marks)
+    torch._C._autograd._enable_profiler(recording.config(), recording.kineto_activities, marks)  # type: ignore[call-arg]
 
 
 def recorded_allocations() -> list[Any]:

@@ -48,7 +48,7 @@ def parts_for_all(request: Request) -> PartsPlan:
 
 
 def _question(request: Request) -> dict[str, Any]:
-    """All on which the plans depend, but for measured costs and the state of the model, in which processes should not differ."""
+    """All on which the plans depend, but for measured costs and the state of the model: processes should not differ there."""
     options, captured = request.options, request.captured
     args, kwargs = call_arguments(request.sample)
     tensors = tree.flatten((args, kwargs))[0]

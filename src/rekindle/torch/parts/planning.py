@@ -27,6 +27,7 @@ from ..trace import plain_forward, resident_bytes
 from .between import Between, Watched, between
 from .choices import Choices, Chosen
 from .finding import Finder, Found
+from .recording import bytes_of
 from .searching import search
 from .words import Covered, covered
 
@@ -298,6 +299,7 @@ class _Planning:
             covered=covered(self.model, self._covers(before, used), self.found.plain),
             solve_seconds=time.monotonic() - begin,
             not_counted=not_counted(self.model) if no_optimizer else "",
+            input_bytes=bytes_of(self.s.sample.tensors),
             asked=self.options,
             captured=self.request.captured,
         )

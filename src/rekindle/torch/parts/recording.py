@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,11 @@ class Calls:
     samples: dict[Key, Recorded] = field(default_factory=dict)
 
 
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the elements of all tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 def signature(module: nn.Module) -> Any:
     """Equal for modules of the same classes, shapes and modes."""
     named = [*module.named_parameters(), *module.named_buffers()]
@@ -122,7 +127,9 @@ class _Recorder:
     def add_left_out(self) -> bool:
         """Add elements of lists that were not called, and their submodules, with the samples of an equal element. Gives whether
         some element is left that equals no called one."""
-        lists = {name: name.rpartition(".")[0] for name, m in self.s.model.named_modules() if isinstance(m, nn.ModuleList)}
+        lists = {
+            name: name.rpartition(".")[0] for name, m in self.s.model.named_modules() if isinstance(m, nn.ModuleList)
+        }
         running = {name for name, holder in lists.items() if not holder or holder in self.found}
         elements = [(name, kind) for name, _, kind in self._modules if name.rpartition(".")[0] in running]
         like = {kind: name for name, kind in elements if name in self.found}
