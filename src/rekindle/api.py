@@ -294,7 +294,8 @@ def checkpoint(
     from .torch.check.probe import probe
     from .torch.costs.garbage import old_objects_aside
     from .torch.parts.applied import parts_taken_off
-    from .torch.parts.planning import Request, plan_parts
+    from .torch.parts.for_all import parts_for_all
+    from .torch.parts.planning import Request
     from .torch.run.planned import NEW_SHAPE, set_aside
     from .torch.run.trial import after_first_call
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
@@ -336,14 +337,14 @@ def checkpoint(
                 probe(model, *arguments, plain_forward(model))
         request = Request(model, sample, options, captured, check, named)
         if named is not None:
-            found = plan_parts(request)
+            found = parts_for_all(request)
         else:
             try:
                 found = planned()
             except TraceError as e:
                 if strict:
                     raise
-                found = plan_parts(replace(request, error=e))
+                found = parts_for_all(replace(request, error=e))
         if isinstance(found, PartsPlan):
             notices.say(f"{type(model).__name__}: {found.covered}", aloud=options.progress is not False)
             log.info(found.sentence)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.parts.division import OPEN, Moment, Step, divide
+from rekindle.parts.division import OPEN, Moment, Step, _Program, divide
 from rekindle.parts.figures import Figures
 
 
@@ -117,3 +117,17 @@ def test_of_many_equal_parts_the_cost_is_nearly_the_least(data: st.DataObject) -
         best = min(least.values())
         assert best - 1e-6 <= found.extra <= 1.01 * best + 5e-4 * count * plain + 1e-6
         assert found.bound <= best + 1e-6
+
+
+def test_moments_that_bind_nothing_are_left_out() -> None:
+    """Of a chain, the forwards take less than the backwards, and so bind nothing; the same peaks are found without them."""
+    ways = [Figures(40, 50, 60, 0.0, 100.0), Figures(10, 30, 50, 20.0, 100.0)]
+    count = 12
+    held = [tuple((q, "held") for q in range(p)) for p in range(count)]
+    moments = [Moment(5, (*held[p], (p, phase))) for p in range(count) for phase in ("forward", "backward")]
+    step = Step([ways] * count, [1] * count, moments, [None] * count)
+    program = _Program(step)
+    assert len(program.rows) < len(moments) / 2
+    for chosen in ([0] * count, [1] * count, [0, 1] * (count // 2), [1, 0] * (count // 2)):
+        picked = [int(program.first[p]) + c for p, c in enumerate(chosen)]
+        assert (program.rows[:, picked].sum(axis=1) + program.outside).max() == step.peak(chosen)

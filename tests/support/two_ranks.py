@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,14 @@ import torch.distributed as dist
 from torch import nn
 
 import rekindle
+from models_in_parts import RoutedGPT, differing, train, words
 from processes import error_of, searches
 from rekindle import certify
 from rekindle.model.formats import steps_to_json
 from rekindle.torch import ranks, trace
 from rekindle.torch.capture.private import store_of_processes
+from rekindle.torch.parts import for_all
+from rekindle.torch.parts.applied import PartForward
 
 SOLVER = "exact"  # least cost within a budget, so that costs decide
 REMOTE, ALONE = 1, 1  # ranks: that meets failures; that plans alone
@@ -172,7 +177,48 @@ def trained(rank: int, traced: Any) -> dict[str, Any]:
     return {"plan": steps_to_json(planned.module.forward.plan.schedule), "same": all(same), "parameters": len(same)}
 
 
-SCENES = (one_plan, refused, alone, targets, costs, failure, too_long, trained)
+def planned_parts(model: nn.Module, **goal: Any) -> dict[str, Any]:
+    """Plans of a model's parts as this rank got them: figures, whether it planned itself, its warnings, how a step differs."""
+    torch.manual_seed(0)
+    made: list[Any] = []
+    real = for_all.plan_parts
+
+    def noted(request: Any) -> Any:
+        made.append(request)
+        return real(request)
+
+    for_all.plan_parts = noted
+    sample, twin = (words(),), copy.deepcopy(model)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            rekindle.checkpoint(model, sample, effort="quick", cost="flops", progress=False, **goal)
+    finally:
+        for_all.plan_parts = real
+    bound = [f for m in model.modules() if isinstance(f := m.__dict__.get("forward"), PartForward)]
+    return {
+        "plan": model.forward.plan.to_json(), "made": len(made), "bound": all(list(f.bounds) for f in bound),
+        "warned": [str(w.message) for w in told if issubclass(w.category, rekindle.RekindleWarning)],
+        "differing": differing(train(model, sample, 1), train(twin, sample, 1)),
+    }  # fmt: skip
+
+
+def parts(rank: int, traced: Any) -> dict[str, Any]:
+    """Both plan the parts of a model that cannot be captured whole."""
+    return planned_parts(RoutedGPT(1, 32).train(), budget=0.9)
+
+
+def other_parts(rank: int, traced: Any) -> dict[str, Any]:
+    """The model of one rank counts its calls, so that its experts cannot run again as the other rank's do."""
+    found: dict[str, Any] = {}
+    for turn in (0, 1):
+        if rank == turn:
+            found = planned_parts(RoutedGPT(1, 32, counts=rank == REMOTE).train(), minimize="memory")
+        dist.barrier()
+    return found
+
+
+SCENES = (one_plan, refused, alone, targets, costs, failure, too_long, trained, parts, other_parts)
 
 
 def work(rank: int, port: int, folder: str) -> None:

@@ -267,3 +267,12 @@ def test_threads_that_meet_new_shapes() -> None:
     assert not failed
     assert not any(t.is_alive() for t in threads)
     assert "__getattribute__" not in vars(nn.Module)
+
+
+def test_to_put_a_plan_on_is_no_change() -> None:
+    """The first call of a plan takes a quick look at the module, and compares nothing."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    rekindle.checkpoint(model, torch.ones(2, 4), minimize="memory", effort="quick", check=False, progress=False)
+    assert [b.guards.unchanged(model) for b in model.forward.bounds] == [True]
+    model.extra = 1
+    assert [b.guards.unchanged(model) for b in model.forward.bounds] == [False]

@@ -7,8 +7,10 @@ import weakref
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.autograd.profiler import record_function
 
 from rekindle.errors import UsageError
+from rekindle.torch.costs import allocations
 from rekindle.torch.costs.allocations import cpu_allocations
 from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.memory import AllocatorPeak, allocator_peak, storage_peak
@@ -24,6 +26,23 @@ def rise_and_fall():
     del a
     c = torch.empty(KIB // 2)
     del b, c
+
+
+def test_no_operators_are_recorded(monkeypatch):
+    """A step of a recurrent layer runs 20,000 of them, whose events took more time than the step."""
+    names = set()
+    real = allocations.recorded_allocations
+
+    def noted():
+        events = real()
+        names.update(e.name() for e in events)
+        return events
+
+    monkeypatch.setattr(allocations, "recorded_allocations", noted)
+    with cpu_allocations("mark") as log, record_function("mark"):
+        torch.ones(KIB).add(1)
+    assert names == {"[memory]", "mark"}
+    assert [*log.marks] == ["mark"]
 
 
 @pytest.mark.parametrize("fake", [False, True])

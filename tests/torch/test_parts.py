@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from command_line import Ran, assert_one_paragraph
 from marks import few, sweep
 from models_in_parts import Packed, differing, opt, packed, routed, train, words
 from refused import left_alone
-from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, TraceError, UsageError
+from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, RekindleWarning, TraceError, UsageError
+from rekindle.torch.check.verify import subject
 from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.parts import recording
+from rekindle.torch.run.measured_step import gradients_as_before
 
 QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
 
@@ -315,6 +319,55 @@ def test_other_shapes_and_modes() -> None:
     assert differing(train(model, longer), train(twin, longer)) == 0
     with torch.no_grad():
         assert torch.equal(model.eval()(*longer), twin.eval()(*longer))
+
+
+def test_larger_inputs_than_the_budget_was_divided_for_are_told(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, sample = routed(layers=1)
+    other = copy.deepcopy(model)
+    planned(model, sample, budget=0.9, cost="flops").save(tmp_path / "plan.json")
+    rekindle.apply(other, rekindle.load(tmp_path / "plan.json"))
+    larger, smaller = (words(4, 48),), (words(2, 32),)
+    for m in (model, other):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RekindleWarning)
+            for x in (sample, smaller):
+                m(*x).backward()
+            with torch.no_grad():
+                m(*larger)
+        with pytest.warns(RekindleWarning, match="larger inputs .*1.5 KiB.*the budget is not divided again"):
+            m(*larger).backward()
+        with warnings.catch_warnings():  # once is enough
+            warnings.simplefilter("error", RekindleWarning)
+            m(*larger).backward()
+
+
+def test_larger_inputs_are_nothing_to_a_goal_that_is_no_budget() -> None:
+    model, sample = routed(layers=1)
+    planned(model, sample, minimize="memory", cost="flops")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RekindleWarning)
+        model(words(4, 48)).backward()
+
+
+def test_layers_left_out_that_equal_others_need_no_more_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, sample = opt(layerdrop=0.5, layers=6)
+    seeds: list[Any] = []
+    real = recording._Recorder.run
+
+    def noted(self: Any, saving: bool, seed: int | None = None) -> None:
+        seeds.append(seed)
+        real(self, saving, seed)
+
+    monkeypatch.setattr(recording._Recorder, "run", noted)
+    with gradients_as_before(model, []):
+        found = recording.record(subject(model, sample))
+    layers = [found[f"model.decoder.layers.{i}"] for i in range(6)]
+    assert seeds == [None]
+    assert {len(c.keys) for c in layers} == {0, 1}
+    assert len({tuple(c.samples) for c in layers}) == 1
+    assert f"model.decoder.layers.{[len(c.keys) for c in layers].index(0)}.self_attn" in found
 
 
 def test_a_shape_that_is_an_error() -> None:

@@ -94,6 +94,29 @@ def test_a_planned_module_trains_data_parallel(seen: list[dict[str, Any]]) -> No
     assert one["parameters"] == 6
 
 
+def test_parts_have_one_plan(seen: list[dict[str, Any]]) -> None:
+    one, two = (s["parts"] for s in seen)
+    assert one["plan"] == two["plan"]
+    assert one["plan"]["parts"]
+    assert sorted([one["made"], two["made"]]) == [0, 1]
+    for s in (one, two):
+        assert s["bound"]
+        assert s["differing"] == 0
+        assert s["warned"] == []
+
+
+def test_a_process_whose_parts_are_others_plans_by_itself(seen: list[dict[str, Any]]) -> None:
+    one, two = (s["other_parts"] for s in seen)
+    assert one["warned"] == []
+    assert len(two["warned"]) == 1
+    assert "do not fit the RoutedGPT of this one" in two["warned"][0]
+    assert "cannot run again in backward here" in two["warned"][0]
+    assert (one["made"], two["made"]) == (1, 1)
+    assert any(p.get("again") for p in one["plan"]["parts"])
+    assert not any(p.get("again") for p in two["plan"]["parts"])
+    assert two["differing"] == 0
+
+
 class Broken:
     """A store as a fake process group has it, or one whose connection broke."""
 

@@ -202,7 +202,9 @@ def test_other_parameters_for_one_call() -> None:
     torch.manual_seed(1)
     expected = torch.func.functional_call(plain, params, (x,))
     torch.manual_seed(1)
-    with pytest.warns(RekindleWarning, match="in place of its parameter '.*', as torch.func.functional_call does; such"):
+    with pytest.warns(
+        RekindleWarning, match="in place of its parameter '.*', as torch.func.functional_call does; such"
+    ):
         found = torch.func.functional_call(planned, params, (x,))
     assert torch.equal(found, expected)
     one, two = (torch.autograd.grad(y.sum(), list(params.values())) for y in (expected, found))

@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str]) -> Plan | PartsPlan:
     doc = formats.read_json(given)
     if not isinstance(doc, dict) or doc.get("format") != FORMAT:
         return plan_files.load(given)
-    return _parts_plan(doc, name(given))
+    return parts_plan_from_json(doc, name(given))
 
 
 def parts_from_text(text: str, where: str) -> PartsPlan:
@@ -47,10 +47,16 @@ def parts_from_text(text: str, where: str) -> PartsPlan:
     ------
     FormatError : as `load`.
     """
-    return _parts_plan(formats.parse_json(text, where), where)
+    return parts_plan_from_json(formats.parse_json(text, where), where)
 
 
-def _parts_plan(doc: dict[str, Any], where: str) -> PartsPlan:
+def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
+    """The plans of parts that a document `rekindle.parts/1` holds, checked. where : its name in errors.
+
+    Raises
+    ------
+    FormatError : as `load`.
+    """
     r = formats.Reader(doc, where, FORMAT)
     graphs = [formats.graph_from_json(g, f"{where}: graph {i}") for i, g in enumerate(r.items("graphs"))]
     plans = []
@@ -75,7 +81,7 @@ def _parts_plan(doc: dict[str, Any], where: str) -> PartsPlan:
     plan = PartsPlan(
         _text(r, "module_name"), tuple(parts), r.whole("peak_bytes"), _maybe(r, "measured_bytes"), r.whole("resident_bytes"),
         _maybe(r, "baseline_peak_bytes"), r.number("overhead"), r.number("least_overhead"), goal, cost, _text(r, "covered"),
-        r.number("solve_seconds"), _text(r, "not_counted"), asked, captured,
+        r.number("solve_seconds"), _text(r, "not_counted"), _maybe(r, "input_bytes"), asked, captured,
         {k: str(v) for k, v in r.table("created_with").items()},
     )  # fmt: skip
     if wrong := _wrong(plan):

@@ -28,6 +28,7 @@ from .capture.private import store_of_processes
 
 log = logging.getLogger("rekindle")
 T = TypeVar("T")
+_REFUSALS = (errors.UsageError, errors.TraceError, errors.FormatError, errors.PlanMismatch, errors.ParityError)
 NUMBERS = ("budget", "smallest_peak", "bound_bytes")  # of an InfeasibleBudget
 
 
@@ -154,5 +155,5 @@ def _error(doc: dict[str, Any], failed: str) -> RekindleError:
         return RekindleError(f"{failed} with {doc['type']}: {doc['message']}; once that is mended, ask again")
     if doc["type"] == "InfeasibleBudget":
         return InfeasibleBudget(doc["message"], **{name: doc[name] for name in (*NUMBERS, "op")})
-    kinds = {k.__name__: k for k in (errors.UsageError, errors.TraceError, errors.FormatError, errors.PlanMismatch)}
+    kinds = {k.__name__: k for k in _REFUSALS}
     return kinds.get(doc["type"], RekindleError)(doc["message"])

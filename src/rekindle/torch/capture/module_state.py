@@ -86,7 +86,11 @@ class ModuleState:
     def _look(self, model: nn.Module) -> tuple[list[int], list[Any], Any]:
         root = model.__dict__
         own = [*self._own, root]
-        lens = [*map(len, own), *map(len, self._buffers)]
+        lens = [
+            *map(len, self._own),
+            len(root) - ("forward" in root),
+            *map(len, self._buffers),
+        ]  # a plan comes and goes there
         values = [
             *map(type, self._modules),
             type(model),

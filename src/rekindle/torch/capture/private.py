@@ -78,6 +78,20 @@ def profiler_is_running() -> bool:
     return torch.autograd._profiler_enabled()
 
 
+def record_allocations() -> None:
+    """Let autograd's profiler record what the CPU's allocator does, and marks of `record_function`, but no operators: in a
+    long step those take most of the time."""
+    recording = torch.autograd.profiler.profile(profile_memory=True)
+    marks = {torch._C._profiler.RecordScope.USER_SCOPE}
+    torch._C._autograd._prepare_profiler(recording.config(), recording.kineto_activities)
+    torch._C._autograd._enable_profiler(recording.config(), recording.kineto_activities, marks)  # type: ignore[call-arg]
+
+
+def recorded_allocations() -> list[Any]:
+    """End the recording; gives its events."""
+    return torch._C._autograd._disable_profiler().events()
+
+
 # -- other machinery around a call -------------------------------------------------------------------------------------
 def in_func_transform() -> bool:
     """Whether the code runs inside a transform of torch.func (vmap, grad, jvp), where tensors stand for others."""

@@ -6,13 +6,11 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch.autograd.profiler import profile
 
 from ...errors import UsageError
-from ..capture.private import profiler_is_running
+from ..capture.private import profiler_is_running, record_allocations, recorded_allocations
 
 
 def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:
@@ -48,16 +46,14 @@ def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
         raise UsageError("memory cannot be measured while another profiler is running; stop it first")
     log = CpuAllocations()
     # the plain autograd profiler: `torch.profiler` imports all of Inductor (a second) before its first use
-    recording = profile(profile_memory=True)
     with _quiet():
-        recording.__enter__()
+        record_allocations()
     try:
         yield log
     finally:
         with _quiet():
-            recording.__exit__(None, None, None)
-    results: Any = recording.kineto_results
-    for e in results.events():
+            events = recorded_allocations()
+    for e in events:
         name = e.name()
         if name == "[memory]":
             if e.device_type() == torch.autograd.DeviceType.CPU:

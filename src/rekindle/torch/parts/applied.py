@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from ... import notices
 from ...ask import PlanOptions
 from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned
 from ...errors import PlanMismatch
@@ -19,28 +21,45 @@ from ...model.schedule import Schedule
 from ...parts.files import parts_from_text
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
-from ..capture import private
+from ...sizes import format_bytes
+from ..capture import private, tree
+from ..capture.lock import LOCK
 from ..run import stages, unused
 from ..run.own_forward import InPlaceOfForward
 from ..run.planned import PlannedForward, planned_forward
 from ..run.travel import WHERE, as_text, from_text
 from ..trace import Trace
 from .again import AgainForward
+from .recording import bytes_of
 
 
 class PartsForward(InPlaceOfForward):
     """The forward of a model whose parts are planned: the model's own, which calls the planned parts.
 
-    plain : the model's own forward. plan : the plans of all parts.
+    plain : the model's own forward. plan : the plans of all parts. watches : whether a step with larger inputs than those of
+    the plan is warned of: each part then takes over its schedule, and the budget of the step is not divided again.
     """
 
-    def __init__(self, model: nn.Module, plan: PartsPlan):
+    def __init__(self, model: nn.Module, plan: PartsPlan, watches: bool = False):
         super().__init__(model)
-        self.plan = plan
+        self.plan, self._watches, self._training = plan, watches, model.training
 
     @private.not_traced_by_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._watches and torch.is_grad_enabled() and not LOCK.mine:
+            self._watch(args, kwargs)
         return self.plain(*args, **kwargs)
+
+    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        model, known, now = self._model(), self.plan.input_bytes, bytes_of(tree.tensors_in((args, kwargs)))
+        if model is None or model.training != self._training or known is None or now <= known:
+            return
+        self._watches = False
+        notices.warn(
+            f"{type(model).__name__} was called with larger inputs ({format_bytes(now)}) than its budget was divided for "
+            f"({format_bytes(known)}): each part takes over its schedule, the budget is not divided again, and such a "
+            "step may exceed it. Call rekindle.checkpoint with the largest inputs first"
+        )
 
     def give_back(self, model: nn.Module) -> None:
         """Take the plans of all parts off, and put the model's own forward back."""
@@ -51,10 +70,11 @@ class PartsForward(InPlaceOfForward):
         super().give_back(model)
 
     def _pickled(self) -> Any:
-        return self.plan.to_text()
+        return self.plan.to_text(), self._watches, self._training
 
     def _unpickle(self, pickled: Any) -> None:
-        self.plan = parts_from_text(pickled, WHERE)
+        text, self._watches, self._training = pickled
+        self.plan = parts_from_text(text, WHERE)
 
 
 class PartForward(PlannedForward):
@@ -81,7 +101,8 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
             (module, AgainForward(module) if again else part_forward(module, part.plans, on_new_shape, check))
         )
     _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
-    root = PartsForward(model, plan)
+    is_budget = plan.goal.budget is not None or plan.goal.fraction is not None
+    root = PartsForward(model, plan, on_new_shape == "plan" and is_budget)
     for module, forward in forwards:
         forward.take_over(module)
         unused.used(module)  # a step may leave it out

@@ -19,7 +19,7 @@ from ..run.measured_step import Subject
 from ..trace import Trace, trace_call
 from .again import only_computes
 from .reasons import around, in_few_words
-from .recording import Calls, Recorded, may_be_part, record, signature
+from .recording import Calls, Recorded, bytes_of, may_be_part, record, signature
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Unit:
     @property
     def input_bytes(self) -> int:
         """Bytes of the tensors that such a call is given."""
-        return sum(t.numel() * t.element_size() for t in self.given.call.tensors)
+        return bytes_of(self.given.call.tensors)
 
     def is_inside(self, other: str) -> bool:
         """Whether the submodule lies in the one of that path."""

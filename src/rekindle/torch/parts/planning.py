@@ -27,6 +27,7 @@ from ..trace import plain_forward, resident_bytes
 from .between import Between, Watched, between
 from .choices import Choices, Chosen
 from .finding import Finder, Found
+from .recording import bytes_of
 from .searching import search
 from .words import Covered, covered
 
@@ -76,14 +77,20 @@ def plan_parts(request: Request) -> PartsPlan:
     begin = time.monotonic()
     s = subject(request.model, request.sample)
     with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
-        found = _find(request, s)
+        found = find(request, s)
         choices = search(s, found, request.options, request.check)
         if not choices.units:
             raise _nothing(request, found)
         return _Planning(request, s, found, choices).plan(begin)
 
 
-def _find(request: Request, s: Subject) -> Found:
+def find(request: Request, s: Subject) -> Found:
+    """The parts of the model of a request.
+
+    Raises
+    ------
+    TraceError, UsageError : as `plan_parts`.
+    """
     try:
         return Finder(s, request.options, request.captured, request.named, request.error).find()
     except RekindleError:
@@ -292,6 +299,7 @@ class _Planning:
             covered=covered(self.model, self._covers(before, used), self.found.plain),
             solve_seconds=time.monotonic() - begin,
             not_counted=not_counted(self.model) if no_optimizer else "",
+            input_bytes=bytes_of(self.s.sample.tensors),
             asked=self.options,
             captured=self.request.captured,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,11 @@ class Calls:
     samples: dict[Key, Recorded] = field(default_factory=dict)
 
 
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the elements of all tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 def signature(module: nn.Module) -> Any:
     """Equal for modules of the same classes, shapes and modes."""
     named = [*module.named_parameters(), *module.named_buffers()]
@@ -87,8 +92,9 @@ def signature(module: nn.Module) -> Any:
 def record(s: Subject) -> dict[str, Calls]:
     """path of a submodule -> its calls in one forward of the model on its sample, in order of first calls.
 
-    The forward runs with gradients, as a step does, but nothing is saved for backward. If it leaves submodules of a list out,
-    further forwards draw other random numbers. Afterwards everything is as it was.
+    The forward runs with gradients, as a step does, but nothing is saved for backward. Elements of a list that it leaves out
+    (LayerDrop) are taken to be called as an equal one is; if none is equal, further forwards draw other random numbers.
+    Afterwards everything is as it was.
     """
     recorder = _Recorder(s)
     try:
@@ -97,7 +103,7 @@ def record(s: Subject) -> dict[str, Calls]:
         recorder = _Recorder(s, saving=True)
         recorder.run(saving=True)
     for seed in range(SETTINGS.other_draws_most):
-        if not recorder.leaves_out():
+        if not recorder.add_left_out():
             break
         with contextlib.suppress(Exception):
             recorder.run(recorder.saving, seed)
@@ -118,12 +124,25 @@ class _Recorder:
         self._own = owned(s.model)
         self._modules = [(name, m, signature(m)) for name, m in s.model.named_modules() if name and may_be_part(m)]
 
-    def leaves_out(self) -> bool:
-        """Whether an element of a list was not called, though the module that holds the list was."""
-        lists = {name for name, m in self.s.model.named_modules() if isinstance(m, nn.ModuleList)}
-        holders = {name: name.rpartition(".")[0] for name in lists}
-        called = {name for name in lists if not holders[name] or holders[name] in self.found}
-        return any(name not in self.found and name.rpartition(".")[0] in called for name, _, _ in self._modules)
+    def add_left_out(self) -> bool:
+        """Add elements of lists that were not called, and their submodules, with the samples of an equal element. Gives whether
+        some element is left that equals no called one."""
+        lists = {
+            name: name.rpartition(".")[0] for name, m in self.s.model.named_modules() if isinstance(m, nn.ModuleList)
+        }
+        running = {name for name, holder in lists.items() if not holder or holder in self.found}
+        elements = [(name, kind) for name, _, kind in self._modules if name.rpartition(".")[0] in running]
+        like = {kind: name for name, kind in elements if name in self.found}
+        left = [(name, kind) for name, kind in elements if name not in self.found]
+        for name, kind in left:
+            if kind in like:
+                self._add_like(name, like[kind])
+        return any(kind not in like for _, kind in left)
+
+    def _add_like(self, name: str, called: str) -> None:
+        for path, calls_of in list(self.found.items()):
+            if path == called or path.startswith(f"{called}."):
+                self.found.setdefault(name + path[len(called) :], Calls(samples=dict(calls_of.samples)))
 
     def run(self, saving: bool, seed: int | None = None) -> None:
         """One forward. seed : of the random numbers that it draws; None: it draws those of the step, whose calls count."""

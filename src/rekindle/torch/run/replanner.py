@@ -117,7 +117,9 @@ class Replanner:
             return None
         if stands_in := next((n for n, p in new.model.named_parameters() if not isinstance(p, nn.Parameter)), None):
             self.leave_plain(
-                new, f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does", "stand-in"
+                new,
+                f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does",
+                "stand-in",
             )
             return None
         if once := new.call.used_up:
