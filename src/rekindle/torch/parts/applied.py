@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...ask import PlanOptions
@@ -23,6 +25,9 @@ from ..run.own_forward import InPlaceOfForward
 from ..run.planned import PlannedForward, planned_forward
 from ..trace import Trace
 from .again import AgainForward
+from .caches import without_caches
+
+log = logging.getLogger("rekindle")
 
 
 class PartsForward(InPlaceOfForward):
@@ -34,9 +39,20 @@ class PartsForward(InPlaceOfForward):
     def __init__(self, model: nn.Module, plan: PartsPlan):
         super().__init__(model)
         self.plan = plan
+        self._told = False  # the log, that the model makes no cache
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.plain(*args, **kwargs)
+        model = self._model()
+        if model is None or not torch.is_grad_enabled():
+            return self.plain(*args, **kwargs)
+        with without_caches(model) as makes_one:
+            if makes_one and not self._told:
+                self._told = True
+                log.warning(
+                    "config.use_cache of %s is True, but a step with planned parts makes no cache: past_key_values is None",
+                    type(model).__name__,
+                )
+            return self.plain(*args, **kwargs)
 
     def give_back(self, model: nn.Module) -> None:
         """Take the plans of all parts off, and put the model's own forward back."""
@@ -58,6 +74,21 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     ------
     PlanMismatch : the model has no submodule of that name, or one of other classes.
     """
+    with without_caches(model):  # as in a step, since the plans are for modules in that state
+        forwards = _forwards(model, plan, on_new_shape, check)
+    _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
+    root = PartsForward(model, plan)
+    for module, forward in forwards:
+        forward.take_over(module)
+        unused.used(module)  # a step may leave it out
+    root.take_over(model)
+    return model
+
+
+def _forwards(
+    model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool
+) -> list[tuple[nn.Module, PartForward | AgainForward]]:
+    """Each planned submodule with its forward."""
     forwards: list[tuple[nn.Module, PartForward | AgainForward]] = []
     for part in plan.parts:
         try:
@@ -70,13 +101,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
         forwards.append(
             (module, AgainForward(module) if again else part_forward(module, part.plans, on_new_shape, check))
         )
-    _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
-    root = PartsForward(model, plan)
-    for module, forward in forwards:
-        forward.take_over(module)
-        unused.used(module)  # a step may leave it out
-    root.take_over(model)
-    return model
+    return forwards
 
 
 def _note_shared(forwards: Sequence[tuple[nn.Module, PartForward]]) -> None:
