@@ -21,11 +21,24 @@ def _grad_input(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
     return {position: call}
 
 
-def _binary(inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
+def _binary(op: Any, inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
     def second(a: Any, b: Any, **kwargs: Any) -> Any:
-        return out(a, b, **kwargs, out=b)
+        # A gradient from the loss may have other strides than in the graph: eager's result has those of the first argument.
+        return out(a, b, **kwargs, out=b) if _alike(a, b) else op(a, b, **kwargs)
 
     return {0: inplace, 1: second}
+
+
+def _where(position: int) -> Callable[..., Any]:
+    def call(c: Any, a: Any, b: Any) -> Any:
+        return aten.where.self_out(c, a, b, out=(c, a, b)[position]) if _alike(a, b) else aten.where.self(c, a, b)
+
+    return call
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors of one shape have the same strides."""
+    return a.shape != b.shape or a.stride() == b.stride()
 
 
 def _out(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
@@ -52,8 +65,8 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.div.Scalar: _unary(aten.div_.Scalar),
     aten.mul.Scalar: _unary(aten.mul_.Scalar),
     aten.add.Scalar: _unary(aten.add_.Scalar),
-    aten.add.Tensor: _binary(aten.add_.Tensor, aten.add.out),
-    aten.mul.Tensor: _binary(aten.mul_.Tensor, aten.mul.out),
+    aten.add.Tensor: _binary(aten.add.Tensor, aten.add_.Tensor, aten.add.out),
+    aten.mul.Tensor: _binary(aten.mul.Tensor, aten.mul_.Tensor, aten.mul.out),
     aten.sub.Tensor: _unary(aten.sub_.Tensor),
     aten.div.Tensor: _unary(aten.div_.Tensor),
     aten.threshold_backward.default: _grad_input(aten.threshold_backward.grad_input),
@@ -69,8 +82,5 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten._softmax_backward_data.default: _grad_input(aten._softmax_backward_data.out),
     aten._log_softmax_backward_data.default: _out(aten._log_softmax_backward_data.out),
     aten.masked_fill.Scalar: _unary(aten.masked_fill_.Scalar),
-    aten.where.self: {
-        1: lambda c, a, b: aten.where.self_out(c, a, b, out=a),
-        2: lambda c, a, b: aten.where.self_out(c, a, b, out=b),
-    },
+    aten.where.self: {1: _where(1), 2: _where(2)},
 }
