@@ -29,6 +29,12 @@ def images(h: Tensor) -> Tensor:
     return h.view(2, 4, 8, 16)
 
 
+def two_readers(h: Tensor) -> Tensor:
+    """The gradient of the softmax is the sum of the loss's own, and of one that is transposed."""
+    weights = h.view(2, 32, 2, 8).softmax(-1)
+    return torch.stack([weights, weights.transpose(1, 2).contiguous().exp().sin().transpose(1, 2)])
+
+
 CASES: dict[str, Callable[[], nn.Module]] = {
     "group norm": lambda: Last(images, nn.GroupNorm(2, 4)),
     "group norm, channels last": lambda: Last(
@@ -36,6 +42,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     ),
     "rms norm": lambda: Last(last=nn.RMSNorm(16)),
     "view as real": lambda: Last(lambda h: torch.view_as_real(torch.fft.rfft(h))),
+    "softmax": lambda: Last(lambda h: h.view(2, 32, 2, 8).softmax(-1)),
+    "softmax of two readers": lambda: Last(two_readers),
+    "log softmax": lambda: Last(lambda h: h.view(2, 32, 2, 8).log_softmax(-1)),
     "where": lambda: Last(lambda h: torch.where(h > 0, h.exp(), h)),
 }
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,11 +14,11 @@ def _unary(inplace: Any) -> dict[int, Callable[..., Any]]:
     return {0: inplace}
 
 
-def _grad_input(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
+def _grad_input(out: Any) -> dict[int, Callable[..., Any]]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return out(*args, **kwargs, grad_input=args[position])
+        return out(*args, **kwargs, grad_input=args[0])
 
-    return {position: call}
+    return {0: call}
 
 
 def _binary(op: Any, inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
@@ -41,11 +41,12 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape != b.shape or a.stride() == b.stride()
 
 
-def _out(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return out(*args, **kwargs, out=args[position])
+def _rows(op: Any, out: Any, name: str = "out") -> dict[int, Callable[..., Any]]:
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        # Such a kernel gives a contiguous result, and writes wrong numbers over an argument that is not.
+        return out(x, *args, **kwargs, **{name: x}) if x.is_contiguous() else op(x, *args, **kwargs)
 
-    return {position: call}
+    return {0: call}
 
 
 # op -> {position of an argument: call that writes over it}. The `out=` or in-place form gives the same bits when the output
@@ -77,10 +78,14 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.hardtanh_backward.default: _grad_input(aten.hardtanh_backward.grad_input),
     aten.leaky_relu_backward.default: _grad_input(aten.leaky_relu_backward.grad_input),
     aten.elu_backward.default: _grad_input(aten.elu_backward.grad_input),
-    aten._softmax.default: _out(aten._softmax.out),
-    aten._log_softmax.default: _out(aten._log_softmax.out),
-    aten._softmax_backward_data.default: _grad_input(aten._softmax_backward_data.out),
-    aten._log_softmax_backward_data.default: _out(aten._log_softmax_backward_data.out),
+    aten._softmax.default: _rows(aten._softmax.default, aten._softmax.out),
+    aten._log_softmax.default: _rows(aten._log_softmax.default, aten._log_softmax.out),
+    aten._softmax_backward_data.default: _rows(
+        aten._softmax_backward_data.default, aten._softmax_backward_data.out, "grad_input"
+    ),
+    aten._log_softmax_backward_data.default: _rows(
+        aten._log_softmax_backward_data.default, aten._log_softmax_backward_data.out
+    ),
     aten.masked_fill.Scalar: _unary(aten.masked_fill_.Scalar),
     aten.where.self: {1: _where(1), 2: _where(2)},
 }
