@@ -112,13 +112,13 @@ def packed() -> tuple[nn.Module, Any]:
     return Packed().train(), (words(), torch.tensor([32, 20, 32, 7]))
 
 
-def opt(layerdrop: float = 0.3, layers: int = 2) -> tuple[nn.Module, Any]:
+def opt(layerdrop: float = 0.3, layers: int = 2, use_cache: bool = False) -> tuple[nn.Module, Any]:
     pytest.importorskip("transformers")
     from transformers import OPTConfig, OPTForCausalLM
 
     config = OPTConfig(
         hidden_size=64, num_attention_heads=4, ffn_dim=256, num_hidden_layers=layers, vocab_size=WORDS,
-        word_embed_proj_dim=64, layerdrop=layerdrop, use_cache=False, max_position_embeddings=64,
+        word_embed_proj_dim=64, layerdrop=layerdrop, use_cache=use_cache, max_position_embeddings=64,
     )  # fmt: skip
     x = words()
     return OPTForCausalLM(config).train(), {"input_ids": x, "labels": x}

@@ -33,7 +33,7 @@ from .numbers import Numbers
 from .private import is_fake
 from .random_state import no_other_random
 from .rng import cuda_indices
-from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
+from .side_effects import ARGUMENT, VARIABLES, SideEffects, is_kept_for_itself
 
 log = logging.getLogger("rekindle")
 
@@ -79,7 +79,7 @@ def capture(
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
-    dropped = {*(changed - by_hooks.keys()), *effects.dropped, *(f"{VARIABLES[2]}{k}" for k in flat.filled)}
+    dropped = {*(changed - by_hooks.keys()), *effects.dropped, *(f"{ARGUMENT}{k}" for k in flat.filled)}
     captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
     _warn_of_dropped(model, tuple(captured.dropped))
     return captured

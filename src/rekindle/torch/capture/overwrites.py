@@ -14,25 +14,39 @@ def _unary(inplace: Any) -> dict[int, Callable[..., Any]]:
     return {0: inplace}
 
 
-def _grad_input(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
+def _grad_input(out: Any) -> dict[int, Callable[..., Any]]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return out(*args, **kwargs, grad_input=args[position])
+        return out(*args, **kwargs, grad_input=args[0])
 
-    return {position: call}
+    return {0: call}
 
 
-def _binary(inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
+def _binary(op: Any, inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
     def second(a: Any, b: Any, **kwargs: Any) -> Any:
-        return out(a, b, **kwargs, out=b)
+        # A gradient from the loss may have other strides than in the graph: eager's result has those of the first argument.
+        return out(a, b, **kwargs, out=b) if _alike(a, b) else op(a, b, **kwargs)
 
     return {0: inplace, 1: second}
 
 
-def _out(out: Any, position: int = 0) -> dict[int, Callable[..., Any]]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return out(*args, **kwargs, out=args[position])
+def _where(position: int) -> Callable[..., Any]:
+    def call(c: Any, a: Any, b: Any) -> Any:
+        return aten.where.self_out(c, a, b, out=(c, a, b)[position]) if _alike(a, b) else aten.where.self(c, a, b)
 
-    return {position: call}
+    return call
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors of one shape have the same strides."""
+    return a.shape != b.shape or a.stride() == b.stride()
+
+
+def _rows(op: Any, out: Any, name: str = "out") -> dict[int, Callable[..., Any]]:
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        # Such a kernel gives a contiguous result, and writes wrong numbers over an argument that is not.
+        return out(x, *args, **kwargs, **{name: x}) if x.is_contiguous() else op(x, *args, **kwargs)
+
+    return {0: call}
 
 
 # op -> {position of an argument: call that writes over it}. The `out=` or in-place form gives the same bits when the output
@@ -52,8 +66,8 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.div.Scalar: _unary(aten.div_.Scalar),
     aten.mul.Scalar: _unary(aten.mul_.Scalar),
     aten.add.Scalar: _unary(aten.add_.Scalar),
-    aten.add.Tensor: _binary(aten.add_.Tensor, aten.add.out),
-    aten.mul.Tensor: _binary(aten.mul_.Tensor, aten.mul.out),
+    aten.add.Tensor: _binary(aten.add.Tensor, aten.add_.Tensor, aten.add.out),
+    aten.mul.Tensor: _binary(aten.mul.Tensor, aten.mul_.Tensor, aten.mul.out),
     aten.sub.Tensor: _unary(aten.sub_.Tensor),
     aten.div.Tensor: _unary(aten.div_.Tensor),
     aten.threshold_backward.default: _grad_input(aten.threshold_backward.grad_input),
@@ -64,13 +78,14 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.hardtanh_backward.default: _grad_input(aten.hardtanh_backward.grad_input),
     aten.leaky_relu_backward.default: _grad_input(aten.leaky_relu_backward.grad_input),
     aten.elu_backward.default: _grad_input(aten.elu_backward.grad_input),
-    aten._softmax.default: _out(aten._softmax.out),
-    aten._log_softmax.default: _out(aten._log_softmax.out),
-    aten._softmax_backward_data.default: _grad_input(aten._softmax_backward_data.out),
-    aten._log_softmax_backward_data.default: _out(aten._log_softmax_backward_data.out),
+    aten._softmax.default: _rows(aten._softmax.default, aten._softmax.out),
+    aten._log_softmax.default: _rows(aten._log_softmax.default, aten._log_softmax.out),
+    aten._softmax_backward_data.default: _rows(
+        aten._softmax_backward_data.default, aten._softmax_backward_data.out, "grad_input"
+    ),
+    aten._log_softmax_backward_data.default: _rows(
+        aten._log_softmax_backward_data.default, aten._log_softmax_backward_data.out
+    ),
     aten.masked_fill.Scalar: _unary(aten.masked_fill_.Scalar),
-    aten.where.self: {
-        1: lambda c, a, b: aten.where.self_out(c, a, b, out=a),
-        2: lambda c, a, b: aten.where.self_out(c, a, b, out=b),
-    },
+    aten.where.self: {1: _where(1), 2: _where(2)},
 }

@@ -79,6 +79,10 @@ def must_save(target: Any, devices: set[str]) -> bool:
 _WANTS_GRAD_MODE = {aten.mkldnn_rnn_layer.default}
 
 
+# Kernels that read a gradient as if it lay in memory like the op's input.
+_WANTS_DENSE_GRADIENT = {aten.native_group_norm_backward.default}
+
+
 # Kernels that compute in a larger storage and return it shrunk: a scalar whose storage holds a whole batch.
 _OVERSIZED = {aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default,
               aten.soft_margin_loss.default, aten.col2im.default}  # fmt: skip
@@ -99,6 +103,8 @@ def runnable(target: Any) -> Callable[..., Any]:
         return _GradModeCall(target)
     if target in _SCATTERS:
         return _ScatterCall(target)
+    if target in _WANTS_DENSE_GRADIENT:
+        return _DenseGradientCall(target)
     return _FittedCall(target) if target in _OVERSIZED else target
 
 
@@ -112,6 +118,34 @@ class _GradModeCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
             return self.target(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+
+
+class _DenseGradientCall:
+    """Runs the backward of an op on a gradient in the layout of the op's input.
+
+    The loss may give a gradient in other strides than the graph was captured with. Autograd copies it then, but such a copy is
+    not in the graph, and the kernel reads memory without regard to strides.
+    """
+
+    def __init__(self, target: Any):
+        self.target = target
+        self.__name__ = f"{target._schema.name.split('::')[-1]}_of_dense"
+
+    def __call__(self, gradient: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        dense = gradient.contiguous(memory_format=_layout(x))
+        return self.target(dense, x, *args, **kwargs)
+
+
+def _layout(t: torch.Tensor) -> torch.memory_format:
+    """The layout of a tensor without gaps."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
+    return last if last is not None and not t.is_contiguous() else torch.contiguous_format
+
+
+def as_complex(t: torch.Tensor) -> torch.Tensor:
+    """`torch.view_as_complex`, of a copy where the strides allow no such view."""
+    pairs = t.stride(-1) == 1 and all(n % 2 == 0 for n in t.stride()[:-1])
+    return torch.view_as_complex(t if pairs else t.contiguous())
 
 
 class _FittedCall:

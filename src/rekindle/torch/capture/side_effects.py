@@ -40,10 +40,11 @@ class SideEffectSettings:
 
 
 SETTINGS = SideEffectSettings()
+ARGUMENT = "the argument "
 VARIABLES = (
     "the variable ",
     "the global ",
-    "the argument ",
+    ARGUMENT,
 )  # prefixes of names in `SideEffects.dropped` that are no attributes
 _OF_EVERY_MODULE = set(nn.Module().__dict__)
 
@@ -91,7 +92,7 @@ class SideEffects:
                 holders = {h for y in inside[: RESTORE.entries_most] for h in self._walk(y, 1)}
                 self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
         for name, x in self._arguments.items():
-            self._by_name.setdefault(f"{VARIABLES[2]}{name}", set()).update(self._walk(x, 1))
+            self._by_name.setdefault(f"{ARGUMENT}{name}", set()).update(self._walk(x, 1))
         for attribute in HOOKS:  # hooks of the model itself run at each planned step too: only undone, not named
             for fn in list((getattr(self._model, attribute, None) or {}).values()):
                 if not is_torchs(fn):

@@ -1,7 +1,7 @@
 """Parts that cannot be captured: their forward runs again in backward, from their inputs.
 
 Only a part whose forward does nothing but compute may run twice: it sets no attribute, writes to no buffer or input, and
-changes no Python object.
+changes no Python object, such as a list that it is given.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ...parts.figures import Figures
 from ..capture import private, tree
 from ..capture.attributes import Attributes
+from ..capture.flat import by_parameter
 from ..capture.lock import LOCK
 from ..capture.loss import default_loss
 from ..capture.side_effects import SideEffects
@@ -33,6 +34,7 @@ from ..run.measured_step import gradients_as_before
 from ..run.own_forward import InPlaceOfForward
 from ..run.sample import copies, owned
 from ..trace import plain_forward
+from .caches import without_caches
 from .recording import Recorded
 
 
@@ -73,7 +75,12 @@ class AgainForward(InPlaceOfForward):
         )  # fmt: skip
         if runs_plain:
             return self.plain(*args, **kwargs)
-        return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
+
+        def without_cache(*args: Any, **kwargs: Any) -> Any:  # also when it runs again, in backward
+            with without_caches(model):
+                return self.plain(*args, **kwargs)
+
+        return checkpoint(without_cache, *args, use_reentrant=False, **kwargs)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -99,7 +106,7 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
     """Whether a forward of the module changes nothing but what it returns, so that it may run twice."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
-    effects = SideEffects(module)
+    effects = SideEffects(module, by_parameter(args, kwargs))
     with as_before(module, given=[*tensors, *args, *kwargs.values()]), given.surroundings():
         seen = [*tensors, *module.buffers(), *module.parameters()]
         versions = [t._version for t in seen]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,7 +31,10 @@ from ..run.planned import PlannedForward, planned_forward
 from ..run.travel import WHERE, as_text, from_text
 from ..trace import Trace
 from .again import AgainForward
+from .caches import without_caches
 from .recording import bytes_of
+
+log = logging.getLogger("rekindle")
 
 
 class PartsForward(InPlaceOfForward):
@@ -43,12 +47,23 @@ class PartsForward(InPlaceOfForward):
     def __init__(self, model: nn.Module, plan: PartsPlan, watches: bool = False):
         super().__init__(model)
         self.plan, self._watches, self._training = plan, watches, model.training
+        self._told = False  # the log, that the model makes no cache
 
     @private.not_traced_by_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._watches and torch.is_grad_enabled() and not LOCK.mine:
             self._watch(args, kwargs)
-        return self.plain(*args, **kwargs)
+        model = self._model()
+        if model is None or not torch.is_grad_enabled():
+            return self.plain(*args, **kwargs)
+        with without_caches(model) as makes_one:
+            if makes_one and not self._told:
+                self._told = True
+                log.warning(
+                    "config.use_cache of %s is True, but a step with planned parts makes no cache: past_key_values is None",
+                    type(model).__name__,
+                )
+            return self.plain(*args, **kwargs)
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         model, known, now = self._model(), self.plan.input_bytes, bytes_of(tree.tensors_in((args, kwargs)))
@@ -74,6 +89,7 @@ class PartsForward(InPlaceOfForward):
 
     def _unpickle(self, pickled: Any) -> None:
         text, self._watches, self._training = pickled
+        self._told = False
         self.plan = parts_from_text(text, WHERE)
 
 
@@ -88,6 +104,22 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     ------
     PlanMismatch : the model has no submodule of that name, or one of other classes.
     """
+    with without_caches(model):  # as in a step, since the plans are for modules in that state
+        forwards = _forwards(model, plan, on_new_shape, check)
+    _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
+    is_budget = plan.goal.budget is not None or plan.goal.fraction is not None
+    root = PartsForward(model, plan, on_new_shape == "plan" and is_budget)
+    for module, forward in forwards:
+        forward.take_over(module)
+        unused.used(module)  # a step may leave it out
+    root.take_over(model)
+    return model
+
+
+def _forwards(
+    model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool
+) -> list[tuple[nn.Module, PartForward | AgainForward]]:
+    """Each planned submodule with its forward."""
     forwards: list[tuple[nn.Module, PartForward | AgainForward]] = []
     for part in plan.parts:
         try:
@@ -100,14 +132,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
         forwards.append(
             (module, AgainForward(module) if again else part_forward(module, part.plans, on_new_shape, check))
         )
-    _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
-    is_budget = plan.goal.budget is not None or plan.goal.fraction is not None
-    root = PartsForward(model, plan, on_new_shape == "plan" and is_budget)
-    for module, forward in forwards:
-        forward.take_over(module)
-        unused.used(module)  # a step may leave it out
-    root.take_over(model)
-    return model
+    return forwards
 
 
 def _note_shared(forwards: Sequence[tuple[nn.Module, PartForward]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,17 +10,19 @@ from typing import Any
 from torch import nn
 
 from ...ask import PlanOptions, TraceOptions
-from ...errors import RekindleError, TraceError, UsageError
+from ...errors import RekindleError, RekindleWarning, TraceError, UsageError
 from ...progress import announce
 from .. import accept
 from ..capture.module_call import Key
 from ..capture.module_paths import is_marked
+from ..capture.side_effects import ARGUMENT
 from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA
 from ..run.measured_step import Subject
 from ..trace import Trace, trace_call
 from .again import only_computes
 from .reasons import around, in_few_words
 from .recording import Calls, Recorded, bytes_of, may_be_part, record, signature
+from .varying import Varying
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Finder:
         self.s, self.options, self.captured, self.named = s, options, captured, named
         self.found = Found()
         self._calls: dict[str, Calls] = {}
+        self._varying = Varying(s, {})
         self._failed: dict[Any, RekindleError] = {}  # (signature, keys) -> why a module like this cannot be captured
         self._open: set[nn.Module] = {s.model}
         self._traces: dict[
@@ -99,6 +103,7 @@ class Finder:
             self.options.progress, f"running {type(self.s.model).__name__} once, to see how its submodules are called"
         )
         self._calls = record(self.s)
+        self._varying = Varying(self.s, self._calls)
         if self.named is None:
             self._look_into("", self.s.model)
         else:
@@ -147,7 +152,7 @@ class Finder:
         if known in self._failed:
             self._why[path] = self._failed[known]
             return False
-        if not asked and self._varies(path, kind, calls):
+        if not asked and self._varies(path, kind):
             self.found.plain.append(f"{_kind(module)} (its shapes depend on the data)")
             return True  # its submodules' shapes do too
         try:
@@ -166,9 +171,9 @@ class Finder:
     def _inputs_train(self, calls: Calls) -> bool:
         return any(t.requires_grad for r in calls.samples.values() for t in r.call.tensors)
 
-    def _varies(self, path: str, kind: Any, calls: Calls) -> bool:
+    def _varies(self, path: str, kind: Any) -> bool:
         """Whether the shapes of the submodule's inputs depend on the data: forward around it cannot be captured for that
-        reason, and modules that are like it are called with other shapes."""
+        reason, and on other values the submodule, or one that is like it, is called with other shapes."""
         parents = [path.rpartition(".")[0]]
         while parents[-1]:
             parents.append(parents[-1].rpartition(".")[0])
@@ -177,11 +182,11 @@ class Finder:
             return False
         beside, inside = parents[0], path.count(".")
         like = [
-            c for p, c in self._calls.items()
+            p for p in self._calls
             if p.startswith(f"{beside}." if beside else "") and p.count(".") == inside
             and self._signature(self.s.model.get_submodule(p)) == kind
         ]  # fmt: skip
-        return len({r.shapes for c in [*like, calls] for r in c.samples.values()}) > 1
+        return self._varying.any_of(like)
 
     def _trace(self, path: str, module: nn.Module, kind: Any, given: Recorded) -> Trace:
         """The trace of a module like this in the same state, if there is one; else its own.
@@ -199,11 +204,15 @@ class Finder:
         accept.parameters(module, given.call.tensors)
         args, kwargs = given.call.arguments
         how = replace(self.captured, loss="all", optimizer=None, must_save=self._marks(path, module), state_bytes=0)
-        with accept.gradients_on(), given.surroundings():
+        with accept.gradients_on(), given.surroundings(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*the argument", RekindleWarning)  # such a part is refused below
             made = trace_call(module, args, kwargs, how, progress=self.options.report)
         if made.lowered.captured.effects:
             dropped = f"its plan would not run {', '.join(made.lowered.captured.effects)}"
             raise TraceError(dropped, reason=dropped)
+        changed = [k for k in made.lowered.captured.dropped if k.startswith(ARGUMENT)]
+        if changed:  # the code between the parts reads it
+            raise TraceError(f"its plan would not change {', '.join(changed)}", reason=f"changes {', '.join(changed)}")
         if made.key != given.key or made.lowered.captured.settles:
             raise TraceError("its call is captured in other surroundings than it has in the step")
         if made.graph.boundary is None:

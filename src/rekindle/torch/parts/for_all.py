@@ -22,6 +22,7 @@ from ..capture import tree
 from ..check.verify import subject
 from ..run.measured_step import deterministic, gradients_as_before
 from ..trace import call_arguments
+from .caches import without_caches
 from .finding import Unit
 from .planning import Request, find, plan_parts
 from .verify import verify
@@ -77,7 +78,9 @@ def _bound(request: Request, plan: PartsPlan) -> PartsPlan:
     s = subject(request.model, request.sample)
     with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
         units: dict[str, list[Unit]] = {}
-        for u in find(request, s).units:
+        with without_caches(request.model):
+            found = find(request, s)
+        for u in found.units:
             units.setdefault(u.path, []).append(u)
     bound = replace(plan, parts=tuple(_part(p, units.get(p.path, [])) for p in plan.parts), captured=request.captured)
     if request.check and s.fake is None:

@@ -25,6 +25,7 @@ from ..costs.optimizers import not_counted, state_bytes
 from ..run.measured_step import Outcome, Subject, Way, deterministic, gradients_as_before, run
 from ..trace import plain_forward, resident_bytes
 from .between import Between, Watched, between
+from .caches import without_caches
 from .choices import Choices, Chosen
 from .finding import Finder, Found
 from .recording import bytes_of
@@ -77,8 +78,9 @@ def plan_parts(request: Request) -> PartsPlan:
     begin = time.monotonic()
     s = subject(request.model, request.sample)
     with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
-        found = find(request, s)
-        choices = search(s, found, request.options, request.check)
+        with without_caches(request.model):
+            found = find(request, s)
+            choices = search(s, found, request.options, request.check)
         if not choices.units:
             raise _nothing(request, found)
         return _Planning(request, s, found, choices).plan(begin)
@@ -106,7 +108,7 @@ def find(request: Request, s: Subject) -> Found:
 
 def _nothing(request: Request, found: Found) -> RekindleError:
     if request.error is not None:
-        tried = f": {', '.join(found.plain)} run plain" if found.plain else ""
+        tried = f": {', '.join(dict.fromkeys(found.plain))} run plain" if found.plain else ""
         return TraceError(
             f"{str(request.error).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
         )
@@ -166,7 +168,11 @@ class _Planning:
         """
         levels = self._levels()
         watched = Watched(levels)
-        with self.choices.applied(chosen) as forwards, watched.watching(forwards):
+        with (
+            without_caches(self.model),
+            self.choices.applied(chosen) as forwards,
+            watched.watching(forwards),
+        ):
             try:
                 ours = run(self.s, plain_forward(self.model), "planned", Way.HELD, levels)
             except RekindleError as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,7 @@ class Recorded:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the tensors."""
-        return tuple(tuple(t.shape) for t in self.call.tensors)
+        return shapes_of(self.call)
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
@@ -59,6 +59,11 @@ class Recorded:
                 if dtype is not None or torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
             yield
+
+
+def shapes_of(call: ModuleCall) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a call's tensors."""
+    return tuple(tuple(t.shape) for t in call.tensors)
 
 
 @dataclass
@@ -122,7 +127,7 @@ class _Recorder:
         self.found: dict[str, Calls] = {}
         self._known: dict[Any, Recorded] = {}  # (signature, key) -> the arguments of one such call
         self._own = owned(s.model)
-        self._modules = [(name, m, signature(m)) for name, m in s.model.named_modules() if name and may_be_part(m)]
+        self._modules = [(name, m, signature(m)) for name, m in parts_of(s.model)]
 
     def add_left_out(self) -> bool:
         """Add elements of lists that were not called, and their submodules, with the samples of an equal element. Gives whether
@@ -146,20 +151,8 @@ class _Recorder:
 
     def run(self, saving: bool, seed: int | None = None) -> None:
         """One forward. seed : of the random numbers that it draws; None: it draws those of the step, whose calls count."""
-        s = self.s
-        args, kwargs, _ = s.sample.fresh()
-        nothing = torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved)
-        as_was = as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None)
-        with as_was, contextlib.ExitStack() as stack:
-            if seed is not None:
-                torch.manual_seed(seed)
-                np.random.seed(seed)
-                random.seed(seed)
-            for name, m, kind in self._modules:
-                stack.enter_context(forward_instead(m, self._recorder(name, kind, plain_forward(m), seed is None)))
-            if not saving:
-                stack.enter_context(nothing)
-            plain_forward(s.model)(*args, **kwargs)
+        instead = [(m, self._recorder(name, kind, plain_forward(m), seed is None)) for name, m, kind in self._modules]
+        one_forward(self.s, instead, saving, seed)
 
     def _recorder(self, name: str, kind: Any, forward: Callable[..., Any], counts: bool) -> Callable[..., Any]:
         def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -183,6 +176,41 @@ class _Recorder:
         calls_of.samples[key] = self._known[kind, key]
         if counts:
             calls_of.keys.append(key)
+
+
+def one_forward(
+    s: Subject,
+    instead: Sequence[tuple[nn.Module, Callable[..., Any]]],
+    saving: bool = False,
+    seed: int | None = None,
+    change: Callable[[list[torch.Tensor]], Any] | None = None,
+) -> None:
+    """One forward of the model with gradients, after which everything is as it was.
+
+    instead : forwards of submodules. saving : whether tensors are saved for backward. seed : of the random numbers that it
+    draws; None: those of the step. change : is given the copied tensors of the sample, and may write to them.
+    """
+    args, kwargs, tensors = s.sample.fresh()
+    if change is not None:
+        change(tensors)
+    with (
+        as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
+        contextlib.ExitStack() as stack,
+    ):
+        if seed is not None:
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+        for m, forward in instead:
+            stack.enter_context(forward_instead(m, forward))
+        if not saving:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved))
+        plain_forward(s.model)(*args, **kwargs)
+
+
+def parts_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """(path, submodule) of all that may be a part."""
+    return [(name, m) for name, m in model.named_modules() if name and may_be_part(m)]
 
 
 def may_be_part(module: nn.Module) -> bool:

@@ -70,18 +70,25 @@ def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[
         few = saved < SETTINGS.saves_least * max(plain.held_bytes, plain.backward_bytes)
         if few or count[graph.hash] * saved < SETTINGS.matters * every:
             known[graph.hash] = []
-        elif check and s.fake is None and (wrong := _differs(unit, useful[smallest(useful)], options)):
-            found.plain.append(f"{type(unit.module).__name__} (its planned step differs in {wrong})")
+        elif check and s.fake is None and (wrong := _wrong(unit, useful[smallest(useful)], options)):
+            found.plain.append(f"{type(unit.module).__name__} (its planned step {wrong})")
             known[graph.hash] = []
     return {id(u): known[graph.hash] for u, graph in units}
 
 
-def _differs(unit: Unit, way: Way, options: PlanOptions) -> str:
-    """How a planned step of the part by itself differs from its plain step, in words; "" if it does not."""
+def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
+    """What is wrong with a planned step of the part by itself, such as "differs in the loss"; "" if nothing is."""
     assert unit.trace is not None
-    bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, stages.group))
-    with unit.given.surroundings():
-        return ", ".join(trial.differences(unit.module, plain_forward(unit.module), bound, unit.given.call))
+    try:
+        bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, stages.group))
+        with unit.given.surroundings():
+            found = trial.differences(unit.module, plain_forward(unit.module), bound, unit.given.call)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:  # a part that works only inside of the model's step
+        line = (str(e).strip().splitlines() or [""])[0]
+        return f"fails with {type(e).__name__}: {line}"
+    return f"differs in {', '.join(found)}" if found else ""
 
 
 def _again(s: Subject, found: Found, options: PlanOptions) -> dict[int, list[Way]]:

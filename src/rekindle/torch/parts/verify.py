@@ -18,6 +18,7 @@ from ..check.verify import Check, as_check, compare, subject
 from ..run.measured_step import LossOf, Way, deterministic, flops, gradients_as_before, run
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
+from .caches import without_caches
 
 
 def verify(
@@ -72,15 +73,18 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
         gradients_as_before(model, s.sample.tensors),
         s.fake or deterministic(),
     ):
-        ours = run(s, plain, "planned")
+        with without_caches(model):
+            ours = run(s, plain, "planned")
         theirs = None
         with parts_aside(model), contextlib.suppress(torch.OutOfMemoryError):
             theirs = run(s, plain, "plain")
         equal, differences = compare(ours, theirs, fake)
-        held = run(s, plain, "planned", Way.HELD).peak
+        with without_caches(model):
+            held = run(s, plain, "planned", Way.HELD).peak
         extra = None
         if count_flops and theirs is not None:
-            mine = flops(s, plain)
+            with without_caches(model):
+                mine = flops(s, plain)
             with parts_aside(model):
                 its = flops(s, plain)
             extra = mine / its - 1 if its else None

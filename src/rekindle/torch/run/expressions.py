@@ -122,14 +122,19 @@ class Expressions:
             val = n.meta.get("val")
             members = [self.name_of((n, i)) if (n, i) in self.low.value_of else "None" for i in range(len(val or ()))]
             return f"({', '.join(members)},)"
-        target = n.target
-        if target is torch.ops.aten.view.default:
-            # The loss may give an expanded gradient, and kernels may lay results out in other strides than torch's shape
-            # rules say. Where such a view does not exist, eager has copied.
-            target = torch.reshape
+        # The loss may give an expanded gradient, and kernels may lay results out in other strides than torch's shape rules
+        # say. Where such a view does not exist, eager has copied.
+        target = _OR_COPIES.get(n.target, n.target)
         parts = [self.argument(a, None, swap) for a in n.args]
         parts += [keyword_argument(k, self.argument(a, None, swap)) for k, a in n.kwargs.items()]
         return f"{self.function(target)}({', '.join(parts)})"
+
+
+# View -> a function that copies where the view does not exist.
+_OR_COPIES: dict[Any, Any] = {
+    torch.ops.aten.view.default: torch.reshape,
+    torch.ops.aten.view_as_complex.default: rules.as_complex,
+}
 
 
 def keyword_argument(name: str, value: str) -> str:

@@ -1,0 +1,74 @@
+"""Parts that are given a Python object which they change: a key-value cache, a list of losses."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from models_in_parts import differing, opt, train
+from models_that_decide import WORDS, Words
+from rekindle import PartsPlan
+
+QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
+
+
+def test_layers_that_would_fill_a_cache_are_planned(caplog: pytest.LogCaptureFixture) -> None:
+    """`use_cache` is True by default, and a layer that is given a cache does more than compute."""
+    torch.manual_seed(0)
+    model, sample = opt(use_cache=True)
+    twin = copy.deepcopy(model)
+    rekindle.checkpoint(model, sample, max_overhead=0.15, **QUICK)
+    plan = model.forward.plan
+    assert isinstance(plan, PartsPlan)
+    assert [p.path for p in plan.parts] == ["model.decoder.layers.0", "model.decoder.layers.1"]
+    assert model.config.use_cache
+    assert rekindle.verify(model, sample).ok
+    with caplog.at_level(logging.WARNING, "rekindle"):
+        assert differing(train(model, sample), train(twin, sample)) == 0
+    assert [r.message for r in caplog.records if "makes no cache" in r.message] == [
+        "config.use_cache of OPTForCausalLM is True, but a step with planned parts makes no cache: past_key_values is None"
+    ]
+    with torch.no_grad():
+        assert model.eval()(**sample).past_key_values is not None
+
+
+class Collects(nn.Module):
+    def __init__(self, inner: nn.Module, width: int):
+        super().__init__()
+        self.inner, self.gate = inner, nn.Linear(width, 4)
+
+    def forward(self, h: torch.Tensor, losses: list[torch.Tensor]) -> torch.Tensor:
+        losses.append(torch.softmax(self.gate(h), -1).square().mean())
+        return self.inner(h)
+
+
+class Routed(Words):
+    """Its blocks add to a list that they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Collects(b, 48) for b in self.blocks)
+
+    def body(self, h: torch.Tensor) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+        for b in self.blocks:
+            h = b(h, losses)
+        assert len(losses) == len(self.blocks)
+        return h * (1 + sum(losses))
+
+
+def test_a_part_that_changes_a_list_that_it_is_given_is_none() -> None:
+    torch.manual_seed(0)
+    model, sample = Routed().train(), (torch.randint(0, WORDS, (4, 32)),)
+    twin = copy.deepcopy(model)
+    rekindle.checkpoint(model, sample, minimize="memory", **QUICK)
+    plan = model.forward.plan
+    assert {p.path.count(".inner") for p in plan.parts} == {1}
+    assert "Collects (changes the argument losses)" in plan.covered
+    assert differing(train(model, sample), train(twin, sample)) == 0
