@@ -134,6 +134,18 @@ def test_parts_take_less_than_layers_run_again_by_hand() -> None:
     assert check.flops_overhead < 0.32  # by hand every layer runs again: a third
 
 
+def test_the_extra_flops_stay_within_the_goal_where_parameters_are_frozen() -> None:
+    """Backward of frozen layers costs one forward, not two: the share of what runs again is larger than where all train."""
+    torch.manual_seed(0)
+    model, sample = routed()
+    for p in [p for name, p in model.named_parameters() if not name.startswith("embed")]:
+        p.requires_grad_(False)
+    plan = planned(model, sample, max_overhead=0.25, cost="flops")
+    assert any(part.again for part in plan.parts)
+    check = rekindle.verify(model, sample, count_flops=True)
+    assert 0 < check.flops_overhead <= plan.overhead + 1e-6 <= 0.25
+
+
 def test_a_budget_that_no_division_keeps() -> None:
     model, sample = routed()
     with left_alone(model), pytest.raises(InfeasibleBudget, match="held outside of the parts") as e:

@@ -38,10 +38,9 @@ from .recording import Recorded
 
 @dataclass(frozen=True)
 class AgainSettings:
-    """timings : how often the forward is timed. backward_costs : cost of backward, in forwards: the usual estimate."""
+    """timings : how often the forward, and the plain step, is timed."""
 
     timings: int = 3
-    backward_costs: float = 2.0
 
 
 SETTINGS = AgainSettings()
@@ -109,7 +108,11 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
 
 
 def figures_of(module: nn.Module, given: Recorded, device: torch.device, cost: str) -> Figures:
-    """What the part takes whose forward runs again: one step of it by itself is measured, and its forward timed or counted."""
+    """What the part takes whose forward runs again.
+
+    One step of it by itself is measured; its forward, and its plain step, are timed or counted. Backward costs less than twice
+    the forward where parameters are frozen, so no such estimate serves.
+    """
     levels = Levels(device)
     out_bytes = 0
     forward = AgainForward(module)
@@ -124,43 +127,47 @@ def figures_of(module: nn.Module, given: Recorded, device: torch.device, cost: s
         levels.mark("between")
         default_loss(result).backward()
 
+    def run_forward() -> Any:
+        return plain_forward(module)(*args, **kwargs)
+
     with gradients_as_before(module, []), as_before(module), given.surroundings():
         for p in module.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         twins = copies(given.call.tensors, owned(module))
         args, kwargs = given.call.form.arguments(tree.unflatten(twins, given.call.spec))
         levels.measure(step)
-        extra = _forward_cost(lambda: plain_forward(module)(*args, **kwargs), device, cost)
+        extra = _cost(run_forward, device, cost)
+        plain = _cost(lambda: default_loss(run_forward()).backward(), device, cost)
     before, after = levels.found
     return Figures(
         held_bytes=max(0, before.level - out_bytes),
         forward_bytes=before.peak,
         backward_bytes=max(0, after.peak - out_bytes),
         extra=extra,
-        plain=extra * (1 + SETTINGS.backward_costs),
+        plain=plain,
     )
 
 
-def _forward_cost(forward: Callable[[], Any], device: torch.device, cost: str) -> float:
-    with torch.no_grad():
-        if cost == "flops":
-            with FlopCount() as count:
-                forward()
-            return float(count.total)
-        if cost == "unit":
-            with _Ops() as ops:
-                forward()
-            return float(ops.count)
-        taken = []
-        for _ in range(SETTINGS.timings):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            begin = time.perf_counter()
-            forward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - begin)
-        return min(taken)
+def _cost(run: Callable[[], Any], device: torch.device, cost: str) -> float:
+    """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
+    if cost == "flops":
+        with FlopCount() as count:
+            run()
+        return float(count.total)
+    if cost == "unit":
+        with _Ops() as ops:
+            run()
+        return float(ops.count)
+    taken = []
+    for _ in range(SETTINGS.timings):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
 
 
 class _Ops(Instrument):
