@@ -1,7 +1,8 @@
 """Parts that cannot be captured: their forward runs again in backward, from their inputs.
 
-Only a part whose forward does nothing but compute may run twice: it sets no attribute, writes to no buffer or input, and
-changes no Python object.
+Only a part whose forward does nothing but compute may run twice: it writes to no buffer or input, and changes no Python object.
+It may set attributes of its modules to plain values, such as a count or a dtype: these are put back as they were, before the
+forward runs again and after it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class AgainForward(InPlaceOfForward):
         )  # fmt: skip
         if runs_plain:
             return self.plain(*args, **kwargs)
-        return checkpoint(self.plain, *args, use_reentrant=False, **kwargs)
+        return checkpoint(_Rerun(model, self.plain), *args, use_reentrant=False, **kwargs)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -87,8 +88,40 @@ class AgainForward(InPlaceOfForward):
         super().give_back(model)
 
 
+class _Rerun:
+    """A forward that may run again: each time it finds the plain attributes of the first time, and later runs change none."""
+
+    def __init__(self, model: nn.Module, plain: Callable[..., Any]):
+        self._model, self._plain = model, plain
+        self._before = _plain_attributes(model)
+        self._ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._ran:
+            self._ran = True
+            return self._plain(*args, **kwargs)
+        now = _plain_attributes(self._model)
+        _put_back(self._model, self._before)
+        try:
+            return self._plain(*args, **kwargs)  # torch.utils.checkpoint ends it by an exception where all is recomputed
+        finally:
+            _put_back(self._model, now)
+
+
+def _plain_attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """The attributes of all modules that are plain values."""
+    return [(m, {k: x for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN)}) for m in model.modules()]
+
+
+def _put_back(model: nn.Module, noted: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for m, values in noted:
+        for k in [k for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN) and k not in values]:
+            del m.__dict__[k]
+        m.__dict__.update(values)
+
+
 def only_computes(module: nn.Module, given: Recorded) -> bool:
-    """Whether a forward of the module changes nothing but what it returns, so that it may run twice."""
+    """Whether a forward of the module changes nothing but what it returns, and plain attributes, so that it may run twice."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     effects = SideEffects(module)
@@ -100,10 +133,14 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
             attributes = Attributes(module)
             with torch.no_grad():
                 plain_forward(module)(*args, **kwargs)
+            plain = {
+                f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
+                if isinstance(x, tree.PLAIN)
+            }  # fmt: skip
             changes = attributes.restore()
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
         wrote = versions != [t._version for t in seen]
-    changed = changes.assigned or changes.collected or changes.other
+    changed = changes.assigned or changes.collected or set(changes.other) - plain
     return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)
 
 
