@@ -1,4 +1,4 @@
-"""The loss may give gradients in other strides than those with which the graph was captured: the bits are eager's all the same."""
+"""The loss may give gradients in other strides than those with which the graph was captured: the bits are eager's."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import models_in_parts
 import rekindle
 from command_line import Ran, assert_one_paragraph
 from marks import few, sweep
-from models_in_parts import Packed, differing, opt, packed, routed, train, words
+from models_in_parts import Experts, Packed, differing, opt, packed, routed, train, words
 from refused import left_alone
 from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, RekindleWarning, TraceError, UsageError
 from rekindle.torch.check.verify import subject
@@ -138,6 +138,18 @@ def test_parts_take_less_than_layers_run_again_by_hand() -> None:
     assert check.flops_overhead < 0.32  # by hand every layer runs again: a third
 
 
+def test_the_extra_flops_stay_within_the_goal_where_parameters_are_frozen() -> None:
+    """Backward of frozen layers costs one forward, not two: the share of what runs again is larger than where all train."""
+    torch.manual_seed(0)
+    model, sample = routed()
+    for p in [p for name, p in model.named_parameters() if not name.startswith("embed")]:
+        p.requires_grad_(False)
+    plan = planned(model, sample, max_overhead=0.25, cost="flops")
+    assert any(part.again for part in plan.parts)
+    check = rekindle.verify(model, sample, count_flops=True)
+    assert 0 < check.flops_overhead <= plan.overhead + 1e-6 <= 0.25
+
+
 def test_a_budget_that_no_division_keeps() -> None:
     model, sample = routed()
     with left_alone(model), pytest.raises(InfeasibleBudget, match="held outside of the parts") as e:
@@ -146,13 +158,48 @@ def test_a_budget_that_no_division_keeps() -> None:
     assert planned(model, sample, budget=e.value.smallest_peak).peak_bytes <= e.value.smallest_peak
 
 
+class Noting(Experts):
+    """Notes its calls in a list."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.noted = getattr(self, "noted", [])
+        self.noted.append(x.shape)
+        return super().forward(x)
+
+
+class Growing(Experts):
+    """Multiplies its result by the number of its calls."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen = x.dtype
+        return super().forward(x) * self.calls
+
+
+def with_experts(kind: type[Experts]) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model, sample = routed()
+    for block in model.blocks:
+        block.experts = kind(64, counts=False)
+    return model, sample
+
+
 def test_a_part_that_does_more_than_compute_does_not_run_again() -> None:
-    model, sample = routed(counts=True)
+    model, sample = with_experts(Noting)
     plan = planned(model, sample, minimize="memory")
     assert [p.path for p in plan.parts if p.again] == []
-    before = [b.experts.calls for b in model.blocks]
+    before = [len(b.experts.noted) if hasattr(b.experts, "noted") else 0 for b in model.blocks]
     model(*sample).backward()
-    assert [b.experts.calls for b in model.blocks] == [n + 1 for n in before]
+    assert [len(b.experts.noted) for b in model.blocks] == [n + 1 for n in before]
+
+
+def test_a_part_that_sets_plain_attributes_runs_again_as_it_ran() -> None:
+    model, sample = with_experts(Growing)
+    twin = copy.deepcopy(model)
+    plan = planned(model, sample, minimize="memory")
+    assert any(p.again for p in plan.parts)
+    assert differing(train(model, sample), train(twin, sample)) == 0
+    assert [b.experts.calls for b in model.blocks] == [b.experts.calls for b in twin.blocks] == [3, 3]
 
 
 def test_layers_that_the_step_leaves_out_are_planned() -> None:

@@ -27,15 +27,17 @@ from .figures import Figures
 
 @dataclass(frozen=True)
 class WaysSettings:
-    """How many ways are offered. Both are guesses.
+    """How many ways are offered. All are guesses.
 
     between_shares : memory that others need between forward and backward, as a share of the part's plain activation peak; one
         curve is searched for each.
-    most : ways of one part.
+    most : ways of one part, in a step of many. most_in_all : a part may have more, where the ways of all are fewer than that:
+        one part that is most of the model needs a fine choice.
     """
 
     between_shares: tuple[float, ...] = (0.0, 0.5, 1.0)
     most: int = 20
+    most_in_all: int = 240
 
 
 SETTINGS = WaysSettings()
@@ -49,10 +51,13 @@ class Way:
     figures: Figures
 
 
-def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None) -> list[Way]:
+def ways(
+    graph: Graph, options: PlanOptions, finish: Finish | None = None, parts: int = SETTINGS.most_in_all
+) -> list[Way]:
     """Ways to run a part, from least cost to fewest bytes held, none worse than another in everything.
 
     The first one recomputes nothing. The goal of the options is not looked at. finish : as in `plan_graph`.
+    parts : how many parts the step has; the fewer, the more ways are given for each.
     """
     plain = Schedule.baseline(graph) if finish is None else finish(graph, Schedule.baseline(graph))
     own_peak = simulate(graph, plain).peak_bytes - graph.resident_bytes
@@ -64,7 +69,7 @@ def ways(graph: Graph, options: PlanOptions, finish: Finish | None = None) -> li
             own = Schedule.from_runs(graph, p.schedule.runs, p.schedule.solver)
             schedules.append(own if finish is None else finish(graph, own))
     found = [Way(s, figures(graph, s, options.cost)) for s in dict.fromkeys(schedules)]
-    return thinned(best(found), SETTINGS.most)
+    return thinned(best(found), max(SETTINGS.most, SETTINGS.most_in_all // parts))
 
 
 def figures(graph: Graph, schedule: Schedule, cost: str) -> Figures:
@@ -104,14 +109,22 @@ def best(found: Iterable[Way]) -> list[Way]:
 
 
 def thinned(kept: list[Way], most: int) -> list[Way]:
-    """At most about `most` ways: the first, those that are least in one size, and others evenly spread over the bytes held."""
+    """At most about `most` ways: the first, those that are least in one size, and others evenly spread over two curves.
+
+    Those are the cheapest ways for the bytes held, which matter where many parts hold bytes at once, and the cheapest ways for
+    the part's own peak, which matters where few do.
+    """
     if len(kept) <= most:
         return kept
     sizes = np.array([w.figures.bytes for w in kept])
     chosen = {0, *sizes.argmin(axis=0).tolist()}
-    held = sizes[:, 0]
-    for x in np.linspace(held.max(), held.min(), most - len(chosen)):
-        chosen.add(int(np.abs(held - x).argmin()))
+    curves = sizes[:, 0], sizes.max(axis=1)
+    each = (most - len(chosen)) // len(curves)
+    for size in curves:
+        lower = size < np.append(np.inf, np.minimum.accumulate(size)[:-1])  # ways stand in order of rising cost
+        numbers = np.flatnonzero(lower)
+        for x in np.linspace(size.max(), size.min(), each):
+            chosen.add(int(numbers[np.abs(size[numbers] - x).argmin()]))
     return [kept[i] for i in sorted(chosen)]
 
 

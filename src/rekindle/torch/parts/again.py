@@ -1,7 +1,8 @@
 """Parts that cannot be captured: their forward runs again in backward, from their inputs.
 
-Only a part whose forward does nothing but compute may run twice: it sets no attribute, writes to no buffer or input, and
-changes no Python object, such as a list that it is given.
+Only a part whose forward does nothing but compute may run twice: it writes to no buffer or input, and changes no Python object,
+such as a list that it is given. It may set attributes of its modules to plain values, such as a count or a dtype: these are put
+back as they were, before the forward runs again and after it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,9 @@ from .recording import Recorded
 
 @dataclass(frozen=True)
 class AgainSettings:
-    """timings : how often the forward is timed. backward_costs : cost of backward, in forwards: the usual estimate."""
+    """timings : how often the forward, and the plain step, is timed."""
 
     timings: int = 3
-    backward_costs: float = 2.0
 
 
 SETTINGS = AgainSettings()
@@ -75,12 +75,8 @@ class AgainForward(InPlaceOfForward):
         )  # fmt: skip
         if runs_plain:
             return self.plain(*args, **kwargs)
-
-        def without_cache(*args: Any, **kwargs: Any) -> Any:  # also when it runs again, in backward
-            with without_caches(model):
-                return self.plain(*args, **kwargs)
-
-        return checkpoint(without_cache, *args, use_reentrant=False, **kwargs)
+        assert model is not None
+        return checkpoint(_Rerun(model, self.plain), *args, use_reentrant=False, **kwargs)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -102,8 +98,46 @@ class AgainForward(InPlaceOfForward):
         super().give_back(model)
 
 
+class _Rerun:
+    """A forward that may run again: each time it finds the plain attributes of the first time, and later runs change none."""
+
+    def __init__(self, model: nn.Module, plain: Callable[..., Any]):
+        self._model, self._plain = model, plain
+        self._before = _plain_attributes(model)
+        self._ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with without_caches(self._model):
+            return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._ran:
+            self._ran = True
+            return self._plain(*args, **kwargs)
+        now = _plain_attributes(self._model)
+        _put_back(self._model, self._before)
+        try:
+            return self._plain(
+                *args, **kwargs
+            )  # torch.utils.checkpoint ends it by an exception where all is recomputed
+        finally:
+            _put_back(self._model, now)
+
+
+def _plain_attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """The attributes of all modules that are plain values."""
+    return [(m, {k: x for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN)}) for m in model.modules()]
+
+
+def _put_back(model: nn.Module, noted: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for m, values in noted:
+        for k in [k for k, x in m.__dict__.items() if isinstance(x, tree.PLAIN) and k not in values]:
+            del m.__dict__[k]
+        m.__dict__.update(values)
+
+
 def only_computes(module: nn.Module, given: Recorded) -> bool:
-    """Whether a forward of the module changes nothing but what it returns, so that it may run twice."""
+    """Whether a forward of the module changes nothing but what it returns, and plain attributes, so that it may run twice."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     effects = SideEffects(module, by_parameter(args, kwargs))
@@ -115,15 +149,23 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
             attributes = Attributes(module)
             with torch.no_grad():
                 plain_forward(module)(*args, **kwargs)
+            plain = {
+                f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
+                if isinstance(x, tree.PLAIN)
+            }  # fmt: skip
             changes = attributes.restore()
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
         wrote = versions != [t._version for t in seen]
-    changed = changes.assigned or changes.collected or changes.other
+    changed = changes.assigned or changes.collected or set(changes.other) - plain
     return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)
 
 
 def figures_of(module: nn.Module, given: Recorded, device: torch.device, cost: str) -> Figures:
-    """What the part takes whose forward runs again: one step of it by itself is measured, and its forward timed or counted."""
+    """What the part takes whose forward runs again.
+
+    One step of it by itself is measured; its forward, and its plain step, are timed or counted. Backward costs less than twice
+    the forward where parameters are frozen, so no such estimate serves.
+    """
     levels = Levels(device)
     out_bytes = 0
     forward = AgainForward(module)
@@ -138,43 +180,47 @@ def figures_of(module: nn.Module, given: Recorded, device: torch.device, cost: s
         levels.mark("between")
         default_loss(result).backward()
 
+    def run_forward() -> Any:
+        return plain_forward(module)(*args, **kwargs)
+
     with gradients_as_before(module, []), as_before(module), given.surroundings():
         for p in module.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         twins = copies(given.call.tensors, owned(module))
         args, kwargs = given.call.form.arguments(tree.unflatten(twins, given.call.spec))
         levels.measure(step)
-        extra = _forward_cost(lambda: plain_forward(module)(*args, **kwargs), device, cost)
+        extra = _cost(run_forward, device, cost)
+        plain = _cost(lambda: default_loss(run_forward()).backward(), device, cost)
     before, after = levels.found
     return Figures(
         held_bytes=max(0, before.level - out_bytes),
         forward_bytes=before.peak,
         backward_bytes=max(0, after.peak - out_bytes),
         extra=extra,
-        plain=extra * (1 + SETTINGS.backward_costs),
+        plain=plain,
     )
 
 
-def _forward_cost(forward: Callable[[], Any], device: torch.device, cost: str) -> float:
-    with torch.no_grad():
-        if cost == "flops":
-            with FlopCount() as count:
-                forward()
-            return float(count.total)
-        if cost == "unit":
-            with _Ops() as ops:
-                forward()
-            return float(ops.count)
-        taken = []
-        for _ in range(SETTINGS.timings):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            begin = time.perf_counter()
-            forward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - begin)
-        return min(taken)
+def _cost(run: Callable[[], Any], device: torch.device, cost: str) -> float:
+    """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
+    if cost == "flops":
+        with FlopCount() as count:
+            run()
+        return float(count.total)
+    if cost == "unit":
+        with _Ops() as ops:
+            run()
+        return float(ops.count)
+    taken = []
+    for _ in range(SETTINGS.timings):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
 
 
 class _Ops(Instrument):

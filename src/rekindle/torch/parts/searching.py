@@ -57,7 +57,7 @@ def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[
     for unit, graph in units:
         if graph.hash not in known:
             announce(options.progress, f"searching plans for {unit.path} ({len(graph.ops):,} ops)")
-            known[graph.hash] = ways(graph, options, stages.group)
+            known[graph.hash] = ways(graph, options, stages.group, len(found.units))
     count = Counter(graph.hash for _, graph in units)
     every = sum(n * known[h][0].figures.held_bytes for h, n in count.items())
     tried: set[str] = set()
