@@ -5,9 +5,9 @@
     python benchmarks/parts.py budgets   # budgets in bytes: 70 % of the plain activation peak, and 5 % above the least peak
 
 Peaks are measured, of steps that hold their results and leave no layer out. FLOPs are counted over whole steps by
-torch.utils.flop_counter, to which torch's own formulas for the fused attention of the CPU are given; without them it counts none
-for it. Step times are taken in turns. Each model runs in a process of its own, on one thread. Prints tables and appends the rows
-to results/DATE-parts.jsonl. --models a,b takes only these.
+torch.utils.flop_counter, to which torch's own formulas for the fused attention of the CPU are given; without them it counts
+none for it. Step times are taken in turns. Each model runs in a process of its own, on one thread. Prints tables and appends
+the rows to results/DATE-parts.jsonl. --models a,b takes only these.
 """
 
 from __future__ import annotations
