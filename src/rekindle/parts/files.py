@@ -15,6 +15,7 @@ from ..model.graph import COSTS
 from ..model.plan import Plan
 from ..printed import name, value
 from .plan import FORMAT, Part, PartsPlan
+from .save_rule import SaveRule
 
 TEXT_MOST_LETTERS = 4_000  # of the line that says what is covered
 PATH_MOST_LETTERS = 1_000
@@ -97,7 +98,16 @@ def _part(doc: Any, where: str, plans: list[Plan]) -> Part:
     again = r.flag("again", False)
     if bool(numbers) == again or not all(0 <= i < len(plans) for i in numbers):
         raise FormatError(f"{where} should name some of the file's {len(plans)} plans, not {value(list(numbers))}")
-    return Part(path, tuple(plans[i] for i in numbers), again)
+    return Part(path, tuple(plans[i] for i in numbers), again, _rule(r, again))
+
+
+def _rule(r: formats.Reader, again: bool) -> SaveRule | None:
+    if (doc := r.table("saves", {})) == {}:
+        return None
+    rule = SaveRule(formats.Reader(doc, f"{r.where}: saves").number("least"))
+    if not again or not rule.is_valid():
+        raise FormatError(f"{r.where}: 'saves' should give a positive number, for a part that runs again")
+    return rule
 
 
 def _text(r: formats.Reader, key: str) -> str:

@@ -17,6 +17,7 @@ from ..printed import name
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes, of_bytes
 from ..version import __version__
+from .save_rule import SaveRule
 
 FORMAT = "rekindle.parts/1"
 
@@ -26,12 +27,14 @@ class Part:
     """One submodule and its plans.
 
     path : its name in the model. plans : one for each kind of call in a step; the first is of the first call.
-    again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans.
+    again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans. rule : results that
+        it saves besides; None: none.
     """
 
     path: str
     plans: tuple[Plan, ...] = ()
     again: bool = False
+    rule: SaveRule | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ class PartsPlan:
                 graphs.setdefault(p.graph_hash, p.graph)
                 plans.setdefault(_key(p), (len(plans), p))
             row: dict[str, Any] = {"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]}
-            rows.append(row | ({"again": True} if part.again else {}))
+            row |= {"again": True} if part.again else {}
+            rows.append(row | ({} if part.rule is None else {"saves": part.rule.to_json()}))
         at = {h: i for i, h in enumerate(graphs)}
         return {
             "format": FORMAT,

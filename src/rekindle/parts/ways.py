@@ -23,6 +23,7 @@ from ..model.plan import Plan
 from ..model.schedule import FREE, RUN, Schedule
 from ..planner import as_plan
 from .figures import Figures
+from .save_rule import SaveRule
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,16 @@ SETTINGS = WaysSettings()
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a part: its schedule and what it takes. schedule : None for a part without a graph."""
+    """One way to run a part: its schedule and what it takes.
+
+    schedule : None for a part without a graph, which is left open, or runs again in backward. rule : what it saves then besides
+        its inputs.
+    """
 
     schedule: Schedule | None
     figures: Figures
+    again: bool = False
+    rule: SaveRule | None = None
 
 
 def ways(

@@ -8,10 +8,9 @@ back as they were, before the forward runs again and after it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,52 +18,39 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ...parts.figures import Figures
+from ...parts.save_rule import SaveRule
 from ..capture import private, tree
 from ..capture.attributes import Attributes
 from ..capture.flat import by_parameter
 from ..capture.lock import LOCK
-from ..capture.loss import default_loss
 from ..capture.side_effects import SideEffects
-from ..costs.flops import FlopCount
-from ..costs.instrument import Instrument
-from ..costs.levels import Levels
-from ..costs.op_tensors import storage_of
 from ..run.as_before import as_before
-from ..run.measured_step import gradients_as_before
 from ..run.own_forward import InPlaceOfForward
 from ..run.sample import copies, owned
 from ..trace import plain_forward
 from .caches import without_caches
 from .recording import Recorded
-
-
-@dataclass(frozen=True)
-class AgainSettings:
-    """timings : how often the forward, and the plain step, is timed."""
-
-    timings: int = 3
-
-
-SETTINGS = AgainSettings()
+from .saved_results import contexts
 
 
 class AgainForward(InPlaceOfForward):
-    """The forward of a part that saves its inputs alone: in backward it runs once more, with the same random state.
+    """The forward of a part that runs once more in backward, from its inputs and with the same random state.
 
-    plain : the module's own forward. is_off : calls run plain.
+    rule : results that are saved besides, and not made again; None: none. plain : the module's own forward. is_off : calls run
+        plain.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, rule: SaveRule | None = None):
         super().__init__(model)
+        self.rule = rule
         self._training = model.training
         self.is_off = False
 
     def _pickled(self) -> Any:
-        return self._training, self.is_off
+        return self.rule, self._training, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
-        self._training, self.is_off = pickled
+        self.rule, self._training, self.is_off = pickled
 
     @private.opaque_to_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +62,8 @@ class AgainForward(InPlaceOfForward):
         if runs_plain:
             return self.plain(*args, **kwargs)
         assert model is not None
-        return checkpoint(_Rerun(model, self.plain), *args, use_reentrant=False, **kwargs)
+        how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
+        return checkpoint(_Rerun(model, self.plain), *args, use_reentrant=False, **how, **kwargs)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -158,77 +145,3 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
         wrote = versions != [t._version for t in seen]
     changed = changes.assigned or changes.collected or set(changes.other) - plain
     return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)
-
-
-def figures_of(module: nn.Module, given: Recorded, device: torch.device, cost: str) -> Figures:
-    """What the part takes whose forward runs again.
-
-    One step of it by itself is measured; its forward, and its plain step, are timed or counted. Backward costs less than twice
-    the forward where parameters are frozen, so no such estimate serves.
-    """
-    levels = Levels(device)
-    out_bytes = 0
-    forward = AgainForward(module)
-
-    def step() -> None:
-        nonlocal out_bytes
-        result = forward(*args, **kwargs)
-        tensors = tree.tensors_in(result)
-        given_storages = {id(storage_of(t)) for t in twins}
-        made = {id(s): s.nbytes() for t in tensors if (s := storage_of(t)) is not None and id(s) not in given_storages}
-        out_bytes = sum(made.values())
-        levels.mark("between")
-        default_loss(result).backward()
-
-    def run_forward() -> Any:
-        return plain_forward(module)(*args, **kwargs)
-
-    with gradients_as_before(module, []), as_before(module), given.surroundings():
-        for p in module.parameters():
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
-        twins = copies(given.call.tensors, owned(module))
-        args, kwargs = given.call.form.arguments(tree.unflatten(twins, given.call.spec))
-        levels.measure(step)
-        extra = _cost(run_forward, device, cost)
-        plain = _cost(lambda: default_loss(run_forward()).backward(), device, cost)
-    before, after = levels.found
-    return Figures(
-        held_bytes=max(0, before.level - out_bytes),
-        forward_bytes=before.peak,
-        backward_bytes=max(0, after.peak - out_bytes),
-        extra=extra,
-        plain=plain,
-    )
-
-
-def _cost(run: Callable[[], Any], device: torch.device, cost: str) -> float:
-    """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
-    if cost == "flops":
-        with FlopCount() as count:
-            run()
-        return float(count.total)
-    if cost == "unit":
-        with _Ops() as ops:
-            run()
-        return float(ops.count)
-    taken = []
-    for _ in range(SETTINGS.timings):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
-
-
-class _Ops(Instrument):
-    """Counts operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        self.count += 1

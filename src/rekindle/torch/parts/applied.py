@@ -128,10 +128,8 @@ def _forwards(
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
             ) from e
-        again = part.again
-        forwards.append(
-            (module, AgainForward(module) if again else part_forward(module, part.plans, on_new_shape, check))
-        )
+        again = AgainForward(module, part.rule) if part.again else None
+        forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))
     return forwards
 
 

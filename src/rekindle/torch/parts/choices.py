@@ -78,7 +78,8 @@ class Choices:
                 continue
             used += numbers
             if first.trace is None:
-                parts.append(Part(first.path, again=True))
+                way = self.ways[numbers[0]][chosen[numbers[0]]]
+                parts.append(Part(first.path, again=True, rule=way.rule))
                 continue
             # One line for a new shape is enough where many parts are equal.
             quiet = first.trace.graph.hash in seen
@@ -123,8 +124,9 @@ class Choices:
     def _forward(self, numbers: Sequence[int], chosen: Chosen) -> Forward:
         module = self.units[numbers[0]].module
         if self.units[numbers[0]].trace is None:
-            forward = AgainForward(module)
-            forward.is_off = chosen[numbers[0]] == OPEN
+            way = self.ways[numbers[0]][chosen[numbers[0]]]
+            forward = AgainForward(module, way.rule)
+            forward.is_off = not way.again
             return forward
         return part_forward(module, [self.plan(u, chosen[u]) for u in numbers], "plain", check=False)
 

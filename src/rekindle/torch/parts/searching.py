@@ -13,14 +13,13 @@ import torch
 from ...ask import PlanOptions
 from ...errors import RekindleError
 from ...model.graph import Graph
-from ...parts.figures import Figures
 from ...parts.ways import Way, as_part_plan, ways
 from ...progress import announce
 from ..run import stages, trial
 from ..run.bound import Bound
 from ..run.measured_step import Subject
 from ..trace import plain_forward
-from .again import figures_of
+from .again_ways import again_ways
 from .choices import Choices, smallest
 from .finding import Found, Unit
 from .recording import signature
@@ -92,7 +91,7 @@ def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
 
 
 def _again(s: Subject, found: Found, options: PlanOptions) -> dict[int, list[Way]]:
-    """Two ways of each unit that was not captured: left open, and running again in backward; [] where it cannot."""
+    """The ways of each unit that was not captured: left open, and running again in backward; [] where it cannot."""
     known: dict[Any, list[Way]] = {}
     made: dict[int, list[Way]] = {}
     for unit in found.units:
@@ -103,8 +102,7 @@ def _again(s: Subject, found: Found, options: PlanOptions) -> dict[int, list[Way
             announce(options.progress, f"measuring {unit.path}, which may run again in backward")
             known[kind] = []
             with contextlib.suppress(torch.OutOfMemoryError, RekindleError, RuntimeError):
-                again = figures_of(unit.module, unit.given, s.device, options.cost)
-                known[kind] = [Way(None, Figures(0, 0, 0, 0.0, again.plain)), Way(None, again)]
+                known[kind] = again_ways(unit, s.device, options.cost)
         made[id(unit)] = known[kind]
     return made
 

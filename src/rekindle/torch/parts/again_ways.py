@@ -1,0 +1,151 @@
+"""Measures the ways to run a part that cannot be captured: steps of the part by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import RekindleError
+from ...parts.figures import Figures
+from ...parts.save_rule import SaveRule
+from ...parts.ways import Way, best
+from ..capture import tree
+from ..capture.loss import default_loss
+from ..costs.flops import FlopCount
+from ..costs.instrument import Instrument
+from ..costs.levels import Levels
+from ..costs.op_tensors import storage_of
+from ..run.as_before import as_before
+from ..run.measured_step import gradients_as_before
+from ..run.sample import copies, owned
+from ..trace import plain_forward
+from .again import AgainForward
+from .finding import Unit
+from .saved_results import Prices
+
+
+@dataclass(frozen=True)
+class AgainSettings:
+    """timings : how often the forward, and each step, is timed. rules_most : rules that are measured. Both are guesses."""
+
+    timings: int = 3
+    rules_most: int = 6
+
+
+SETTINGS = AgainSettings()
+
+
+def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
+    """The ways of a part that cannot be captured: left open; running again; and running again but for what a rule saves.
+
+    Steps are timed or counted. Backward costs less than twice the forward where parameters are frozen, so no such estimate
+    serves.
+    """
+    with _Trial(unit, device, cost).ready() as trial:
+        plain = trial.cost(trial.plain_step)
+        found = [Way(None, trial.figures(None, plain), again=True)]
+        for rule in trial.rules():
+            with contextlib.suppress(RekindleError, RuntimeError):  # it writes to a result that would be saved
+                found.append(Way(None, trial.figures(rule, plain), again=True, rule=rule))
+    return [Way(None, Figures(0, 0, 0, 0.0, plain)), *best(found)]
+
+
+class _Trial:
+    """Steps of one part by itself, from copies of the inputs of its recorded call."""
+
+    def __init__(self, unit: Unit, device: torch.device, unit_of_cost: str):
+        self._module, self._given, self._device, self._unit = unit.module, unit.given, device, unit_of_cost
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[_Trial]:
+        """Inside, steps can be run; afterwards the module is as before."""
+        module, call = self._module, self._given.call
+        with gradients_as_before(module, []), as_before(module), self._given.surroundings():
+            for p in module.parameters():
+                p.grad = torch.zeros_like(p) if p.requires_grad else None
+            self._twins = copies(call.tensors, owned(module))
+            self._args, self._kwargs = call.form.arguments(tree.unflatten(self._twins, call.spec))
+            yield self
+
+    def plain(self) -> Any:
+        """The plain forward."""
+        return plain_forward(self._module)(*self._args, **self._kwargs)
+
+    def plain_step(self) -> None:
+        """The plain forward and its backward."""
+        default_loss(self.plain()).backward()
+
+    def rules(self) -> list[SaveRule]:
+        """Rules between saving all dear results and saving the dearest alone."""
+        with torch.no_grad(), Prices() as seen:
+            self.plain()
+        prices = sorted(seen.found - {0.0})
+        n = min(len(prices), SETTINGS.rules_most)
+        return [SaveRule(prices[round(i * (len(prices) - 1) / max(1, n - 1))]) for i in range(n)]
+
+    def figures(self, rule: SaveRule | None, plain: float) -> Figures:
+        """What the part takes that runs again by this rule. plain : cost of the plain step."""
+        forward, levels, out_bytes = AgainForward(self._module, rule), Levels(self._device), 0
+
+        def step() -> None:
+            nonlocal out_bytes
+            result = forward(*self._args, **self._kwargs)
+            given = {id(storage_of(t)) for t in self._twins}
+            tensors = tree.tensors_in(result)
+            made = {id(s): s.nbytes() for t in tensors if (s := storage_of(t)) is not None and id(s) not in given}
+            out_bytes = sum(made.values())
+            levels.mark("between")
+            default_loss(result).backward()
+
+        levels.measure(step)
+        before, after = levels.found
+        if rule is None:
+            extra = self.cost(self.plain)
+        else:
+            extra = max(0.0, self.cost(lambda: default_loss(forward(*self._args, **self._kwargs)).backward()) - plain)
+        return Figures(
+            held_bytes=max(0, before.level - out_bytes),
+            forward_bytes=before.peak,
+            backward_bytes=max(0, after.peak - out_bytes),
+            extra=extra,
+            plain=plain,
+        )
+
+    def cost(self, run: Callable[[], Any]) -> float:
+        """What the code costs: FLOPs, operators, or seconds of the fastest of a few runs."""
+        if self._unit == "flops":
+            with FlopCount() as count:
+                run()
+            return float(count.total)
+        if self._unit == "unit":
+            with _Ops() as ops:
+                run()
+            return float(ops.count)
+        taken = []
+        for _ in range(SETTINGS.timings):
+            self._wait()
+            begin = time.perf_counter()
+            run()
+            self._wait()
+            taken.append(time.perf_counter() - begin)
+        return min(taken)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class _Ops(Instrument):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self.count += 1
