@@ -33,15 +33,17 @@ class Expert(nn.Module):
 
 
 class Experts(nn.Module):
-    """Routes each token to one expert by `nonzero`. counts : whether an attribute counts the calls."""
+    """Routes each token to one expert by `nonzero`. notes : whether a list notes the calls."""
 
-    def __init__(self, width: int, counts: bool):
+    def __init__(self, width: int, notes: bool):
         super().__init__()
-        self.gate, self.counts, self.calls = nn.Linear(width, 3), counts, 0
+        self.gate, self.notes = nn.Linear(width, 3), notes
+        self.noted: list[int] = []
         self.experts = nn.ModuleList(Expert(width) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += self.counts
+        if self.notes:
+            self.noted.append(x.shape[0])
         weight, chosen = torch.softmax(self.gate(x), -1).flatten(0, -2).max(-1)
         flat = x.flatten(0, -2)
         out = torch.zeros_like(flat)
@@ -52,10 +54,10 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, counts: bool):
+    def __init__(self, width: int, notes: bool):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.experts = Attention(width), Experts(width, counts)
+        self.attention, self.experts = Attention(width), Experts(width, notes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
@@ -65,10 +67,10 @@ class Block(nn.Module):
 class RoutedGPT(nn.Module):
     """Routes tokens by `nonzero`, and reads its loss."""
 
-    def __init__(self, layers: int = 2, width: int = 64, counts: bool = False):
+    def __init__(self, layers: int = 2, width: int = 64, notes: bool = False):
         super().__init__()
         self.embed, self.head = nn.Embedding(WORDS, width), nn.Linear(width, WORDS)
-        self.blocks = nn.ModuleList(Block(width, counts) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, notes) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.embed(x)

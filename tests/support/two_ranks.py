@@ -209,11 +209,11 @@ def parts(rank: int, traced: Any) -> dict[str, Any]:
 
 
 def other_parts(rank: int, traced: Any) -> dict[str, Any]:
-    """The model of one rank counts its calls, so that its experts cannot run again as the other rank's do."""
+    """The model of one rank notes its calls, so that its experts cannot run again as the other rank's do."""
     found: dict[str, Any] = {}
     for turn in (0, 1):
         if rank == turn:
-            found = planned_parts(RoutedGPT(1, 32, counts=rank == REMOTE).train(), minimize="memory")
+            found = planned_parts(RoutedGPT(1, 32, notes=rank == REMOTE).train(), minimize="memory")
         dist.barrier()
     return found
 

@@ -158,17 +158,10 @@ def test_a_budget_that_no_division_keeps() -> None:
     assert planned(model, sample, budget=e.value.smallest_peak).peak_bytes <= e.value.smallest_peak
 
 
-class Noting(Experts):
-    """Notes its calls in a list."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.noted = getattr(self, "noted", [])
-        self.noted.append(x.shape)
-        return super().forward(x)
-
-
 class Growing(Experts):
     """Multiplies its result by the number of its calls."""
+
+    calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
@@ -176,25 +169,20 @@ class Growing(Experts):
         return super().forward(x) * self.calls
 
 
-def with_experts(kind: type[Experts]) -> tuple[nn.Module, Any]:
-    torch.manual_seed(0)
-    model, sample = routed()
-    for block in model.blocks:
-        block.experts = kind(64, counts=False)
-    return model, sample
-
-
 def test_a_part_that_does_more_than_compute_does_not_run_again() -> None:
-    model, sample = with_experts(Noting)
+    model, sample = routed(notes=True)
     plan = planned(model, sample, minimize="memory")
     assert [p.path for p in plan.parts if p.again] == []
-    before = [len(b.experts.noted) if hasattr(b.experts, "noted") else 0 for b in model.blocks]
+    before = [len(b.experts.noted) for b in model.blocks]
     model(*sample).backward()
     assert [len(b.experts.noted) for b in model.blocks] == [n + 1 for n in before]
 
 
 def test_a_part_that_sets_plain_attributes_runs_again_as_it_ran() -> None:
-    model, sample = with_experts(Growing)
+    torch.manual_seed(0)
+    model, sample = routed()
+    for block in model.blocks:
+        block.experts = Growing(64, notes=False)
     twin = copy.deepcopy(model)
     plan = planned(model, sample, minimize="memory")
     assert any(p.again for p in plan.parts)
