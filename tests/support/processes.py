@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from rekindle.problem import REGISTERED, Problem
-from rekindle.registry import all_solvers
 
 Scene = Callable[[int], Any]  # rank -> what it saw
 
@@ -55,22 +49,3 @@ def error_of(call: Callable[[], Any]) -> dict[str, Any]:
     except BaseException as e:
         return {"type": type(e).__name__, "message": str(e), **vars(e)}
     raise AssertionError("no error")
-
-
-@contextmanager
-def searches(name: str) -> Iterator[list[Problem]]:
-    """The problems that this solver is asked meanwhile."""
-    all_solvers()
-    asked: list[Problem] = []
-    solver = REGISTERED[name]
-
-    @functools.wraps(solver.solve)
-    def noted(problem: Problem) -> Any:
-        asked.append(problem)
-        return solver.solve(problem)
-
-    REGISTERED[name] = replace(solver, solve=noted)
-    try:
-        yield asked
-    finally:
-        REGISTERED[name] = solver

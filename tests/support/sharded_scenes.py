@@ -20,7 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
-from processes import error_of, searches
+from asked import searches
+from processes import error_of
 
 QUICK: dict[str, Any] = {"minimize": "memory", "effort": "quick", "progress": False}
 PARALLEL = {"up": ColwiseParallel(), "down": RowwiseParallel()}

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 import rekindle
+from asked import searches
 from models_in_parts import RoutedGPT, differing, train, words
-from processes import error_of, searches
+from processes import error_of
 from rekindle import certify
 from rekindle.model.formats import steps_to_json
 from rekindle.torch import ranks, trace

@@ -54,6 +54,21 @@ def test_every_rule_gives_the_bits_of_the_plain_step(least: float) -> None:
     assert differing(train(model, sample), train(twin, sample)) == 0
 
 
+@pytest.mark.parametrize("rule", [None, SaveRule(1.0)])
+def test_backward_goes_through_a_part_twice(rule: SaveRule | None) -> None:
+    torch.manual_seed(0)
+    model, sample = routed()
+    twin = copy.deepcopy(model)
+    for block in model.blocks:
+        AgainForward(block, rule).take_over(block)
+    for net in (model, twin):
+        torch.manual_seed(1)
+        loss = net(*sample)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert differing([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) == 0
+
+
 def test_fewer_results_are_made_again_by_a_lower_threshold() -> None:
     counts = []
     for rule in (None, SaveRule(100.0), SaveRule(1.0)):

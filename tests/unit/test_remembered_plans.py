@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import asked
 import rekindle
 from command_line import Ran, step
 from extra_solver import extra_solver
@@ -25,7 +26,6 @@ from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.planner import plan_graph
 from rekindle.problem import REGISTERED, Problem
-from rekindle.registry import all_solvers
 
 SOLVER = "exact"
 LEAST = PlanOptions(Goal(least_memory=True), solver=SOLVER)
@@ -38,19 +38,10 @@ def folder(memory_of_plans: Path) -> Path:
 
 
 @pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+def searches() -> Iterator[list[Problem]]:
     """The problems that the solver is asked from here on."""
-    all_solvers()
-    asked: list[Problem] = []
-    solver = REGISTERED[SOLVER]
-
-    @functools.wraps(solver.solve)
-    def noted(problem: Problem) -> Any:
-        asked.append(problem)
-        return solver.solve(problem)
-
-    monkeypatch.setitem(REGISTERED, SOLVER, replace(solver, solve=noted))
-    return asked
+    with asked.searches(SOLVER) as found:
+        yield found
 
 
 def plain(x: Any) -> Any:

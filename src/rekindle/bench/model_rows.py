@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -42,6 +41,8 @@ SETTINGS = MeasuringSettings()
 def model_rows(task: Task, tell: Tell) -> Iterator[Row]:
     """The rows of one model, each as soon as it is measured. A method that fails gives a row that says why."""
     model, methods = task.model, task.methods
+    from ..torch.costs.garbage import old_objects_aside
+
     entry = SUITES[task.suite]()[model]
     facts = ModelFacts(task, dict(entry.known))
     tell(f"{model}: plain step")
@@ -54,7 +55,7 @@ def model_rows(task: Task, tell: Tell) -> Iterator[Row]:
         return
     tell(f"{model}: tracing")
     traced = _traced(case, facts)
-    with _frozen():
+    with old_objects_aside():
         for method in methods:
             tell(f"{model}: {method}")
             if method == "plain":
@@ -65,18 +66,6 @@ def model_rows(task: Task, tell: Tell) -> Iterator[Row]:
                 asked = parse(method)
                 assert asked is not None
                 yield _planned(case, facts, method, asked, traced)
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Hide the objects that live now, a captured graph above all, from the garbage collections before each measured step,
-    which take a fifth of the step's time without this."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class _Traced:

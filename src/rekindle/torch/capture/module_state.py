@@ -86,11 +86,8 @@ class ModuleState:
     def _look(self, model: nn.Module) -> tuple[list[int], list[Any], Any]:
         root = model.__dict__
         own = [*self._own, root]
-        lens = [
-            *map(len, self._own),
-            len(root) - ("forward" in root),
-            *map(len, self._buffers),
-        ]  # a plan comes and goes there
+        # A plan comes and goes in the module's own `__dict__`.
+        lens = [*map(len, self._own), len(root) - ("forward" in root), *map(len, self._buffers)]
         values = [
             *map(type, self._modules),
             type(model),

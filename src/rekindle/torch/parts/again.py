@@ -104,9 +104,8 @@ class _Rerun:
         now = _plain_attributes(self._model)
         _put_back(self._model, self._before)
         try:
-            return self._plain(
-                *args, **kwargs
-            )  # torch.utils.checkpoint ends it by an exception where all is recomputed
+            # torch.utils.checkpoint ends it by an exception where all is recomputed
+            return self._plain(*args, **kwargs)
         finally:
             _put_back(self._model, now)
 

@@ -31,9 +31,14 @@ from .saved_results import Prices
 
 @dataclass(frozen=True)
 class AgainSettings:
-    """timings : how often the forward, and each step, is timed. rules_most : rules that are measured. Both are guesses."""
+    """All are guesses.
+
+    timings : how often the forward, and each step, is timed. timing_most_s : seconds after which it is not timed again.
+    rules_most : rules that are measured.
+    """
 
     timings: int = 3
+    timing_most_s: float = 0.5
     rules_most: int = 6
 
 
@@ -126,8 +131,8 @@ class _Trial:
             with _Ops() as ops:
                 run()
             return float(ops.count)
-        taken = []
-        for _ in range(SETTINGS.timings):
+        taken: list[float] = []
+        while len(taken) < SETTINGS.timings and sum(taken) < SETTINGS.timing_most_s:
             self._wait()
             begin = time.perf_counter()
             run()

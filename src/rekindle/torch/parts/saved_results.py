@@ -7,6 +7,7 @@ by what it saves and costs.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -71,11 +72,30 @@ class Prices(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Once:
+    """Gives saved results back in the first backward, which uses them up; a further one (`retain_graph`) makes all again."""
+
+    def __init__(self, cached: contextlib.AbstractContextManager[Any]):
+        self._cached = cached
+        self._entered: list[contextlib.AbstractContextManager[Any]] = []
+        self._used = False
+
+    def __enter__(self) -> None:
+        now = contextlib.nullcontext() if self._used else self._cached
+        self._used = True
+        self._entered.append(now)
+        now.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._entered.pop().__exit__(*error)
+
+
 def contexts(rule: SaveRule) -> tuple[Any, Any]:
-    """Context managers for `torch.utils.checkpoint`: of the first run, which saves, and of the second."""
+    """Context managers for `torch.utils.checkpoint`: of the first run, which saves, and of the runs in backward."""
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         dear = price(op, args, kwargs) >= rule.least
         return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    saving, cached = create_selective_checkpoint_contexts(policy)
+    return saving, _Once(cached)

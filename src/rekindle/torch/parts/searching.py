@@ -76,7 +76,7 @@ def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[
 
 
 def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
-    """What is wrong with a planned step of the part by itself, such as "differs in the loss"; "" if nothing is."""
+    """The fault of a planned step of the part by itself, such as "differs in the loss"; "" if it has none."""
     assert unit.trace is not None
     try:
         bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, stages.group))

@@ -31,9 +31,10 @@ class Varying:
         self._asked = False
 
     def any_of(self, paths: Iterable[str]) -> bool:
-        """Whether the inputs of one of these submodules, which are alike, change their shape.
+        """Whether other values in the sample give some of these submodules inputs of other shapes.
 
-        Where other values cannot be tried, submodules that are alike and called with different shapes count as such.
+        paths : submodules of one signature. If no other values can be tried, two of them that are called with different shapes
+            are evidence enough.
         """
         if not self._asked:
             self._asked, self._others = True, self._with_other_values()
