@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import io
-import time
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from extra_solver import extra_solver
 from plan_documents import tampered, toy_plan
-from rekindle import certificates
+from rekindle import bounds, certificates
 from rekindle.ask import Goal, PlanOptions
 from rekindle.errors import FormatError
 from rekindle.model import formats
@@ -131,16 +132,42 @@ def test_an_honest_certificate_is_proven_again(tmp_path: Path, goal: Goal) -> No
         assert load(tmp_path / "plan.json").verified
 
 
-def test_proving_again_takes_a_second_at_most_on_3000_ops(tmp_path: Path) -> None:
-    plan = plan_graph(chain(1500), PlanOptions(Goal(max_overhead=0.4), solver="chen-sqrt"))
-    warm = plan_graph(chain(8), PlanOptions(Goal(least_memory=True), solver="none"))
-    for p, most in ((warm, 60.0), (plan, 1.0)):  # the first may compile
-        formats.write_json(tmp_path / "plan.json", claimed(p, p.peak_bytes, "optimal"))
-        with mock.patch.object(certificates, "holds", return_value=True):
-            lied = load(tmp_path / "plan.json")
-        start = time.thread_time()
-        certificates.holds(lied)
-        assert time.thread_time() - start < most
+def lie_about(length: int, path: Path) -> Plan:
+    """A plan of a chain, loaded from a file that says that it is optimal, which no short search proves."""
+    plan = plan_graph(chain(length), PlanOptions(Goal(max_overhead=0.4), solver="chen-sqrt"))
+    formats.write_json(path, claimed(plan, plan.peak_bytes, "optimal"))
+    with mock.patch.object(certificates, "holds", return_value=True):
+        return load(path)
+
+
+def test_no_longer_search_for_a_proof_begins_when_the_short_one_took_long(tmp_path: Path) -> None:
+    lied, asked = lie_about(100, tmp_path / "plan.json"), []
+    clock = (certificates.SETTINGS.begin_before_s * 1.01 * i for i in itertools.count())
+
+    def best(*args: Any) -> bounds.Bound:
+        asked.append(args[3])
+        return bounds.single_op(lied.graph)
+
+    with (
+        mock.patch.object(bounds, "best", best),
+        mock.patch.object(certificates.time, "thread_time", side_effect=clock),
+    ):
+        assert not certificates.holds(lied)
+    assert asked == [certificates.SETTINGS.looks_s[0]]
+
+
+def test_proving_again_calls_a_number_of_functions_that_grows_as_the_graph_does(tmp_path: Path) -> None:
+    short, long = (lie_about(n, tmp_path / "plan.json") for n in (750, 1500))
+    first, twice = (calls_of(lambda p=p: certificates.holds(p)) for p in (short, long))
+    assert twice < 2.3 * first
+    assert twice < 600 * len(long.graph.ops)  # measured: 225 for each op, 0.2 ms
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many calls of functions `work` makes, in Python and below."""
+    with cProfile.Profile() as profile:
+        work()
+    return sum(entry.callcount for entry in profile.getstats())
 
 
 def test_names_in_a_plan_are_printed_and_not_obeyed(tmp_path: Path) -> None:
