@@ -19,6 +19,7 @@ import io
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from configurations import CONFIGURATIONS, build
 from torch import Tensor, nn
@@ -89,6 +91,8 @@ def steps(model: nn.Module, samples: Any, count: int = STEPS) -> list[dict[str, 
     seen = []
     for i in range(count):
         torch.manual_seed(i)
+        random.seed(i)
+        numpy.random.seed(i)
         optimizer.zero_grad()
         loss = loss_of(call(model, samples(i)))
         loss.backward()

@@ -1,6 +1,6 @@
 """Configurations of timm and transformers that nobody tuned for: none wrong, none planned anew in silence, every file binds.
 
-REKINDLE_SWEEP says which of the 262: "0/4", every fourth from the first on, where it is not set; "1/4", "2/4" and "3/4" the
+REKINDLE_SWEEP says which of the 280: "0/4", every fourth from the first on, where it is not set; "1/4", "2/4" and "3/4" the
 other quarters; "all" all of them. Families stand together in the list, so that every quarter has some of each. Rows stay in
 out/sweep-configurations.jsonl: a quarter that was run with the same source is not run again. See run_configurations.py.
 """
