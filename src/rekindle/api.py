@@ -329,14 +329,15 @@ def checkpoint(
     later: Plan | None = None
     found: Plan | PartsPlan
     with telling(options.progress), old_objects_aside(), parts_taken_off(model), set_aside(model):
-        if check:
+        sharded = None if strict else torch_accept.fully_sharded(model)
+        if check and sharded is None:
             announce(options.progress, "running the module once, unplanned")
             arguments = call_arguments(sample)
             torch_accept.measurable(model, *arguments)
             with torch_accept.gradients_on():
                 probe(model, *arguments, plain_forward(model))
-        request = Request(model, sample, options, captured, check, named)
-        if named is not None:
+        request = Request(model, sample, options, captured, check, named, sharded)
+        if named is not None or sharded is not None:
             found = parts_for_all(request)
         else:
             try:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rekindle
 from asked import searches
 from processes import error_of
+from rekindle.torch.costs.memory import allocator_peak
 
 QUICK: dict[str, Any] = {"minimize": "memory", "effort": "quick", "progress": False}
 PARALLEL = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -180,11 +181,59 @@ def file_on_sharded_blocks(rank: int) -> Any:
 
 
 def planned_after_sharding(rank: int) -> Any:
-    return error_of(lambda: rekindle.checkpoint(shard(Net()), sample(), **QUICK))
+    """All processes plan together, by steps in which parameters and gradients travel."""
+    model, twin = with_twin()
+    rekindle.checkpoint(shard(model), sample(), **QUICK)
+    return compared(model, twin, rank) | {"plan": plan_of(model)}
 
 
-def blocks_planned_after_sharding(rank: int) -> Any:
-    return error_of(lambda: rekindle.checkpoint(shard(Net()), sample(), parts="blocks.*", **QUICK))
+def named_after_sharding(rank: int) -> Any:
+    model, twin = with_twin(mp_policy=BF16)
+    rekindle.checkpoint(shard(model, mp_policy=BF16), sample(), parts="blocks.*", **QUICK)
+    return compared(model, twin, rank) | {"plan": plan_of(model)}
+
+
+def root_sharded_and_planned(rank: int) -> Any:
+    model = Net()
+    twin = fully_shard(copy.deepcopy(model), mesh=mesh())
+    rekindle.checkpoint(fully_shard(model, mesh=mesh()), sample(), **QUICK)
+    return compared(model, twin, rank) | {"plan": plan_of(model)}
+
+
+def budget_of_a_sharded_step(rank: int) -> Any:
+    """The peak of a real step, with gradients that are there already, is the predicted one."""
+    model, twin = with_twin()
+    x = torch.randn(512, 16, 8, generator=torch.Generator().manual_seed(5))
+    rekindle.checkpoint(shard(model), x, 0.5, progress=False)
+    peaks = []
+    for net in (model, twin):
+        torch.manual_seed(rank)
+        net(x).backward()
+        peaks.append(allocator_peak(lambda net=net: net(x).backward(), torch.device("cpu")).peak_bytes)
+    plan = model.forward.plan
+    off = [
+        (plan.resident_bytes + p) / said - 1
+        for p, said in zip(peaks, (plan.peak_bytes, plan.baseline_peak_bytes), strict=True)
+    ]
+    return compared(model, twin, rank) | {
+        "off": max(map(abs, off)),
+        "share": peaks[0] / peaks[1],
+        "plan": plan_of(model),
+    }
+
+
+def plan_of(model: nn.Module) -> list[Any]:
+    """The path and the schedules of each part."""
+    return [[p.path, *(list(map(str, x.schedule.steps)) for x in p.plans)] for p in model.forward.plan.parts]
+
+
+def strictly_after_sharding(rank: int) -> Any:
+    return error_of(lambda: rekindle.checkpoint(shard(Net()), sample(), strict=True, **QUICK))
+
+
+def around_sharded_blocks(rank: int) -> Any:
+    model = nn.Sequential(shard(Net()), nn.Identity())
+    return error_of(lambda: rekindle.checkpoint(model, sample(), parts="0", **QUICK))
 
 
 # -- a whole plan around sharded blocks, and other refusals ----------------------------------------------------------
@@ -270,7 +319,8 @@ def ran() -> Iterator[list[str]]:
 
 PLANNED = (
     blocks, parts, one_plan_for_all_blocks, kept_whole_after_forward, mixed_precision, whole_then_root,
-    plan_on_sharded_blocks, file_on_sharded_blocks, whole_then_blocks_plain, tensor_parallel_beside, saved_and_loaded, restored,
+    plan_on_sharded_blocks, file_on_sharded_blocks, planned_after_sharding, named_after_sharding, root_sharded_and_planned,
+    budget_of_a_sharded_step, whole_then_blocks_plain, tensor_parallel_beside, saved_and_loaded, restored,
 )  # fmt: skip
 PLANNED_BLOCKS = {  # scene -> which blocks ran by a plan, where it is not all three
     "whole_then_root": [True], "whole_then_blocks_plain": [False] * 3, "restored": [False] * 3,

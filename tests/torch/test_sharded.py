@@ -18,11 +18,11 @@ from processes import seen_by_both
 
 PLANNED = few(
     [s.__name__ for s in scenes.PLANNED],
-    ["parts", "mixed_precision", "plan_on_sharded_blocks", "tensor_parallel_beside"],
+    ["parts", "mixed_precision", "plan_on_sharded_blocks", "tensor_parallel_beside", "budget_of_a_sharded_step"],
 )
 REFUSED = {
-    "planned_after_sharding": "parameter 'first.weight' is a DTensor.*parts='blocks.*'.*, then call fully_shard",
-    "blocks_planned_after_sharding": "parameter 'first.weight' is a DTensor.*parts='blocks.*'.*, then call fully_shard",
+    "strictly_after_sharding": "parameter 'first.weight' is a DTensor.*parts='blocks.*'.*, then call fully_shard",
+    "around_sharded_blocks": "'0' cannot be planned: fully_shard was called for its submodules",
     "whole_then_blocks": "Net was planned, but its parameter 'blocks.0.norm.weight' has been sharded since.*parts='blocks.*'",
     "planned_then_parallel": "Block was planned, but its parameter 'up.weight' .*cannot run tensor-parallel layers",
     "parallel_then_planned": "parameter 'up.weight' is a DTensor.*cannot run tensor-parallel layers",
@@ -48,11 +48,14 @@ def test_planned_and_sharded_trains_as_sharded(seen: list[dict[str, Any]], scene
         assert found["warnings"] == scenes.WARNINGS.get(scene, [])
         assert found.get("searched twice", 0) == 0
         assert found.get("loaded", True)
+        assert found.get("plan") == seen[0][scene].get("plan")
+        assert found.get("off", 0.0) <= 0.02
+        assert found.get("share", 0.0) <= 0.5
 
 
 @pytest.mark.parametrize("scene", REFUSED)
 def test_refused_before_anything_runs(seen: list[dict[str, Any]], scene: str) -> None:
     for of_rank in seen:
-        assert of_rank[scene]["type"] == "UsageError"
+        assert of_rank[scene]["type"] in ("UsageError", "TraceError")
         assert of_rank[scene].get("ran", []) == []
         assert re.search(REFUSED[scene], of_rank[scene]["message"])

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..arguments import close
-from ..errors import UsageError
+from ..errors import TraceError, UsageError
 from .capture import private, sharded, tree
 from .capture.module_paths import is_marked
 
@@ -156,6 +156,14 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
             "a tensor of the sample is on the meta device, which holds no numbers, and the model is not; move the sample to "
             "the model's device"
         )
+
+
+def fully_sharded(model: nn.Module) -> TraceError | None:
+    """Why a model that `fully_shard` has sharded is planned by parts; None: it is not sharded so."""
+    if not sharded.any_fully_sharded(model):
+        return None
+    name = sharded.class_name(model)
+    return TraceError(f"{name} is sharded (fully_shard), so no plan can hold it as a whole", reason="is sharded")
 
 
 def optimizer(given: Any) -> None:

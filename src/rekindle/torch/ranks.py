@@ -56,12 +56,41 @@ class Received:
     answer: Any
 
 
+@dataclass
+class Turns:
+    """Steps that all processes must take together, such as those of a sharded model, while one of them makes the answer.
+
+    join : takes a step beside the process that makes the answer.
+    """
+
+    join: Callable[[], object]
+    _store: Any = None
+    _key: str = ""
+    _joined: int = 0
+
+    def at(self, store: Any, key: str) -> None:
+        """Count the turns in this store."""
+        self._store, self._key = store, f"{key}/turns"
+
+    def take(self) -> None:
+        """Tell the other processes that this one takes a step now."""
+        if self._store is not None:
+            self._store.add(self._key, 1)
+
+    def join_those_taken(self) -> None:
+        """Take the steps that the other process has begun since the last look."""
+        while self._store.add(self._key, 0) > self._joined:
+            self._joined += 1
+            self.join()
+
+
 def once(
     what: str,
     question: dict[str, Any],
     make: Callable[[], T],
     written: Callable[[T], Any],
     progress: Callable[[str], None] | None = None,
+    turns: Turns | None = None,
 ) -> T | Received:
     """The answer if it was made here, or what another process wrote down of it.
 
@@ -69,6 +98,7 @@ def once(
     question : JSON; processes that give equal ones get one answer.
     written : function from the answer to JSON.
     progress : called with one line of text now and then while another process is waited for.
+    turns : steps that `make` takes and that the processes which wait must take too.
 
     Raises
     ------
@@ -87,9 +117,11 @@ def once(
             f"the store of the process group cannot be used ({e}): each process measures and plans alone, and plans may differ"
         )
         return make()
+    if turns is not None:
+        turns.at(store, key)
     if first:
         return _made(store, key, what, make, written)
-    return _received(store, key, what, progress)
+    return _received(store, key, what, progress, turns)
 
 
 def _made(store: Any, key: str, what: str, make: Callable[[], T], written: Callable[[T], Any]) -> T:
@@ -116,10 +148,12 @@ def _give(store: Any, key: str, doc: dict[str, Any]) -> None:
     store.set(f"{key}/answer", zlib.compress(json.dumps(doc, allow_nan=False).encode(), 1))
 
 
-def _received(store: Any, key: str, what: str, progress: Callable[[str], None] | None) -> Received:
+def _received(store: Any, key: str, what: str, progress: Callable[[str], None] | None, turns: Turns | None) -> Received:
     """The answer of the process that was first to ask."""
     start = told = time.monotonic()
     while not store.check([f"{key}/answer"]):
+        if turns is not None:
+            turns.join_those_taken()
         now = time.monotonic()
         if now - start > SETTINGS.wait_most_s:
             raise RekindleError(

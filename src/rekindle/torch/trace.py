@@ -37,7 +37,7 @@ from .capture.normalise import lower
 from .capture.number_places import attributes_set, name_of, replaced
 from .capture.numbers import Attribute, Numbers, Place
 from .capture.private import is_fake, store_of_processes
-from .capture.sharded import own_class
+from .capture.sharded import local, own_class
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
@@ -317,9 +317,9 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
 
 def resident_bytes(model: nn.Module, tensors: Iterable[torch.Tensor], more: Iterable[torch.Tensor] = ()) -> int:
     """Bytes held during the whole step: parameters, buffers, inputs, and a gradient for every trained parameter."""
-    params = list(model.parameters())
     seen: dict[Any, int] = {}
-    for t in [*params, *model.buffers(), *tensors, *more]:
-        s = t.untyped_storage()
+    for t in [*model.parameters(), *model.buffers(), *tensors, *more]:
+        s = local(t).untyped_storage()
         seen[s._cdata] = s.nbytes()
-    return sum(seen.values()) + sum(p.numel() * p.element_size() for p in params if p.requires_grad)
+    trained = [local(p) for p in model.parameters() if p.requires_grad]
+    return sum(seen.values()) + sum(p.numel() * p.element_size() for p in trained)

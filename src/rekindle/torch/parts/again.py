@@ -127,7 +127,7 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
     effects = SideEffects(module, by_parameter(args, kwargs))
-    with as_before(module, given=[*tensors, *args, *kwargs.values()]), given.surroundings():
+    with as_before(module, given=[*tensors, *args, *kwargs.values()]), given.surroundings(module):
         seen = [*tensors, *module.buffers(), *module.parameters()]
         versions = [t._version for t in seen]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)

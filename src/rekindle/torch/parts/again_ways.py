@@ -70,7 +70,7 @@ class _Trial:
     def ready(self) -> Iterator[_Trial]:
         """Inside, steps can be run; afterwards the module is as before."""
         module, call = self._module, self._given.call
-        with gradients_as_before(module, []), as_before(module), self._given.surroundings():
+        with gradients_as_before(module, []), as_before(module), self._given.surroundings(module):
             for p in module.parameters():
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
             self._twins = copies(call.tensors, owned(module))

@@ -15,6 +15,7 @@ from ...progress import announce
 from .. import accept
 from ..capture.module_call import Key
 from ..capture.module_paths import is_marked
+from ..capture.sharded import class_name, inside
 from ..capture.side_effects import ARGUMENT
 from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA
 from ..run.measured_step import Subject
@@ -100,7 +101,7 @@ class Finder:
         TraceError, UsageError : a submodule that the user names cannot be a part.
         """
         announce(
-            self.options.progress, f"running {type(self.s.model).__name__} once, to see how its submodules are called"
+            self.options.progress, f"running {class_name(self.s.model)} once, to see how its submodules are called"
         )
         self._calls = record(self.s)
         self._varying = Varying(self.s, self._calls)
@@ -145,6 +146,12 @@ class Finder:
             return False
         if is_marked(path, self.captured.must_save) or not (may_be_part(module) or asked):
             return False
+        if inside(module):
+            self._why[path] = UsageError(
+                "fully_shard was called for its submodules, and their parameters are whole only while they run; name these "
+                "submodules"
+            )
+            return False
         if not any(p.requires_grad for p in module.parameters()) and not self._inputs_train(calls):
             return False
         kind = self._signature(module)
@@ -153,7 +160,7 @@ class Finder:
             self._why[path] = self._failed[known]
             return False
         if not asked and self._varies(path, kind):
-            self.found.plain.append(f"{_kind(module)} (its shapes depend on the data)")
+            self.found.plain.append(f"{class_name(module)} (its shapes depend on the data)")
             return True  # its submodules' shapes do too
         try:
             units = [self._unit(path, module, kind, calls.samples[key], calls.keys.count(key)) for key in calls.samples]
@@ -199,13 +206,13 @@ class Finder:
         for traced in known:
             if not traced.expected.differences(module):
                 return traced
-        announce(self.options.progress, f"capturing {path} ({type(module).__name__})")
-        accept.module(module)
-        accept.parameters(module, given.call.tensors)
+        announce(self.options.progress, f"capturing {path} ({class_name(module)})")
         args, kwargs = given.call.arguments
         how = replace(self.captured, loss="all", optimizer=None, must_save=self._marks(path, module), state_bytes=0)
-        with accept.gradients_on(), given.surroundings(), warnings.catch_warnings():
+        with accept.gradients_on(), given.surroundings(module), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*the argument", RekindleWarning)  # such a part is refused below
+            accept.module(module)
+            accept.parameters(module, given.call.tensors)
             made = trace_call(module, args, kwargs, how, progress=self.options.report)
         if made.lowered.captured.effects:
             dropped = f"its plan would not run {', '.join(made.lowered.captured.effects)}"
@@ -241,14 +248,14 @@ class Finder:
         may: dict[Any, bool] = {}
         for path, m in self._opened:
             calls = self._calls[path]
-            if not calls.samples or is_marked(path, self.captured.must_save) or self.s.fake is not None:
+            if not calls.samples or is_marked(path, self.captured.must_save) or self.s.fake is not None or inside(m):
                 continue
             if not self._inputs_train(calls):
                 continue  # backward would not come back through its inputs
             given = next(iter(calls.samples.values()))
             kind = (self._signature(m), given.key)
             if kind not in may:
-                announce(self.options.progress, f"looking whether {path} ({type(m).__name__}) may run again")
+                announce(self.options.progress, f"looking whether {path} ({class_name(m)}) may run again")
                 may[kind] = self._may_run_again(m, given)
             if may[kind]:
                 self.found.units.append(Unit(path, m, given.key, len(calls.keys), given))
@@ -291,10 +298,6 @@ class Finder:
 
 
 def _cannot_be_captured(module: nn.Module, e: Exception) -> TraceError:
-    made = TraceError(f"{_kind(module)} cannot be captured: {type(e).__name__}: {e}")
+    made = TraceError(f"{class_name(module)} cannot be captured: {type(e).__name__}: {e}")
     made.__cause__ = e
     return made
-
-
-def _kind(module: nn.Module) -> str:
-    return type(module).__name__

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from ...errors import ParityError, PlanMismatch, RekindleError
+from ...errors import ParityError, PlanMismatch, RekindleError, UsageError
 from ...model import options_file
 from ...model.plan import Plan
 from ...notices import warn
@@ -19,13 +20,17 @@ from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept, ranks
 from ..capture import tree
+from ..capture.sharded import any_fully_sharded, class_name
 from ..check.verify import subject
-from ..run.measured_step import deterministic, gradients_as_before
-from ..trace import call_arguments
+from ..run.measured_step import Way, deterministic, gradients_as_before, run
+from ..trace import call_arguments, plain_forward
 from .caches import without_caches
-from .finding import Unit
+from .finding import Found, Unit
 from .planning import Request, find, plan_parts
 from .verify import verify
+
+
+_SHARDED = itertools.count()  # each plan of a sharded model is made anew: how it is sharded is not in the question
 
 
 def parts_for_all(request: Request) -> PartsPlan:
@@ -33,6 +38,8 @@ def parts_for_all(request: Request) -> PartsPlan:
 
     A process whose model turns out to be another one warns, and plans by itself. Raises as `plan_parts`.
     """
+    if any_fully_sharded(request.model):
+        return _parts_of_sharded(request)
     found = ranks.once(
         "the plans of parts", _question(request), lambda: plan_parts(request), PartsPlan.to_json, request.options.report
     )
@@ -42,10 +49,37 @@ def parts_for_all(request: Request) -> PartsPlan:
         return _bound(request, parts_plan_from_json(found.answer, "the plans of parts of another process"))
     except RekindleError as e:
         warn(
-            f"the plans of parts that another process made do not fit the {type(request.model).__name__} of this one, which "
+            f"the plans of parts that another process made do not fit the {class_name(request.model)} of this one, which "
             f"plans by itself, so plans differ from process to process: {e}"
         )
         return plan_parts(request)
+
+
+def _parts_of_sharded(request: Request) -> PartsPlan:
+    """The same for a model that `fully_shard` has sharded. All processes run each step together: while the first one measures
+    planned steps, the others take plain ones, in which the same pieces of parameters and gradients travel.
+
+    Raises
+    ------
+    UsageError : the model is made of fake tensors.
+    RekindleError : as `plan_parts`; or the plans do not fit the model of this process.
+    """
+    model = request.model
+    s = subject(model, request.sample)
+    if s.fake is not None:
+        raise UsageError(
+            f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"
+        )
+    with accept.gradients_on(), gradients_as_before(model, s.sample.tensors), deterministic(), without_caches(model):
+        found = find(request, s)
+        turns = ranks.Turns(lambda: run(s, plain_forward(model), "plain", Way.HELD))
+        made = ranks.once(
+            "the plans of parts", _question(request) | {"sharded": next(_SHARDED)},
+            lambda: plan_parts(replace(request, turns=turns), found), PartsPlan.to_json, request.options.report, turns,
+        )  # fmt: skip
+    if not isinstance(made, ranks.Received):
+        return made
+    return _with_traces(parts_plan_from_json(made.answer, "the plans of parts of another process"), request, found)
 
 
 def _question(request: Request) -> dict[str, Any]:
@@ -76,17 +110,32 @@ def _bound(request: Request, plan: PartsPlan) -> PartsPlan:
     RekindleError : they do not fit the model, do not give the plain step's numbers, or exceed the budget here.
     """
     s = subject(request.model, request.sample)
-    with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
-        units: dict[str, list[Unit]] = {}
-        with without_caches(request.model):
-            found = find(request, s)
-        for u in found.units:
-            units.setdefault(u.path, []).append(u)
-    bound = replace(plan, parts=tuple(_part(p, units.get(p.path, [])) for p in plan.parts), captured=request.captured)
+    with (
+        accept.gradients_on(),
+        gradients_as_before(request.model, s.sample.tensors),
+        s.fake or deterministic(),
+        without_caches(request.model),
+    ):
+        found = find(request, s)
+    bound = _with_traces(plan, request, found)
     if request.check and s.fake is None:
         announce(request.options.progress, "checking the plans of another process by a measured step")
         _check(request, bound)
     return bound
+
+
+def _with_traces(plan: PartsPlan, request: Request, found: Found) -> PartsPlan:
+    """The plans with the traces of this process.
+
+    Raises
+    ------
+    PlanMismatch : a part has another graph here, or must not run again.
+    """
+    units: dict[str, list[Unit]] = {}
+    for u in found.units:
+        units.setdefault(u.path, []).append(u)
+    parts = tuple(_part(p, units.get(p.path, [])) for p in plan.parts)
+    return replace(plan, parts=parts, captured=request.captured)
 
 
 def _part(part: Part, units: Sequence[Unit]) -> Part:

@@ -19,9 +19,11 @@ from ...parts.plan import PartsPlan
 from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
+from ..capture.sharded import class_name
 from ..check.verify import compare, subject
 from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
+from ..ranks import Turns
 from ..run.measured_step import Outcome, Subject, Way, deterministic, gradients_as_before, run
 from ..trace import plain_forward, resident_bytes
 from .between import Between, Watched, between
@@ -35,14 +37,17 @@ from .words import Covered, covered
 
 @dataclass(frozen=True)
 class PlanningSettings:
-    """When a division is good enough. Both are guesses.
+    """When a division is good enough. All are guesses.
 
     divisions_most : divisions that are tried by a measured step.
     close : share of a budget that may stay unused without another division.
+    sharded_steps : steps of a sharded model by one division, of which the largest peak counts: on the CPU the buffers in which
+        parameters and gradients travel come and go in threads of gloo, later in one step than in another.
     """
 
     divisions_most: int = 4
     close: float = 0.03
+    sharded_steps: int = 3
 
 
 SETTINGS = PlanningSettings()
@@ -54,6 +59,7 @@ class Request:
 
     named : paths of the submodules that the user names; None: those that can be captured are found.
     error : why the whole model cannot be captured; None: nobody tried.
+    turns : of a sharded model, how the other processes are told to take a step too.
     """
 
     model: nn.Module
@@ -63,10 +69,11 @@ class Request:
     check: bool
     named: tuple[str, ...] | None = None
     error: TraceError | None = None
+    turns: Turns | None = None
 
 
-def plan_parts(request: Request) -> PartsPlan:
-    """The plans of a model's parts under one goal. The model is left as it was.
+def plan_parts(request: Request, found: Found | None = None) -> PartsPlan:
+    """The plans of a model's parts under one goal. The model is left as it was. found : its parts, if they are known.
 
     Raises
     ------
@@ -79,7 +86,7 @@ def plan_parts(request: Request) -> PartsPlan:
     s = subject(request.model, request.sample)
     with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
         with without_caches(request.model):
-            found = find(request, s)
+            found = found or find(request, s)
             choices = search(s, found, request.options, request.check)
         if not choices.units:
             raise _nothing(request, found)
@@ -101,7 +108,7 @@ def find(request: Request, s: Subject) -> Found:
         if request.error is not None:
             raise request.error from e
         raise TraceError(
-            f"{type(request.model).__name__} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
+            f"{class_name(request.model)} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
             "model(…) works on"
         ) from e
 
@@ -156,7 +163,13 @@ class _Planning:
             return
         announce(self.options.progress, "running a plain step")
         with contextlib.suppress(torch.OutOfMemoryError):
-            self.theirs = run(self.s, plain_forward(self.model), "plain", Way.HELD, self._levels())
+            self.theirs = self._run("plain", self._levels())
+
+    def _run(self, which: str, levels: Levels | None = None) -> Outcome:
+        """One step of the model as it is now, which all processes take if the model is sharded."""
+        if self.request.turns is not None:
+            self.request.turns.take()
+        return run(self.s, plain_forward(self.model), which, Way.HELD, levels)
 
     def _measure(self, chosen: Chosen) -> Between:
         """A step with these ways: what it holds outside of the parts.
@@ -174,7 +187,7 @@ class _Planning:
             watched.watching(forwards),
         ):
             try:
-                ours = run(self.s, plain_forward(self.model), "planned", Way.HELD, levels)
+                ours = self._run("planned", levels)
             except RekindleError as e:
                 raise self._fails(e) from e
         if self.request.check and self.theirs is not None:
@@ -186,17 +199,22 @@ class _Planning:
         is_open = [u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
         return between(levels.found, watched.calls, used, is_open)
 
+    def _measured_peak(self, chosen: Chosen) -> int:
+        """The peak of a step with these ways, in bytes without resident ones. Raises as `_measure`."""
+        steps = 1 if self.request.turns is None else SETTINGS.sharded_steps
+        return max(self._measure(chosen).peak_bytes for _ in range(steps))
+
     def _fails(self, e: RekindleError) -> TraceError:
         _, line = users_line(e)
         at = f" at {line}" if line else ""
         whole = "" if self.request.error is None else f". As a whole it cannot be planned because {self.request.error}"
-        return TraceError(f"a step of {type(self.model).__name__} with planned parts fails{at}: {e}{whole}")
+        return TraceError(f"a step of {class_name(self.model)} with planned parts fails{at}: {e}{whole}")
 
     def _differs(self, differences: Sequence[str]) -> ParityError:
         """Says whether two plain steps differ too: then no plan is to blame, and none can be checked."""
         assert self.theirs is not None
         told = f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. "
-        again = run(self.s, plain_forward(self.model), "plain", Way.HELD)
+        again = self._run("plain")
         if not compare(again, self.theirs, self.s.fake is not None)[1]:
             return ParityError(
                 f"{told}The model is as it was. It may use a kernel that is not deterministic on this device, or change its "
@@ -205,7 +223,7 @@ class _Planning:
         error = self.request.error
         why = "" if error is None else f"As a whole the model cannot be planned because {error}. "
         return ParityError(
-            f"{told}Nor do two plain steps of {type(self.model).__name__} from the same state and seed give the same numbers. "
+            f"{told}Nor do two plain steps of {class_name(self.model)} from the same state and seed give the same numbers. "
             f"{why}The model is as it was. Make its steps repeatable, or give check=False to train without this check"
         )
 
@@ -232,7 +250,7 @@ class _Planning:
             if not self.request.check:
                 return _Answer(division, division.peak_bytes, division.peak_bytes)
             announce(self.options.progress, "checking the plans by a measured step")
-            over = self._measure(division.chosen).peak_bytes - as_measured.peak(division.chosen)
+            over = self._measured_peak(division.chosen) - as_measured.peak(division.chosen)
             peak = division.peak_bytes + over  # of a step that calls every unit; else the measured one
             fits = limit is None or peak <= limit
             if fits and (best is None or division.extra < best.division.extra):
@@ -277,7 +295,7 @@ class _Planning:
         budget = limit + self.resident
         return InfeasibleBudget(
             f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of "
-            f"{type(self.model).__name__}: the smallest peak that is known to be reachable is {format_bytes(peak)} "
+            f"{class_name(self.model)}: the smallest peak that is known to be reachable is {format_bytes(peak)} "
             f"({peak} bytes); {format_bytes(outside)} are held outside of the parts at some time. The model is as it was. "
             f"Give budget={peak}, a smaller batch, or write the code outside of the parts so that the whole model can be "
             "captured",
@@ -292,7 +310,7 @@ class _Planning:
         budget = goal.budget is not None or goal.fraction is not None
         no_optimizer = self.request.captured.optimizer is None
         return PartsPlan(
-            module_name=type(self.model).__name__,
+            module_name=class_name(self.model),
             parts=tuple(parts),
             peak_bytes=answer.peak + self.resident,
             measured_bytes=answer.measured + self.resident if self.request.check else None,

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...errors import TraceError
 from ...frames import is_users
+from ..capture.sharded import class_name
 
 
 def line_of(e: TraceError) -> str:
@@ -28,7 +29,7 @@ def in_few_words(e: TraceError, model: nn.Module) -> str:
     where = line_of(e)
     through = [] if e.line else _frames(_cause(e))
     inner = [x for f, _ in through if isinstance(x := f.f_locals.get("self"), nn.Module) and is_users(f)]
-    name = type(inner[-1] if inner else model).__name__
+    name = class_name(inner[-1] if inner else model)
     return f"{name} ({where} {e.reason})" if where else f"{name} ({e.reason})"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ...errors import RekindleError
 from ..capture import module_call as calls
 from ..capture.lock import LOCK
 from ..capture.module_call import Key, ModuleCall
+from ..capture.sharded import Whole, any_fully_sharded, is_fully_sharded, made_whole, put_away
 from ..run.as_before import as_before
 from ..run.measured_step import Subject
 from ..run.own_forward import forward_instead
@@ -38,12 +39,14 @@ DEVICES = ("cpu", "cuda")  # kinds for which autocast may be on
 class Recorded:
     """The arguments of one call of a submodule, copied, and the autocast under which it was called.
 
-    key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast.
+    key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast. whole : of a model
+    that is sharded, name of each parameter -> how it looks during the call.
     """
 
     call: ModuleCall
     key: Key
     casts: tuple[tuple[str, torch.dtype], ...]
+    whole: dict[str, Whole] = field(default_factory=dict)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -51,9 +54,9 @@ class Recorded:
         return shapes_of(self.call)
 
     @contextlib.contextmanager
-    def surroundings(self) -> Iterator[None]:
-        """Inside, autocast is as it was during the call."""
-        with contextlib.ExitStack() as stack:
+    def surroundings(self, module: nn.Module) -> Iterator[None]:
+        """Inside, autocast is as it was during the call, and the module's parameters are whole, though with other numbers."""
+        with made_whole(module, self.whole), contextlib.ExitStack() as stack:
             for kind in DEVICES if self.casts else ():
                 dtype = dict(self.casts).get(kind)
                 if dtype is not None or torch.is_autocast_enabled(kind):
@@ -128,6 +131,7 @@ class _Recorder:
         self._known: dict[Any, Recorded] = {}  # (signature, key) -> the arguments of one such call
         self._own = owned(s.model)
         self._modules = [(name, m, signature(m)) for name, m in parts_of(s.model)]
+        self._is_sharded = any_fully_sharded(s.model)
 
     def add_left_out(self) -> bool:
         """Add elements of lists that were not called, and their submodules, with the samples of an equal element. Gives whether
@@ -151,17 +155,26 @@ class _Recorder:
 
     def run(self, saving: bool, seed: int | None = None) -> None:
         """One forward. seed : of the random numbers that it draws; None: it draws those of the step, whose calls count."""
-        instead = [(m, self._recorder(name, kind, plain_forward(m), seed is None)) for name, m, kind in self._modules]
+        instead = [(m, self._recorder(name, m, kind, seed is None)) for name, m, kind in self._modules]
         one_forward(self.s, instead, saving, seed)
 
-    def _recorder(self, name: str, kind: Any, forward: Callable[..., Any], counts: bool) -> Callable[..., Any]:
+    def _recorder(self, name: str, module: nn.Module, kind: Any, counts: bool) -> Callable[..., Any]:
+        forward = plain_forward(module)
+
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not LOCK.mine and (counts or name not in self.found):
                 with contextlib.suppress(Exception):  # arguments that cannot be taken apart: the module is no part
                     self._note(name, kind, calls.bind(forward, args, kwargs), counts)
+                    self._note_whole(name, module)
             return forward(*args, **kwargs)
 
         return recorded
+
+    def _note_whole(self, name: str, module: nn.Module) -> None:
+        if self._is_sharded:
+            whole = {k: Whole.of(p) for k, p in module.named_parameters(remove_duplicate=False)}
+            samples = self.found[name].samples
+            samples.update({key: replace(r, whole=whole) for key, r in samples.items() if not r.whole})
 
     def _note(self, name: str, kind: Any, call: ModuleCall, counts: bool) -> None:
         if call.odd or call.used_up:
@@ -205,7 +218,12 @@ def one_forward(
             stack.enter_context(forward_instead(m, forward))
         if not saving:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: None, _not_saved))
-        plain_forward(s.model)(*args, **kwargs)
+        forward = plain_forward(s.model)
+        if is_fully_sharded(s.model):  # hooks make its parameters whole
+            stack.enter_context(forward_instead(s.model, forward))
+            forward = s.model
+        stack.callback(put_away, s.model)
+        forward(*args, **kwargs)
 
 
 def parts_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -15,6 +15,7 @@ from ...errors import RekindleError
 from ...model.graph import Graph
 from ...parts.ways import Way, as_part_plan, ways
 from ...progress import announce
+from ..capture.sharded import class_name
 from ..run import stages, trial
 from ..run.bound import Bound
 from ..run.measured_step import Subject
@@ -70,7 +71,7 @@ def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[
         if few or count[graph.hash] * saved < SETTINGS.matters * every:
             known[graph.hash] = []
         elif check and s.fake is None and (wrong := _wrong(unit, useful[smallest(useful)], options)):
-            found.plain.append(f"{type(unit.module).__name__} (its planned step {wrong})")
+            found.plain.append(f"{class_name(unit.module)} (its planned step {wrong})")
             known[graph.hash] = []
     return {id(u): known[graph.hash] for u, graph in units}
 
@@ -80,7 +81,7 @@ def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
     assert unit.trace is not None
     try:
         bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, stages.group))
-        with unit.given.surroundings():
+        with unit.given.surroundings(unit.module):
             found = trial.differences(unit.module, plain_forward(unit.module), bound, unit.given.call)
     except torch.OutOfMemoryError:
         raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..capture.sharded import class_name
 from .finding import Unit
 
 PLAIN_MOST = 3  # reasons in the line; the line says how many more there are
@@ -29,14 +30,14 @@ class Covered:
 def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
     """The line, such as "planned: 24 of 24 OPTDecoderLayer (96 % of activation bytes, one search); plain: OPTDecoder
     (train.py:88 reads a tensor)"."""
-    every = Counter(type(m).__name__ for m in model.modules())
+    every = Counter(class_name(m) for m in model.modules())
     number = {1: "one search", 2: "two searches", 3: "three searches"}.get(
         found.searches, f"{found.searches or 'no'} searches"
     )
 
     def kinds(again: bool) -> str:
         modules = {u.path: u.module for u in found.units if (u.trace is None) == again}
-        counts = Counter(type(m).__name__ for m in modules.values())
+        counts = Counter(class_name(m) for m in modules.values())
         return " and ".join(f"{n} of {every[k]} {k}" for k, n in counts.items())
 
     text = "planned: " + (kinds(False) or "nothing")

@@ -15,6 +15,7 @@ from torch import nn
 from ...errors import RekindleError
 from ..capture.attributes import plain_tensors
 from ..capture.private import disable_autocast
+from ..capture.sharded import local, put_away
 from ..costs.flops import FlopCount
 from ..costs.levels import Levels
 from ..costs.memory import allocator_peak, storage_peak
@@ -122,7 +123,8 @@ def run(
             peak = allocator_peak(step, s.device).peak_bytes
         seconds = time.perf_counter() - begin
         rng = _rng(s)
-        gradients = {k: p.grad for k, p in s.model.named_parameters()}
+        put_away(s.model)
+        gradients = {k: None if p.grad is None else local(p.grad) for k, p in s.model.named_parameters()}
         written = {k: b.detach().clone() for k, b in _carried(s).items()}
         if s.fake is None:
             for i, (name, t) in enumerate(zip(s.sample.names, tensors, strict=True)):
