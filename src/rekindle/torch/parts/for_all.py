@@ -29,7 +29,6 @@ from .finding import Found, Unit
 from .planning import Request, find, plan_parts
 from .verify import verify
 
-
 _SHARDED = itertools.count()  # each plan of a sharded model is made anew: how it is sharded is not in the question
 
 
