@@ -193,6 +193,22 @@ def named_after_sharding(rank: int) -> Any:
     return compared(model, twin, rank) | {"plan": plan_of(model)}
 
 
+def other_shapes_on_one_rank(rank: int) -> Any:
+    """Each process trains on a batch of its own size."""
+    model, twin = with_twin()
+    x = sample().repeat(rank + 1, 1, 1)
+    rekindle.checkpoint(shard(model), x, **QUICK)
+    losses = []
+    for net in (model, twin):
+        torch.manual_seed(rank)
+        losses.append(net(x))
+        losses[-1].backward()
+    same = all(
+        torch.equal(whole(p.grad), whole(q.grad)) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+    return compared(model, twin, rank) | {"loaded": same and torch.equal(*losses)}
+
+
 def root_sharded_and_planned(rank: int) -> Any:
     model = Net()
     twin = fully_shard(copy.deepcopy(model), mesh=mesh())
@@ -320,7 +336,8 @@ def ran() -> Iterator[list[str]]:
 PLANNED = (
     blocks, parts, one_plan_for_all_blocks, kept_whole_after_forward, mixed_precision, whole_then_root,
     plan_on_sharded_blocks, file_on_sharded_blocks, planned_after_sharding, named_after_sharding, root_sharded_and_planned,
-    budget_of_a_sharded_step, whole_then_blocks_plain, tensor_parallel_beside, saved_and_loaded, restored,
+    budget_of_a_sharded_step, other_shapes_on_one_rank, whole_then_blocks_plain, tensor_parallel_beside, saved_and_loaded,
+    restored,
 )  # fmt: skip
 PLANNED_BLOCKS = {  # scene -> which blocks ran by a plan, where it is not all three
     "whole_then_root": [True], "whole_then_blocks_plain": [False] * 3, "restored": [False] * 3,

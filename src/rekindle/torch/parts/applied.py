@@ -146,7 +146,7 @@ def _note_shared(forwards: Sequence[tuple[nn.Module, PartForward]]) -> None:
 def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:
     """The planned forward of one part, with a plan for each kind of call."""
     first, *others = plans
-    forward = PartForward(module, first, on_new_shape, _Replan(plans), check)
+    forward = PartForward(module, first, on_new_shape, Replan(plans), check)
     for p in others:
         if p.trace is not None:
             forward.serve_too(module, p)
@@ -200,7 +200,7 @@ def parts_aside(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class _Replan:
+class Replan:
     """Makes the plan of a part for another shape: a schedule of the part that is known, else one that holds as small a share
     of the plain bytes. The goal of the step is not divided again."""
 
@@ -225,9 +225,9 @@ class _Replan:
         return Replanned(replace(as_part_plan(graph, way, options), trace=traced), ANOTHER_GRAPH)
 
 
-def _replan_from(texts: Sequence[str]) -> _Replan:
+def _replan_from(texts: Sequence[str]) -> Replan:
     """The one that was pickled."""
-    return _Replan([from_text(t) for t in texts])
+    return Replan([from_text(t) for t in texts])
 
 
 def _held_share(p: Plan) -> float:

@@ -24,6 +24,7 @@ from ..capture.sharded import any_fully_sharded, class_name
 from ..check.verify import subject
 from ..run.measured_step import Way, deterministic, gradients_as_before, run
 from ..trace import call_arguments, plain_forward
+from .applied import Replan
 from .caches import without_caches
 from .finding import Found, Unit
 from .planning import Request, find, plan_parts
@@ -61,7 +62,7 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
     Raises
     ------
     UsageError : the model is made of fake tensors.
-    RekindleError : as `plan_parts`; or the plans do not fit the model of this process.
+    RekindleError : as `plan_parts`.
     """
     model = request.model
     s = subject(model, request.sample)
@@ -73,12 +74,16 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
         found = find(request, s)
         turns = ranks.Turns(lambda: run(s, plain_forward(model), "plain", Way.HELD))
         made = ranks.once(
-            "the plans of parts", _question(request) | {"sharded": next(_SHARDED)},
+            "the plans of parts", _question(request) | {"inputs": [], "sharded": next(_SHARDED)},
             lambda: plan_parts(replace(request, turns=turns), found), PartsPlan.to_json, request.options.report, turns,
         )  # fmt: skip
     if not isinstance(made, ranks.Received):
         return made
-    return _with_traces(parts_plan_from_json(made.answer, "the plans of parts of another process"), request, found)
+    plan = parts_plan_from_json(made.answer, "the plans of parts of another process")
+    try:
+        return _with_traces(plan, request, found)
+    except PlanMismatch:  # the inputs of this process have other shapes
+        return _carried_over(plan, request, found)
 
 
 def _question(request: Request) -> dict[str, Any]:
@@ -135,6 +140,23 @@ def _with_traces(plan: PartsPlan, request: Request, found: Found) -> PartsPlan:
         units.setdefault(u.path, []).append(u)
     parts = tuple(_part(p, units.get(p.path, [])) for p in plan.parts)
     return replace(plan, parts=parts, captured=request.captured)
+
+
+def _carried_over(plan: PartsPlan, request: Request, found: Found) -> PartsPlan:
+    """The same schedules for other shapes; where one does not keep its goal there, one that holds as small a share.
+
+    Raises
+    ------
+    PlanMismatch : a part cannot be captured here.
+    """
+    parts = []
+    for part in plan.parts:
+        traces = [u.trace for u in found.units if u.path == part.path and u.trace is not None]
+        if not traces:
+            raise PlanMismatch(f"{part.path!r} cannot be captured here, but in another process it can")
+        replan = Replan(part.plans)
+        parts.append(replace(part, plans=tuple(replan(t, request.options, ()).plan for t in traces)))
+    return replace(plan, parts=tuple(parts), captured=request.captured)
 
 
 def _part(part: Part, units: Sequence[Unit]) -> Part:
