@@ -126,6 +126,19 @@ def opt(layerdrop: float = 0.3, layers: int = 2, use_cache: bool = False) -> tup
     return OPTForCausalLM(config).train(), {"input_ids": x, "labels": x}
 
 
+def m2m100(use_cache: bool) -> tuple[nn.Module, Any]:
+    pytest.importorskip("transformers")
+    from transformers import M2M100Config, M2M100ForConditionalGeneration
+
+    config = M2M100Config(
+        vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, decoder_start_token_id=1, use_cache=use_cache,
+        encoder_layerdrop=0.1, decoder_layerdrop=0.1,
+    )  # fmt: skip
+    x = torch.randint(4, 64, (2, 12))
+    return M2M100ForConditionalGeneration(config).train(), {"input_ids": x, "labels": x[:, :8].clone()}
+
+
 def train(model: nn.Module, sample: Any, steps: int = 3) -> list[torch.Tensor | None]:
     """Everything that a few steps of training give: losses, gradients, buffers, random states."""
     torch.manual_seed(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from torch import nn
 
 import rekindle
-from models_in_parts import differing, opt, train
+from models_in_parts import differing, m2m100, opt, train
 from models_that_decide import WORDS, Words
 from rekindle import PartsPlan
+from rekindle.torch.check.verify import subject
+from rekindle.torch.parts.caches import matter
 
 QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
 
@@ -36,6 +39,22 @@ def test_layers_that_would_fill_a_cache_are_planned(caplog: pytest.LogCaptureFix
     ]
     with torch.no_grad():
         assert model.eval()(**sample).past_key_values is not None
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_cache_without_which_the_step_has_other_bits_is_kept(use_cache: bool, tmp_path: Path) -> None:
+    """M2M100's attention rounds otherwise where a cache has laid keys and values out anew."""
+    torch.manual_seed(0)
+    model, sample = m2m100(use_cache)
+    twin = copy.deepcopy(model)
+    rekindle.checkpoint(model, sample, minimize="memory", **QUICK)
+    plan = model.forward.plan
+    assert plan.keeps_caches == (use_cache and matter(subject(twin, sample)))
+    assert ("config.use_cache=False" in plan.covered) == plan.keeps_caches
+    plan.save(tmp_path / "plan.json")
+    assert rekindle.load(tmp_path / "plan.json").keeps_caches == plan.keeps_caches
+    assert rekindle.verify(model, sample).ok
+    assert differing(train(model, sample), train(twin, sample)) == 0
 
 
 class Collects(nn.Module):

@@ -51,6 +51,7 @@ class PartsPlan:
         the bytes that were measured between the parts.
     covered : one line that says which parts are planned and what runs plain.
     input_bytes : of all tensors of the call for which the goal was divided; None where a file does not say.
+    keeps_caches : planned steps make key-value caches, as `config.use_cache` says, since a step without them has other bits.
     """
 
     module_name: str
@@ -67,6 +68,7 @@ class PartsPlan:
     solve_seconds: float
     not_counted: str = ""
     input_bytes: int | None = None
+    keeps_caches: bool = False
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)
     created_with: dict[str, str] = field(default_factory=lambda: {"rekindle": __version__})
@@ -115,7 +117,7 @@ class PartsPlan:
         """The figures of the plan by name."""
         keys = (
             "module_name", "peak_bytes", "measured_bytes", "resident_bytes", "baseline_peak_bytes", "overhead",
-            "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "input_bytes", "created_with",
+            "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "input_bytes", "keeps_caches", "created_with",
         )  # fmt: skip
         return {k: getattr(self, k) for k in keys} | {"goal": self.goal.to_json()}
 

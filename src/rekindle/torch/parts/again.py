@@ -37,20 +37,20 @@ class AgainForward(InPlaceOfForward):
     """The forward of a part that runs once more in backward, from its inputs and with the same random state.
 
     rule : results that are saved besides, and not made again; None: none. plain : the module's own forward. is_off : calls run
-        plain.
+        plain. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
     """
 
-    def __init__(self, model: nn.Module, rule: SaveRule | None = None):
+    def __init__(self, model: nn.Module, rule: SaveRule | None = None, keeps_caches: bool = False):
         super().__init__(model)
-        self.rule = rule
+        self.rule, self.keeps_caches = rule, keeps_caches
         self._training = model.training
         self.is_off = False
 
     def _pickled(self) -> Any:
-        return self.rule, self._training, self.is_off
+        return self.rule, self.keeps_caches, self._training, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
-        self.rule, self._training, self.is_off = pickled
+        self.rule, self.keeps_caches, self._training, self.is_off = pickled
 
     @private.opaque_to_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class AgainForward(InPlaceOfForward):
             return self.plain(*args, **kwargs)
         assert model is not None
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
-        return checkpoint(_Rerun(model, self.plain), *args, use_reentrant=False, **how, **kwargs)
+        return checkpoint(_Rerun(model, self.plain, self.keeps_caches), *args, use_reentrant=False, **how, **kwargs)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -88,13 +88,13 @@ class AgainForward(InPlaceOfForward):
 class _Rerun:
     """A forward that may run again: each time it finds the plain attributes of the first time, and later runs change none."""
 
-    def __init__(self, model: nn.Module, plain: Callable[..., Any]):
-        self._model, self._plain = model, plain
+    def __init__(self, model: nn.Module, plain: Callable[..., Any], keeps_caches: bool):
+        self._model, self._plain, self._keeps_caches = model, plain, keeps_caches
         self._before = _plain_attributes(model)
         self._ran = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with without_caches(self._model):
+        with without_caches(self._model, self._keeps_caches):
             return self._run(*args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:

@@ -56,7 +56,7 @@ class PartsForward(InPlaceOfForward):
         model = self._model()
         if model is None or not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
-        with without_caches(model) as makes_one:
+        with without_caches(model, self.plan.keeps_caches) as makes_one:
             if makes_one and not self._told:
                 self._told = True
                 log.warning(
@@ -104,7 +104,7 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     ------
     PlanMismatch : the model has no submodule of that name, or one of other classes.
     """
-    with without_caches(model):  # as in a step, since the plans are for modules in that state
+    with without_caches(model, plan.keeps_caches):  # as in a step, since the plans are for modules in that state
         forwards = _forwards(model, plan, on_new_shape, check)
     _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
     is_budget = plan.goal.budget is not None or plan.goal.fraction is not None
@@ -128,7 +128,7 @@ def _forwards(
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
             ) from e
-        again = AgainForward(module, part.rule) if part.again else None
+        again = AgainForward(module, part.rule, plan.keeps_caches) if part.again else None
         forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))
     return forwards
 

@@ -27,13 +27,15 @@ Chosen = Sequence[int]  # of each unit, the number of its way
 class Choices:
     """The units of a model and their ways.
 
-    ways : of each unit. within : of each unit, the one in which it lies, or None. options : those of the search.
+    ways : of each unit. within : of each unit, the one in which it lies, or None. options : those of the search. keeps_caches :
+    whether the step makes key-value caches.
     """
 
     units: Sequence[Unit]
     ways: Sequence[Sequence[Way]]
     within: Sequence[int | None]
     options: PlanOptions
+    keeps_caches: bool = False
     _known: dict[tuple[int, int, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
 
     # -- as a step to be divided -------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ class Choices:
         module = self.units[numbers[0]].module
         if self.units[numbers[0]].trace is None:
             way = self.ways[numbers[0]][chosen[numbers[0]]]
-            forward = AgainForward(module, way.rule)
+            forward = AgainForward(module, way.rule, self.keeps_caches)
             forward.is_off = not way.again
             return forward
         return part_forward(module, [self.plan(u, chosen[u]) for u in numbers], "plain", check=False)

@@ -25,7 +25,7 @@ from ..check.verify import subject
 from ..run.measured_step import Way, deterministic, gradients_as_before, run
 from ..trace import call_arguments, plain_forward
 from .applied import Replan
-from .caches import without_caches
+from .caches import matter, without_caches
 from .finding import Found, Unit
 from .planning import Request, find, plan_parts
 from .verify import verify
@@ -70,12 +70,14 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
         raise UsageError(
             f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"
         )
-    with accept.gradients_on(), gradients_as_before(model, s.sample.tensors), deterministic(), without_caches(model):
-        found = find(request, s)
+    with accept.gradients_on(), gradients_as_before(model, s.sample.tensors), deterministic():
+        keeps = matter(s)
+        with without_caches(model, keeps):
+            found = find(request, s)
         turns = ranks.Turns(lambda: run(s, plain_forward(model), "plain", Way.HELD))
         made = ranks.once(
             "the plans of parts", _question(request) | {"inputs": [], "sharded": next(_SHARDED)},
-            lambda: plan_parts(replace(request, turns=turns), found), PartsPlan.to_json, request.options.report, turns,
+            lambda: plan_parts(replace(request, turns=turns), found, keeps), PartsPlan.to_json, request.options.report, turns,
         )  # fmt: skip
     if not isinstance(made, ranks.Received):
         return made
@@ -118,7 +120,7 @@ def _bound(request: Request, plan: PartsPlan) -> PartsPlan:
         accept.gradients_on(),
         gradients_as_before(request.model, s.sample.tensors),
         s.fake or deterministic(),
-        without_caches(request.model),
+        without_caches(request.model, plan.keeps_caches),
     ):
         found = find(request, s)
     bound = _with_traces(plan, request, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from ..ranks import Turns
 from ..run.measured_step import Outcome, Subject, Way, deterministic, gradients_as_before, run
 from ..trace import plain_forward, resident_bytes
 from .between import Between, Watched, between
-from .caches import without_caches
+from .caches import matter, without_caches
 from .choices import Choices, Chosen
 from .finding import Finder, Found
 from .recording import bytes_of
@@ -72,8 +72,10 @@ class Request:
     turns: Turns | None = None
 
 
-def plan_parts(request: Request, found: Found | None = None) -> PartsPlan:
-    """The plans of a model's parts under one goal. The model is left as it was. found : its parts, if they are known.
+def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool | None = None) -> PartsPlan:
+    """The plans of a model's parts under one goal. The model is left as it was.
+
+    found : its parts; None: they are looked for. keeps_caches : whether the step makes key-value caches; None: as it must.
 
     Raises
     ------
@@ -85,9 +87,12 @@ def plan_parts(request: Request, found: Found | None = None) -> PartsPlan:
     begin = time.monotonic()
     s = subject(request.model, request.sample)
     with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
-        with without_caches(request.model):
+        keeps = matter(s) if keeps_caches is None else keeps_caches
+        with without_caches(request.model, keeps):
             found = found or find(request, s)
-            choices = search(s, found, request.options, request.check)
+            choices = replace(search(s, found, request.options, request.check), keeps_caches=keeps)
+        if keeps:
+            found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
             raise _nothing(request, found)
         return _Planning(request, s, found, choices).plan(begin)
@@ -182,7 +187,7 @@ class _Planning:
         levels = self._levels()
         watched = Watched(levels)
         with (
-            without_caches(self.model),
+            without_caches(self.model, self.choices.keeps_caches),
             self.choices.applied(chosen) as forwards,
             watched.watching(forwards),
         ):
@@ -324,6 +329,7 @@ class _Planning:
             solve_seconds=time.monotonic() - begin,
             not_counted=not_counted(self.model) if no_optimizer else "",
             input_bytes=bytes_of(self.s.sample.tensors),
+            keeps_caches=self.choices.keeps_caches,
             asked=self.options,
             captured=self.request.captured,
         )

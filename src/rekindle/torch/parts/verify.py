@@ -73,17 +73,17 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
         gradients_as_before(model, s.sample.tensors),
         s.fake or deterministic(),
     ):
-        with without_caches(model):
+        with without_caches(model, plan.keeps_caches):
             ours = run(s, plain, "planned")
         theirs = None
         with parts_aside(model), contextlib.suppress(torch.OutOfMemoryError):
             theirs = run(s, plain, "plain")
         equal, differences = compare(ours, theirs, fake)
-        with without_caches(model):
+        with without_caches(model, plan.keeps_caches):
             held = run(s, plain, "planned", Way.HELD).peak
         extra = None
         if count_flops and theirs is not None:
-            with without_caches(model):
+            with without_caches(model, plan.keeps_caches):
                 mine = flops(s, plain)
             with parts_aside(model):
                 its = flops(s, plain)
