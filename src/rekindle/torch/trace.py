@@ -113,7 +113,9 @@ def trace(
         values. Fake tensors serve as well: there a library that knows of tracing takes the branch that is right for all.
     loss : the results to which gradients come back. "auto": only the scalar under the key `loss`, or the first result if that
         is a scalar; without such a scalar, every result that requires grad. "all": every result that requires grad.
-    target : name of a device whose roofline gives the seconds; None: they are measured on the device at hand.
+    target : name of a device whose roofline gives the seconds; None: they are measured on the device at hand. Where a GPU is
+        named, attention that the CPU runs as plain operators is captured as that GPU's fused kernel, so that its sizes are the
+        GPU's. Such a trace is for planning, and runs on fake tensors alone.
     optimizer : a torch optimizer, its class or a name such as "adamw". Its state counts as held during the whole step, even
         before the first step has made it.
     must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
@@ -186,8 +188,9 @@ def _trace_call(
     spec = as_arguments(replaced(call.spec, taken))
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
-            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers
-        )
+            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers,
+            devices.capability(options.target),
+        )  # fmt: skip
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers

@@ -83,6 +83,8 @@ class Captured:
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
     # parameters whose gradients differed from eager's by rounding, where one backward goes through two calls
     rounds: list[str] = field(default_factory=list)
+    # kernels of a GPU that is not here, in place of the CPU's (see `attention`): the graph can run on fake tensors alone
+    elsewhere: tuple[str, ...] = ()
     graph_module: Any = None  # owns the nodes
 
     @property

@@ -141,6 +141,29 @@ def store_of_processes() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+# -- attention ---------------------------------------------------------------------------------------------------------
+def attention_is_fused_here(call: Any) -> bool:
+    """Whether PyTorch runs this call of `scaled_dot_product_attention` on the CPU by a fused kernel.
+
+    call : its `query`, `key`, `value`, `attn_mask`, `dropout_p`, `is_causal`, `scale` and `enable_gqa`. The choice depends on
+    shapes, types and last strides, so that tensors of a few numbers can stand for them.
+    """
+    with disable_modes(), torch.no_grad():
+        tensors = [None if t is None else _stands_for(t) for t in (call.query, call.key, call.value, call.attn_mask)]
+        choice = torch._fused_sdp_choice(
+            *tensors, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+        )
+    return choice != torch.nn.attention.SDPBackend.MATH.value
+
+
+def _stands_for(t: torch.Tensor) -> torch.Tensor:
+    """A real tensor of the same shape, type and last stride, all of whose rows lie in the same memory."""
+    last = t.stride(-1) if t.dim() else 0
+    row = torch.empty(1 + max(0, t.shape[-1] - 1) * last if t.dim() else 1, dtype=t.dtype)
+    strides = [0] * (t.dim() - 1) + [last] * bool(t.dim())
+    return row.as_strided(t.shape, strides).requires_grad_(t.requires_grad)
+
+
 # -- tensors -----------------------------------------------------------------------------------------------------------
 def negated_view(t: torch.Tensor) -> torch.Tensor:
     """A view of the tensor with its negative bit flipped."""
