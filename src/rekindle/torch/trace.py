@@ -138,7 +138,7 @@ def trace(
     choice("loss", loss, LOSSES)
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
-    options = TraceOptions(loss, target, optimizer, tuple(marks))
+    options = TraceOptions(loss, target, optimizer, tuple(marks), attention=target)
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
@@ -189,7 +189,7 @@ def _trace_call(
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
             model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers,
-            devices.capability(options.target),
+            devices.capability(options.attention),
         )  # fmt: skip
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
@@ -244,12 +244,14 @@ def known_options(plan: Plan) -> TraceOptions:
             "plans for other calls do not count it. Make the plan again with an optimizer or its class"
         )
         options = replace(options, optimizer=None)
-    if options.target is not None and options.target.lower().replace(" ", "") not in devices.names():
+    if options.target is not None and not devices.is_known(options.target):
         notices.warn(
             f"the plan's file names the device {options.target!r}, which is not known here: for plans for other calls "
             "seconds are measured on the device at hand"
         )
         options = replace(options, target=None)
+    if options.attention is not None and not devices.is_known(options.attention):
+        options = replace(options, attention=None)  # then the plan may not fit, which is an error of its own
     return options
 
 

@@ -149,9 +149,10 @@ def attention_is_fused_here(call: Any) -> bool:
     shapes, types and last strides, so that tensors of a few numbers can stand for them.
     """
     with disable_modes(), torch.no_grad():
-        tensors = [None if t is None else _stands_for(t) for t in (call.query, call.key, call.value, call.attn_mask)]
+        q, k, v = map(_stands_for, (call.query, call.key, call.value))
+        mask = None if call.attn_mask is None else _stands_for(call.attn_mask)
         choice = torch._fused_sdp_choice(
-            *tensors, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+            q, k, v, mask, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
         )
     return choice != torch.nn.attention.SDPBackend.MATH.value
 

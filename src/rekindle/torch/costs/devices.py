@@ -64,6 +64,11 @@ def names() -> list[str]:
     return list(_BY_NAME)
 
 
+def is_known(name: str) -> bool:
+    """Whether `get` knows a device of this name."""
+    return name.lower().replace(" ", "") in _BY_NAME
+
+
 def get(name: str) -> Device:
     """The device called `name` ("h200", "a100", "cpu", …).
 
