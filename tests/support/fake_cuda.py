@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_map
 def on_fake_cuda(model: nn.Module, sample: Any) -> tuple[FakeTensorMode, nn.Module, Any]:
     """(the mode, the model, the sample): each tensor in place of which a fake one of the same shape stands, on the GPU."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    known: dict[int, tuple[Any, torch.Tensor]] = {}  # by id of the real tensor, which is kept so that the id stays its own
+    known: dict[
+        int, tuple[Any, torch.Tensor]
+    ] = {}  # by id of the real tensor, which is kept so that the id stays its own
 
     def fake(t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
@@ -21,7 +23,11 @@ def on_fake_cuda(model: nn.Module, sample: Any) -> tuple[FakeTensorMode, nn.Modu
         if id(t) not in known:
             with mode:
                 made: torch.Tensor = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda")
-            made = nn.Parameter(made, t.requires_grad) if isinstance(t, nn.Parameter) else made.requires_grad_(t.requires_grad)
+            made = (
+                nn.Parameter(made, t.requires_grad)
+                if isinstance(t, nn.Parameter)
+                else made.requires_grad_(t.requires_grad)
+            )
             known[id(t)] = made, t
         return known[id(t)][0]
 

@@ -3,7 +3,8 @@
 On the CPU, attention with dropout runs as plain operators, whose results grow with the square of the length. A GPU has fused
 kernels for it, whose results grow with the length. Inside `AttentionOfGpu`, `scaled_dot_product_attention` of tensors on the
 CPU is captured as PyTorch would run it on the GPU: flash attention, memory-efficient attention or plain operators. Where the
-CPU has a fused kernel too, its op stays: its results have the sizes of the GPU's, and it can run here.
+CPU has a fused kernel too, its op stays: its results have the sizes of the GPU's, and it can run here. (The GPU rounds one
+small result up, to 32 positions.)
 
 Source of the rules: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and attention.cpp, restated in Python. cuDNN's kernel
 counts as flash attention: its results have the same sizes.
@@ -129,7 +130,10 @@ class AttentionOfGpu(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         call = Call(*args, **(kwargs or {})).cast()
         there = kernel(call, self._capability)
-        if attention_is_fused_here(call) == (there != PLAIN):
+        pads = (
+            there == FLASH and call.query.shape[-1] % SETTINGS.flash_head_multiple
+        )  # copies that the CPU does not make
+        if attention_is_fused_here(call) == (there != PLAIN) and not pads:
             return func(*args, **(kwargs or {}))
         self.replaced.add(there)
         return _RUN[there](call)
