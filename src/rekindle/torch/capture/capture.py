@@ -1,7 +1,6 @@
 """Captures one call of a module as a joint forward and backward graph of ATen ops.
 
-It works on torch 2.11 to 2.13, with real parameters, fake ones, and ones made on the meta device and then faked. This room is
-the only one that uses PyTorch's private names.
+It works on torch 2.11 to 2.13, with real parameters, fake ones, and ones made on the meta device and then faked.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ... import notices
 from ...errors import TraceError
@@ -31,7 +28,7 @@ from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .module_paths import printable
 from .numbers import Numbers
-from .private import is_fake
+from .private import FAKE_TENSOR_LOGGER, FakeTensorMode, TracingContext, fake_mode_of, is_fake, tracing
 from .random_state import no_other_random
 from .rng import cuda_indices
 from .side_effects import ARGUMENT, VARIABLES, SideEffects, is_kept_for_itself
@@ -109,7 +106,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
-        mode = detect_fake_mode([*tensors, *model.parameters()])
+        mode = fake_mode_of([*tensors, *model.parameters()])
         # Torch caches the results of shape rules for the whole process. A result that another mode cached no longer says which
         # outputs share a storage, nor its size: the graph would depend on earlier traces.
         FakeTensorMode.cache_clear()
@@ -137,7 +134,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence torch's own warnings and logged errors while capturing."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # torch logs errors of attempts that a later attempt makes good
     try:

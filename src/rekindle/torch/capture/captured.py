@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .known_values import Question
 from .numbers import Numbers
+from .private import FakeTensorMode, fake_mode_of
 
 
 class Assigned(NamedTuple):
@@ -101,4 +100,4 @@ class Captured:
 
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
     """The FakeTensorMode of the fake tensors in the graph's metas."""
-    return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])
+    return fake_mode_of([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])

@@ -10,11 +10,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import TraceError
 from ...frames import in_short, is_users, line_of
 from .other_random import numpys, pythons
+from .private import disable_modes
 
 # Functions in these modules act for their callers.
 _PASSED_OVER = {"torch.random", "torch.cuda.random", "torch._compile", "torch._dynamo.eval_frame", "contextlib"}
@@ -44,7 +44,7 @@ def only_draws() -> Iterator[None]:
 
 
 def _state(generator: torch.Generator) -> bytes:
-    with _disable_current_modes():
+    with disable_modes():
         return generator.get_state().numpy().tobytes()
 
 

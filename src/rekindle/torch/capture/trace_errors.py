@@ -9,12 +9,12 @@ from types import FrameType
 from typing import Any
 
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
 from ...frames import users_line
 from .module_paths import printable
+from .private import DataDependentOutputException, DynamicOutputShapeException
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 # Attributes that hold the probability of skipping a layer: self.layerdrop, self.config.layerdrop, self.drop_path, …
