@@ -31,12 +31,14 @@ def only_draws() -> Iterator[None]:
     cpu, cuda = torch.random.default_generator, getattr(torch.cuda, "default_generators", ())
     before, seed = _state(cpu), cpu.initial_seed()
     torch.random.default_generator = _Guarded(cpu)  # type: ignore[assignment]
-    torch.cuda.default_generators = tuple(map(_Guarded, cuda))  # type: ignore[assignment]
+    if cuda:  # else CUDA is not in use yet; where forward begins to use it, torch sets them
+        torch.cuda.default_generators = tuple(map(_Guarded, cuda))  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.random.default_generator = cpu
-        torch.cuda.default_generators = cuda  # type: ignore[assignment]
+        if cuda:
+            torch.cuda.default_generators = cuda  # type: ignore[assignment]
     # Uses that bypass `_Guarded`. Tracing itself draws nothing; other threads may have drawn, but they do not seed.
     if cpu.initial_seed() != seed or _state(cpu) != before and threading.active_count() == 1:
         cpu.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
