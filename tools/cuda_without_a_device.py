@@ -1,8 +1,10 @@
-"""Runs Python where a CUDA build of PyTorch finds a device, on a machine without one: python cuda_without_a_device.py -m pytest ...
+"""Runs Python where a CUDA build of PyTorch finds a device, on a machine without one.
 
-`no_device/device.c` stands in front of CUDA's runtime. Autograd's engine, the allocator, generators, streams and events are then
-PyTorch's own, and kernels are not run: numbers mean nothing, and only fake tensors go through cuBLAS and cuDNN. With a GPU at
-hand, the program runs on that.
+    python tools/cuda_without_a_device.py -m pytest tests/matrix
+
+`no_device/device.c` stands in front of CUDA's runtime. Autograd's engine, the allocator, generators, streams and events are
+then PyTorch's own, and kernels are not run: numbers mean nothing, and only fake tensors go through cuBLAS and cuDNN. With a GPU
+at hand, the program runs on that.
 
 Exits with 77 and the reason where it cannot be done, as build tools say "skipped"; else as the program does.
 """

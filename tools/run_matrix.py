@@ -83,13 +83,8 @@ def tested(c: Combination, tests: list[str]) -> list[Result]:
     if python is None:
         return [Result(c.name, "setup", f"Python {c.python} is not installed", 0.0, True)]
     begin = time.monotonic()
-    versions = [
-        f"VENV={c.venv.name}",
-        f"PYTHON={python}",
-        f"TORCH=torch=={c.torch}",
-        f"TORCHVISION=torchvision=={c.torchvision}",
-    ]
-    if logged(f"{c.name}-setup", ["make", *versions, "setup"]) != 0:
+    torch, vision = f"TORCH=torch=={c.torch}", f"TORCHVISION=torchvision=={c.torchvision}"
+    if logged(f"{c.name}-setup", ["make", f"VENV={c.venv.name}", f"PYTHON={python}", torch, vision, "setup"]) != 0:
         log = OUT / f"{c.name}-setup.log"
         return [Result(c.name, "setup", f"failed: see {log.relative_to(ROOT)}", time.monotonic() - begin, False)]
     own = str(c.venv / "bin" / "python")
