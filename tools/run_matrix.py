@@ -1,7 +1,7 @@
 """Runs the tests on each combination of Python and PyTorch, and prints a table: `make test-matrix`.
 
-Each combination has a virtual environment of its own, `.venv-2.11.0-py3.12`, which `make setup` builds where it is missing. With a
-CUDA build of PyTorch the tests in `tests/matrix` run too: on the GPU, or on a device that runs no kernels
+Each combination has a virtual environment of its own, `.venv-2.11.0-py3.12`, which `make setup` builds where it is missing.
+With a CUDA build of PyTorch the tests in `tests/matrix` run too: on the GPU, or on a device that runs no kernels
 (`cuda_without_a_device.py`). Logs go to out/matrix/.
 
     python tools/run_matrix.py                                # all combinations, all tests
