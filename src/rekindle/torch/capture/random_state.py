@@ -17,7 +17,14 @@ from .other_random import numpys, pythons
 from .private import disable_modes
 
 # Functions in these modules act for their callers.
-_PASSED_OVER = {"torch.random", "torch.cuda.random", "torch._compile", "torch._dynamo.eval_frame", "contextlib"}
+_PASSED_OVER = {
+    "torch.random",
+    "torch.cuda",
+    "torch.cuda.random",
+    "torch._compile",
+    "torch._dynamo.eval_frame",
+    "contextlib",
+}
 _REFUSED = {"get_state", "set_state", "manual_seed", "seed", "initial_seed", "get_offset", "set_offset",
             "graphsafe_get_state", "graphsafe_set_state", "clone_state"}  # fmt: skip
 
