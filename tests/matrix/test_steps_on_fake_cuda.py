@@ -111,6 +111,17 @@ def test_a_shape_without_a_plan_gets_one() -> None:
         assert len(list(model.forward.bounds)) == 2
 
 
+def test_recurrent_layers() -> None:
+    """cuDNN's kernels read addresses, and cannot be captured; PyTorch's own can."""
+    mode, model, x = on_fake_cuda(*make("lstm_fused"))
+    with mode, pytest.raises(rekindle.TraceError, match="cuDNN's recurrent layers"):
+        rekindle.trace(model, x)
+    with mode, torch.backends.cudnn.flags(enabled=False):
+        plan = rekindle.plan(rekindle.trace(model, x), minimize="memory", solver="every")
+        check = rekindle.verify(model, x, plan)
+    assert check.measured_peak_bytes == pytest.approx(check.predicted_peak_bytes, rel=0.03)
+
+
 def test_stages_run_in_the_thread_of_the_device() -> None:
     """Tokens on the CPU would let stages run beside the accumulation of gradients, and on another stream."""
     mode, model, x = on_fake_cuda(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 1)), torch.rand(8, 16))
