@@ -6,6 +6,8 @@ has used the newer ones, reading the older ones raises an error.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _EXACT = (
@@ -25,7 +27,8 @@ def of_products() -> str:
 
 def of_convolutions() -> str:
     """The setting for convolutions: "tf32", torch's default, "ieee" or "none"."""
-    return str(torch.backends.cudnn.conv.fp32_precision)
+    cudnn: Any = torch.backends.cudnn
+    return str(cudnn.conv.fp32_precision)
 
 
 def rounds(setting: str) -> bool:

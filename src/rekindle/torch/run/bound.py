@@ -123,9 +123,9 @@ def _refuse_elsewhere(model: nn.Module, traced: Trace) -> None:
     if kernels and (not traced.fake if not tensors else not all(map(is_fake, tensors))):
         name = own_class(model).__name__
         raise PlanMismatch(
-            f"this plan of {name} was made for the device {traced.options.attention}, with its {' and '.join(kernels)}, which "
-            f"the CPU cannot run: it says what fits there. To train {name} here, trace it without target=; to train it there, "
-            "move it and its inputs to the GPU and plan it there"
+            f"this plan of {name} was made for the device {traced.options.attention}, with the {' and '.join(kernels)} of that "
+            f"GPU in place of the CPU's: it says what fits there, and does not run here. To train {name} here, trace it "
+            "without target=; to train it there, move it and its inputs to the GPU and plan it there"
         )
 
 
