@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[set[str], set[str]]] = {
     "vit": ({f"{ATTENTION}efficient_attention", "convolution"}, {f"{ATTENTION}*", "convolution"}),
     "lstm_unrolled": ({"addmm"}, {"addmm"}),
 }
-ON_HALF = ("flash_attention", "cudnn_attention")  # which of them depends on the GPU
+ON_HALF = ("flash_attention", "cudnn_attention", "efficient_attention")  # which of them depends on the GPU and the mask
 
 
 def precision(autocast: bool) -> contextlib.AbstractContextManager[Any]:
