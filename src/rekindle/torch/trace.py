@@ -138,7 +138,8 @@ def trace(
     choice("loss", loss, LOSSES)
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
-    options = TraceOptions(loss, target, optimizer, tuple(marks), attention=target)
+    gpu = None if devices.capability(target) is None else target
+    options = TraceOptions(loss, target, optimizer, tuple(marks), attention=gpu)
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
