@@ -1,6 +1,7 @@
 # Everything runs in .venv, which `make setup` builds once; another Python: make PYTHON=python3.12 setup
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q
@@ -13,7 +14,7 @@ GPU_ARGS ?=
 GPU_NEEDS := $(if $(filter $(PY),$(GPU_PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sweep lint types docs bench bench-report solver-table gpu clean
+.PHONY: help setup demo test sweep lint types docs bench bench-report solver-table gpu test-matrix clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,7 +28,7 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)"
 	$(PIP) numpy scipy numba rich typer pytest pytest-xdist hypothesis ruff mypy "pandas>=2.2" "matplotlib>=3.9"
-	$(PIP) --no-deps torchvision==0.28.0 timm==1.0.31
+	$(PIP) --no-deps $(TORCHVISION) timm==1.0.31
 	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
 	$(PY) tools/complete_torchvision.py
 	$(PIP) --no-deps -e .
@@ -49,6 +50,10 @@ test: $(STAMP) ## the tests of every feature, in 6 to 10 minutes
 sweep: $(STAMP) ## what `make test` leaves out, and more examples: 45 minutes
 	$(PY) -m pytest -n 2 --dist loadfile -m "sweep or hypothesis" --hypothesis-profile=sweep
 	PYTHONHASHSEED=0 $(PY) -m pytest -n 2 --dist worksteal -m sweep tests/sweep
+
+# Two environments of 2 and 6 GB, beside .venv; MATRIX=2.11.0-py3.12 takes one of them. On two cores about 40 minutes with both built.
+test-matrix: ## the tests on each supported torch and Python, and CUDA's paths without a GPU
+	$(PYTHON) tools/run_matrix.py $(MATRIX)
 
 lint: $(STAMP) ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .

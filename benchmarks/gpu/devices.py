@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rekindle.torch.capture import precision
 from rekindle.torch.costs.cache import cpu_model
 from rekindle.torch.costs.memory import allocator_peak
 
@@ -51,7 +52,7 @@ class Cuda:
             "cudnn": torch.backends.cudnn.version(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "tf32_convolutions": torch.backends.cudnn.allow_tf32,
-            "float32_products": torch.get_float32_matmul_precision(),
+            "float32_products": precision.of_products(),
             "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
         }
 

@@ -64,7 +64,8 @@ def plan(
     time_limit : seconds that the solver may take; None: as long as `effort` asks for.
     seed : randomised solvers give the same plan for the same seed.
     cache : the plan is remembered on disk, and read from there at the next start; see `remembered`.
-    target : a device name; seconds are then the roofline of that device, not measured.
+    target : a device name; seconds are then the roofline of that device, not measured. For the sizes of that device's attention
+        too, name it in `trace`.
     progress : called with one line of text now and then. None: where planning takes more than two seconds, stderr shows what
         is done and the best plan so far; False: silence.
 

@@ -145,6 +145,7 @@ class TraceOptions:
 
     loss : "auto" or "all".
     target : name of the device whose roofline gives the seconds; None: they are measured.
+    attention : name of the device whose attention is captured in place of the CPU's; None: as it runs here.
     optimizer : the optimizer, class or name whose state is counted; None: no state is counted.
     must_save : names or patterns of submodules whose ops run only once.
     state_bytes : bytes of the optimizer's state, if they were read from a plan file; None: they follow from `optimizer`.
@@ -155,6 +156,7 @@ class TraceOptions:
     optimizer: Any = field(default=None, compare=False, repr=False)
     must_save: tuple[str, ...] = ()
     state_bytes: int | None = None
+    attention: str | None = None
 
 
 def _fraction(x: Any, given: Any) -> float:

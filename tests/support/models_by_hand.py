@@ -178,7 +178,7 @@ def mixture_of_experts() -> Made:
             gates = gates * (place < 48)
             out = sum(gates[:, i : i + 1] * e(x) for i, e in enumerate(self.experts))
             ranked, order = out.norm(dim=-1).sort(descending=True)
-            table = torch.zeros(len(x), 16).index_put((order,), out * ranked[:, None])
+            table = torch.zeros(len(x), 16, device=x.device).index_put((order,), out * ranked[:, None])
             table = table.index_add(0, order[:8], out[:8]).masked_fill(table > 3, 0.0)
             best = torch.gather(table, 1, which).amax(1)
             balance = (p.mean(0) * gates.gt(0).float().mean(0)).sum()

@@ -36,7 +36,7 @@ def check_half_the_activations(name: str) -> None:
     model, sample = load(name, **zoo.small(name))
     # A named target: the steps are so small that the workspaces of the CPU's kernels, which a measured trace has in it,
     # would leave nothing to plan.
-    trace = rekindle.trace(model, sample, target="h200")
+    trace = rekindle.trace(model, sample, target="cpu")
     plan = rekindle.plan(trace, budget=0.5, cost="flops", solver="storages", time_limit=0.5)
     assert len(plan.schedule.runs) > trace.graph.needed.sum()
     check = rekindle.verify(model, sample, plan)

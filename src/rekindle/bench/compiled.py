@@ -22,13 +22,11 @@ from typing import Any
 import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx, nn
-from torch._functorch import config
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from ..model.plan import Plan
 from ..torch.capture.captured import Captured
 from ..torch.capture.module_call import bind
-from ..torch.capture.private import disable_autocast
+from ..torch.capture.private import disable_autocast, functorch_config, lazy_graph_module
 from ..torch.run.bound import Bound
 from ..torch.trace import Trace, plain_forward
 
@@ -135,7 +133,7 @@ def partition(c: Captured, budget: float) -> Graphs:
     Forward: (inputs, constants) -> (new values of mutated inputs, results, operands of in-place writes, saved values).
     Backward: (saved values, tangents) -> gradients in the order of `c.gradients`.
     """
-    with _use_lazy_graph_module(True), config.patch(activation_memory_budget=budget):
+    with lazy_graph_module._use_lazy_graph_module(True), functorch_config.patch(activation_memory_budget=budget):
         joint, names = _joint(c)
         made = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=len(c.mutations) + len(c.outputs) + len(_operands(c)),
@@ -181,7 +179,7 @@ def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
     wanted = [*c.mutations.values(), *c.outputs, *_operands(c), *c.gradients.values()]
     output = graph.output([copies[n] for n in wanted])
     output.meta["desc"] = [None] * len(wanted)
-    return _make_graph_module(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}
+    return lazy_graph_module._make_graph_module(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}
 
 
 def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], order: list[int]) -> list[int]:

@@ -115,7 +115,9 @@ def _traced(case: Case, facts: ModelFacts) -> _Traced | Exception:
 
     start = time.perf_counter()
     try:
-        found = trace(case.model, case.sample, target=facts.task.target if case.fake else None, progress=False)
+        found = trace(case.model, case.sample, progress=False)
+        if case.fake:  # with the operators of the CPU, on which plain steps and comparators run
+            found = found.costed(facts.task.target)
         facts.ops, facts.trace_seconds = len(found.graph.ops), time.perf_counter() - start
         facts.nodes = node_runs(found.lowered, Schedule.baseline(found.graph).runs)
         return _Traced(found, facts, case)

@@ -34,6 +34,8 @@ def to_json(asked: PlanOptions, captured: TraceOptions) -> dict[str, Any]:
         doc["must_save"] = list(captured.must_save)
     if captured.target is not None:
         doc["target"] = captured.target
+    if captured.attention is not None:
+        doc["attention"] = captured.attention
     if optimizer is not None and captured.state_bytes is not None:
         doc["state_bytes"] = captured.state_bytes
     return doc
@@ -58,6 +60,7 @@ def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOpt
         optimizer=read.name("optimizer", "optimizer"),
         must_save=read.must_save(),
         state_bytes=read.state_bytes(),
+        attention=read.name("attention", "device"),
     )
     return asked, captured
 

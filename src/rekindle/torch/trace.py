@@ -113,7 +113,9 @@ def trace(
         values. Fake tensors serve as well: there a library that knows of tracing takes the branch that is right for all.
     loss : the results to which gradients come back. "auto": only the scalar under the key `loss`, or the first result if that
         is a scalar; without such a scalar, every result that requires grad. "all": every result that requires grad.
-    target : name of a device whose roofline gives the seconds; None: they are measured on the device at hand.
+    target : name of a device whose roofline gives the seconds; None: they are measured on the device at hand. Where a GPU is
+        named, attention that the CPU runs as plain operators is captured as that GPU's fused kernel, so that its sizes are the
+        GPU's. Such a trace is for planning, and runs on fake tensors alone.
     optimizer : a torch optimizer, its class or a name such as "adamw". Its state counts as held during the whole step, even
         before the first step has made it.
     must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
@@ -136,7 +138,8 @@ def trace(
     choice("loss", loss, LOSSES)
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
-    options = TraceOptions(loss, target, optimizer, tuple(marks))
+    gpu = None if devices.capability(target) is None else target
+    options = TraceOptions(loss, target, optimizer, tuple(marks), attention=gpu)
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
@@ -186,8 +189,9 @@ def _trace_call(
     spec = as_arguments(replaced(call.spec, taken))
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
-            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers
-        )
+            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers,
+            devices.capability(options.attention),
+        )  # fmt: skip
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers
@@ -241,12 +245,14 @@ def known_options(plan: Plan) -> TraceOptions:
             "plans for other calls do not count it. Make the plan again with an optimizer or its class"
         )
         options = replace(options, optimizer=None)
-    if options.target is not None and options.target.lower().replace(" ", "") not in devices.names():
+    if options.target is not None and not devices.is_known(options.target):
         notices.warn(
             f"the plan's file names the device {options.target!r}, which is not known here: for plans for other calls "
             "seconds are measured on the device at hand"
         )
         options = replace(options, target=None)
+    if options.attention is not None and not devices.is_known(options.attention):
+        options = replace(options, attention=None)  # then the plan may not fit, which is an error of its own
     return options
 
 

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._inductor import config as inductor_config
 
 from ...errors import TraceError
 from . import hidden_writes
@@ -22,6 +19,7 @@ from .eager_kernels import eager_composites
 from .flat import FlatForward
 from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
+from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config
 from .random_state import only_draws
 from .trace_errors import trace_error
 

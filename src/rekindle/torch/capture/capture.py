@@ -1,7 +1,6 @@
 """Captures one call of a module as a joint forward and backward graph of ATen ops.
 
-It works on torch 2.11 to 2.13, with real parameters, fake ones, and ones made on the meta device and then faked. This room is
-the only one that uses PyTorch's private names.
+It works on torch 2.11 to 2.13, with real parameters, fake ones, and ones made on the meta device and then faked.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ... import notices
 from ...errors import TraceError
 from . import tree
 from .attempts import check_stateless, export_joint
+from .attention import AttentionOfGpu
 from .attributes import kind_of, tensors_as_buffers, tensors_in_attributes
 from .captured import Captured
 from .eager_strides import eager_strides
@@ -30,7 +28,7 @@ from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .module_paths import printable
 from .numbers import Numbers
-from .private import is_fake
+from .private import FAKE_TENSOR_LOGGER, FakeTensorMode, TracingContext, fake_mode_of, is_fake, tracing
 from .random_state import no_other_random
 from .rng import cuda_indices
 from .side_effects import ARGUMENT, VARIABLES, SideEffects, is_kept_for_itself
@@ -50,11 +48,13 @@ def capture(
     loss: str = "auto",
     by_values: bool = True,
     numbers: Numbers | None = None,
+    capability: tuple[int, int] | None = None,
 ) -> Captured:
     """The joint graph of one call of `forward`, the model's own, on `tensors` in the structure `spec`.
 
     by_values : forward may branch on the values of inputs and buffers if they are real; see `Captured.questions`.
     numbers : the numbers in `spec` and in attributes that are inputs of the graph.
+    capability : compute capability of the GPU whose attention is captured in place of the CPU's; see `attention`.
 
     The model's parameters, buffers, attributes and the random state stay as they were; so do the Python objects that forward
     and hooks can reach. A RekindleWarning, once for each model, names the state that forward changes and planned steps do not.
@@ -67,7 +67,7 @@ def capture(
     flat = FlatForward(model, forward, spec, loss, tensors if real else None, numbers)
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     with SideEffects(model, by_parameter(*tree.unflatten([None] * len(tensors), spec))) as effects:
-        captured = _capture(flat, tensors)
+        captured = _capture(flat, tensors, None if capability is None else AttentionOfGpu(capability))
     if effects.drawn:
         raise TraceError(
             f"forward of {type(model).__name__} draws from a random generator of its own ({', '.join(effects.drawn)}), whose "
@@ -97,7 +97,7 @@ def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
     notices.warn(f"forward of {type(model).__name__} changes {' and '.join(parts)}; planned steps do not")
 
 
-def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
+def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: AttentionOfGpu | None) -> Captured:
     """The capture itself, in a prepared environment: fake tensors, gradients on, no other random generators."""
     model = flat.model
     stack = contextlib.ExitStack()
@@ -106,7 +106,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet())
-        mode = detect_fake_mode([*tensors, *model.parameters()])
+        mode = fake_mode_of([*tensors, *model.parameters()])
         # Torch caches the results of shape rules for the whole process. A result that another mode cached no longer says which
         # outputs share a storage, nor its size: the graph would depend on earlier traces.
         FakeTensorMode.cache_clear()
@@ -116,6 +116,8 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             stack.enter_context(tracing(TracingContext(mode)))
         stack.enter_context(eager_strides(mode))
+        if attention is not None:
+            stack.enter_context(attention)
         joint = export_joint(stack, flat, tensors)
         check_stateless(stack, flat, tensors, joint)
         captured = Captured(
@@ -123,6 +125,8 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions,
             changed=(*flat.changes.other, *flat.changes.collected),
         )  # fmt: skip
+        if attention is not None:
+            captured.elsewhere = tuple(sorted(attention.replaced))
         read_joint_graph(captured)
     return captured
 
@@ -130,7 +134,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor]) -> Captured:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence torch's own warnings and logged errors while capturing."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # torch logs errors of attempts that a later attempt makes good
     try:

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .known_values import Question
 from .numbers import Numbers
+from .private import FakeTensorMode, fake_mode_of
 
 
 class Assigned(NamedTuple):
@@ -83,6 +82,8 @@ class Captured:
     numbers: Numbers = field(default_factory=Numbers)  # Python numbers that are inputs
     # parameters whose gradients differed from eager's by rounding, where one backward goes through two calls
     rounds: list[str] = field(default_factory=list)
+    # kernels of a GPU that is not here, in place of the CPU's (see `attention`): the graph can run on fake tensors alone
+    elsewhere: tuple[str, ...] = ()
     graph_module: Any = None  # owns the nodes
 
     @property
@@ -99,4 +100,4 @@ class Captured:
 
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:
     """The FakeTensorMode of the fake tensors in the graph's metas."""
-    return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])
+    return fake_mode_of([n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)])

@@ -7,27 +7,28 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from . import private
 
 
 @contextlib.contextmanager
 def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
     """Inside, `torch.compiler.is_compiling()` is true in forwards of modules of the given classes; None: everywhere."""
-    flag = torch.compiler._is_compiling_flag
+    flag = private.told_to_compile()
     before: list[bool] = []
 
     here = threading.get_ident()  # modules may be called in other threads meanwhile
 
     def enter(module: nn.Module, args: Any) -> None:
         if threading.get_ident() == here:
-            before.append(torch.compiler._is_compiling_flag)
-            torch.compiler._is_compiling_flag |= isinstance(module, tuple(kinds or ()))
+            before.append(private.told_to_compile())
+            private.tell_to_compile(before[-1] or isinstance(module, tuple(kinds or ())))
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         if threading.get_ident() == here:
-            torch.compiler._is_compiling_flag = before.pop()
+            private.tell_to_compile(before.pop())
 
     with contextlib.ExitStack() as hooks:
         if kinds:
@@ -37,7 +38,7 @@ def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
             ):
                 hooks.callback(handle.remove)
         try:
-            torch.compiler._is_compiling_flag = flag or kinds is None
+            private.tell_to_compile(flag or kinds is None)
             yield
         finally:
-            torch.compiler._is_compiling_flag = flag
+            private.tell_to_compile(flag)

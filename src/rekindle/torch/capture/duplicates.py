@@ -10,13 +10,12 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
-from torch.utils import _pytree
 
 from . import rules
 from .captured import Captured, joint_fake_mode
 from .node_tensors import is_member, tensors_of
+from .private import OpOverload, pytree
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
@@ -73,14 +72,14 @@ def _may_merge(n: fx.Node) -> bool:
         return True
     op = n.target
     return (
-        isinstance(op, torch._ops.OpOverload) and op.namespace in ("aten", "prims") and bool(tensors_of(n))
+        isinstance(op, OpOverload) and op.namespace in ("aten", "prims") and bool(tensors_of(n))
         and not op._schema.is_mutable and not rules.draws_random(op)
     )  # fmt: skip
 
 
 def _key(n: fx.Node) -> Any:
     """A key that equal ops with equal arguments share; None if an argument cannot be compared."""
-    leaves, spec = _pytree.tree_flatten((n.args, n.kwargs))
+    leaves, spec = pytree.tree_flatten((n.args, n.kwargs))
     key = (n.target, tuple((type(x), repr(x) if isinstance(x, float) else x) for x in leaves), str(spec))
     try:
         hash(key)

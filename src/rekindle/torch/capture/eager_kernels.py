@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import hidden_writes
+from .private import (
+    DispatchKey,
+    FunctionalTensor,
+    OpOverload,
+    TorchDispatchMode,
+    all_op_names,
+    dispatch_key_is_excluded,
+    from_functional_tensor,
+)  # fmt: skip
 
 # Composite ops that torch replaces by Python versions while tracing. These round differently from the C++ versions that
 # eager calls: other kernels, another order of additions.
@@ -19,7 +26,7 @@ _STOOD_IN = ("matmul", "lstm", "gru", "rnn_tanh", "rnn_relu", "upsample_", "_ups
              "multi_margin_loss", "multilabel_margin_loss_forward")  # fmt: skip
 
 
-_COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+_COMPOSITE = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 @contextlib.contextmanager
@@ -27,7 +34,7 @@ def eager_composites(cudnn: bool) -> Iterator[None]:
     """Inside, composite ops decompose as in eager. cudnn : cuDNN's batch norm stays one op."""
     dropout: Any = torch.ops.aten.dropout.default
     ops: list[Any] = [dropout, *([hidden_writes.BATCH_NORM] if cudnn else [])]
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in all_op_names():
         if name.removeprefix("aten::").startswith(_STOOD_IN):
             packet, _, overload = name.removeprefix("aten::").partition(".")
             ops.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
@@ -89,7 +96,7 @@ class EagerLayout(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.unseen += hidden_writes.writes(func, args)
-        name = func._schema.name.split("::")[-1] if isinstance(func, torch._ops.OpOverload) else ""
+        name = func._schema.name.split("::")[-1] if isinstance(func, OpOverload) else ""
         if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
             return func(*args, **kwargs)
         if func._schema.returns and all(r.alias_info is not None for r in func._schema.returns):
@@ -102,11 +109,7 @@ class EagerLayout(TorchDispatchMode):
 
 def _has_moved(t: Any) -> bool:
     """Whether a functional tensor and the eager tensor that it stands for have different strides."""
-    return (
-        isinstance(t, FunctionalTensor)
-        and t.stride() != torch._from_functional_tensor(t.elem).stride()
-        and t.numel() > 1
-    )
+    return isinstance(t, FunctionalTensor) and t.stride() != from_functional_tensor(t.elem).stride() and t.numel() > 1
 
 
 def _as_before(t: Any) -> Any:
@@ -121,7 +124,7 @@ def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
     no leaves for it.
     """
     to_copy: Any = torch.ops.aten._to_copy.default
-    keys = torch._C.DispatchKey
+    keys = DispatchKey
     known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
     made: dict[Any, torch.Tensor] = {}
     clear = torch.clear_autocast_cache
@@ -134,7 +137,7 @@ def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
 
     def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
         autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
-        shared = id(x) in known and torch._C._dispatch_tls_is_dispatch_key_excluded(autocast)  # not the user's own cast
+        shared = id(x) in known and dispatch_key_is_excluded(autocast)  # not the user's own cast
         key = (id(x), how.get("dtype"), torch.is_grad_enabled())
         if shared and key in made:
             return made[key]

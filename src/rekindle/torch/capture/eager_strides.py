@@ -11,10 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from .private import (
+    FakeTensor,
+    FakeTensorMode,
+    make_channels_last_strides_for,
+    make_contiguous_strides_for,
+    suggest_memory_format,
+    tree_flatten,
+    tree_unflatten,
+)  # fmt: skip
 from .tensor_iterator import result_strides
 
 aten = torch.ops.aten

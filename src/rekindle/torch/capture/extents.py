@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .private import DispatchKey
+
 aten = torch.ops.aten
 
 Count = Callable[[torch.Tensor], int | None]  # the number of elements of a mask that are not zero; None: unknown
@@ -38,7 +40,7 @@ def indices_for_masks(count: Count) -> Iterator[None]:
 
     Its backward indexes again, and has to know the number of elements as well.
     """
-    key = torch._C.DispatchKey.Autograd
+    key = DispatchKey.Autograd
 
     def listen(on: bool) -> None:
         for op in _INDEXING:

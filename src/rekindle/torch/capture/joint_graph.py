@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd import descriptors as aot
-from torch.utils._pytree import tree_leaves
 
 from ...errors import TraceError
 from . import tree
 from .captured import Captured
 from .module_paths import module_path
+from .private import aot, tree_leaves
 from .trace_errors import NO_BACKWARD
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule

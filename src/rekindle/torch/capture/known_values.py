@@ -12,14 +12,12 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import hidden_writes
 from .extents import SELECTIONS, selected
 from .generators import refuse_own
+from .private import FunctionalTensor, OpOverload, TorchDispatchMode, disable_modes, pytree
 from .questions import SETTINGS, Question
 from .random_ranges import Drawn
 from .recordable import by_shape, filled, literal, tells, with_references
@@ -86,7 +84,7 @@ class KnownValues(TorchDispatchMode):
             if isinstance(x, torch.Generator):
                 refuse_own(func, x)
         written = written_by(func, args, kwargs)
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # may do more than its schema says
+        if not isinstance(func, OpOverload) or func.namespace != "aten":  # may do more than its schema says
             self._forget(written)
             return func(*args, **kwargs)
         if hidden_writes.writes(func, args):
@@ -162,7 +160,7 @@ class KnownValues(TorchDispatchMode):
         return answer
 
     def _result(self, ops: Sequence[RecordedOp]) -> Any:
-        with _disable_current_modes():
+        with disable_modes():
             made = result_of(ops, self._sample or (), self._held, on_cpu=self._sample is None)
             return made.item() if isinstance(made, torch.Tensor) else made
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
-import torch
+from .private import backward_number
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Calls:
         lock, me = self._of, threading.get_ident()
         calls = lock._inside.get(me, 0)
         lock._inside[me] = calls + 1  # set before reading the owner; a new owner reads `_inside` after it became owner
-        if calls or not lock._owner or lock._owner == me or torch._C._current_graph_task_id() != -1:
+        if calls or not lock._owner or lock._owner == me or backward_number() != -1:
             return  # a backward's thread may work for the owner, who waits for it
         del lock._inside[me]
         with lock._lock:

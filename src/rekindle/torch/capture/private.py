@@ -1,6 +1,7 @@
-"""Private names of torch that rooms other than this one need, so that a new release of torch breaks one room.
+"""All private names of torch that this package uses: a new release of torch breaks this file alone.
 
-Most of them answer questions that torch's public names do not. Each function wraps one private name.
+`tests/torch/test_private_names.py` goes through every name, and says which ones a release took away. Most functions answer
+questions that torch's public names do not, and wrap one private name each.
 """
 
 from __future__ import annotations
@@ -12,28 +13,66 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import descriptors as aot
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext, tracing
+from torch._inductor import config as inductor_config
+from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.fx import _lazy_graph_module as lazy_graph_module
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-__all__ = ["FakeTensor", "FakeTensorMode", "HigherOrderOperator", "OpOverload", "StorageWeakRef", "TorchDispatchMode",
-           "disable_autocast", "disable_modes", "in_kernel_invocation_manager", "tree_leaves", "tree_map", "tree_map_only",
+__all__ = ["DataDependentOutputException", "DeviceContext", "DispatchKey", "DynamicOutputShapeException", "FakeTensor",
+           "FakeTensorMode", "FunctionalTensor", "HigherOrderOperator", "OpOverload", "StorageWeakRef", "TorchDispatchMode",
+           "TracingContext", "all_op_names", "aot", "aot_export_joint_with_descriptors", "disable_autocast", "disable_modes",
+           "dispatch_key_is_excluded", "from_functional_tensor", "function_modes", "function_modes_number", "functorch_config",
+           "in_kernel_invocation_manager", "inductor_config", "lazy_graph_module", "make_channels_last_strides_for",
+           "make_contiguous_strides_for", "pytree", "set_version_counter", "suggest_memory_format", "sync_functional_tensor",
+           "tracing", "tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten",
            "unset_fake_temporarily"]  # fmt: skip
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 OpOverload = torch._ops.OpOverload  # one op with one signature, such as aten.add.Tensor
 HigherOrderOperator = torch._ops.HigherOrderOperator  # an op that takes functions, such as torch.cond
+DispatchKey = torch._C.DispatchKey
+all_op_names = torch._C._dispatch_get_all_op_names
+dispatch_key_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off for every device
-disable_modes = _disable_current_modes  # context manager: no dispatch mode is on, FakeTensorMode included
+disable_modes = torch.utils._python_dispatch._disable_current_modes  # context manager: no dispatch mode is on
+function_modes = torch.overrides._get_current_function_mode_stack
+function_modes_number = torch._C._len_torch_function_stack
+from_functional_tensor = torch._from_functional_tensor  # the tensor behind a functional one
+sync_functional_tensor = torch._sync  # bring that tensor up to date
+set_version_counter = torch._C._autograd._unsafe_set_version_counter
+FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"  # name of the logger that tells failed attempts
+
+# The attributes of torch's objects that are used, by a kind of object that has them; `tests/unit/test_house.py` holds the code
+# to this list, and `tests/torch/test_private_names.py` looks for each of them.
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "an operator": ("_dispatch_cache", "_op_dk", "_overloadname", "_overloadpacket", "_schema"),
+    "a storage": ("_cdata",),
+    "a tensor": ("_is_view", "_version", "_backward_hooks", "_post_accumulate_grad_hooks"),
+    "an autograd function": ("_backward_cls",),
+    "a module": ("_parameters", "_buffers", "_modules"),
+    "a fake mode": ("_cached_dispatch_impl", "_dispatch_impl"),
+    "a library": ("_destroy",),
+}
 
 
 # -- fake tensors ------------------------------------------------------------------------------------------------------
@@ -108,6 +147,16 @@ def parametrizations_are_cached() -> bool:
     return bool(parametrize._cache_enabled)
 
 
+def told_to_compile() -> bool:
+    """Torch's flag that says to libraries that their code is being compiled."""
+    return torch.compiler._is_compiling_flag
+
+
+def tell_to_compile(flag: bool) -> None:
+    """Set that flag."""
+    torch.compiler._is_compiling_flag = flag
+
+
 def in_torch_compile() -> bool:
     """Whether torch.compile traces this code, or would compile the functions that it calls."""
     compiling = torch._C._dynamo.eval_frame.get_eval_frame_callback()
@@ -139,6 +188,30 @@ def store_of_processes() -> Any:
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
         return None
     return dist.distributed_c10d._get_default_store()
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+def attention_is_fused_here(call: Any) -> bool:
+    """Whether PyTorch runs this call of `scaled_dot_product_attention` on the CPU by a fused kernel.
+
+    call : its `query`, `key`, `value`, `attn_mask`, `dropout_p`, `is_causal`, `scale` and `enable_gqa`. The choice depends on
+    shapes, types and last strides, so that tensors of a few numbers can stand for them.
+    """
+    with disable_modes(), torch.no_grad():
+        q, k, v = map(_stands_for, (call.query, call.key, call.value))
+        mask = None if call.attn_mask is None else _stands_for(call.attn_mask)
+        choice = torch._fused_sdp_choice(
+            q, k, v, mask, call.dropout_p, call.is_causal, scale=call.scale, enable_gqa=call.enable_gqa
+        )
+    return choice != torch.nn.attention.SDPBackend.MATH.value
+
+
+def _stands_for(t: torch.Tensor) -> torch.Tensor:
+    """A real tensor of the same shape, type and last stride, all of whose rows lie in the same memory."""
+    last = t.stride(-1) if t.dim() else 0
+    row = torch.empty(1 + max(0, t.shape[-1] - 1) * last if t.dim() else 1, dtype=t.dtype)
+    strides = [0] * (t.dim() - 1) + [last] * bool(t.dim())
+    return row.as_strided(t.shape, strides).requires_grad_(t.requires_grad)
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
+from .private import FakeTensor, pytree
 from .recorded_ops import Held, RecordedOp, is_reference, result_of
 
 

@@ -10,14 +10,21 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import TraceError
 from ...frames import in_short, is_users, line_of
 from .other_random import numpys, pythons
+from .private import disable_modes
 
 # Functions in these modules act for their callers.
-_PASSED_OVER = {"torch.random", "torch.cuda.random", "torch._compile", "torch._dynamo.eval_frame", "contextlib"}
+_PASSED_OVER = {
+    "torch.random",
+    "torch.cuda",
+    "torch.cuda.random",
+    "torch._compile",
+    "torch._dynamo.eval_frame",
+    "contextlib",
+}
 _REFUSED = {"get_state", "set_state", "manual_seed", "seed", "initial_seed", "get_offset", "set_offset",
             "graphsafe_get_state", "graphsafe_set_state", "clone_state"}  # fmt: skip
 
@@ -31,12 +38,14 @@ def only_draws() -> Iterator[None]:
     cpu, cuda = torch.random.default_generator, getattr(torch.cuda, "default_generators", ())
     before, seed = _state(cpu), cpu.initial_seed()
     torch.random.default_generator = _Guarded(cpu)  # type: ignore[assignment]
-    torch.cuda.default_generators = tuple(map(_Guarded, cuda))  # type: ignore[assignment]
+    if cuda:  # else CUDA is not in use yet; where forward begins to use it, torch sets them
+        torch.cuda.default_generators = tuple(map(_Guarded, cuda))  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.random.default_generator = cpu
-        torch.cuda.default_generators = cuda  # type: ignore[assignment]
+        if cuda:
+            torch.cuda.default_generators = cuda  # type: ignore[assignment]
     # Uses that bypass `_Guarded`. Tracing itself draws nothing; other threads may have drawn, but they do not seed.
     if cpu.initial_seed() != seed or _state(cpu) != before and threading.active_count() == 1:
         cpu.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
@@ -44,7 +53,7 @@ def only_draws() -> Iterator[None]:
 
 
 def _state(generator: torch.Generator) -> bytes:
-    with _disable_current_modes():
+    with disable_modes():
         return generator.get_state().numpy().tobytes()
 
 

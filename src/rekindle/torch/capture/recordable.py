@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from .private import disable_modes, pytree
 from .recorded_ops import Held, Input, Like, RecordedOp, Result
 from .rules import UNWRITTEN, draws_random
 
@@ -51,7 +50,7 @@ def literal(t: Any) -> RecordedOp | None:
     """An op that makes a small tensor of given values, as `torch.tensor([1, 2])` does; None: it is no such tensor."""
     if type(t) is not torch.Tensor or t.layout is not torch.strided or t.numel() > LITERAL_MOST_ELEMENTS:
         return None
-    with _disable_current_modes():
+    with disable_modes():
         values = t.tolist()
     return torch.tensor, ((values,), {"dtype": t.dtype, "device": t.device})
 

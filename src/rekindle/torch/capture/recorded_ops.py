@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
-from .private import disable_autocast
+from .private import disable_autocast, pytree
 
 
 class Input(NamedTuple):

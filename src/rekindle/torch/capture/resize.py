@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from .captured import Assigned, Captured, Writing
-from .private import FakeTensor, FakeTensorMode, fake_like
+from .private import FakeTensor, FakeTensorMode, fake_like, pytree
 from .questions import Question
 from .values import constants
 

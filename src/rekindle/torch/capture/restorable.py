@@ -16,6 +16,7 @@ from . import generators, tree
 from .callables import GlobalName
 from .containers import content, refill
 from .hooks import is_torchs
+from .private import set_version_counter
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _tensor(x: torch.Tensor) -> Restorable | None:
             with torch.no_grad():
                 x.copy_(copied)
             # an autograd graph that saved it finds the version that it expects
-            torch._C._autograd._unsafe_set_version_counter((x,), (version,))
+            set_version_counter((x,), (version,))
 
     return Restorable(x, lambda: x._version, put_back)
 

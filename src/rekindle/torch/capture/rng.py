@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from .private import fake_mode_of
+
 
 def state(device: str) -> Any:
     """State of the device's default generator, as bytes in host memory; None under fake tensors."""
-    if torch._guards.detect_fake_mode() is not None:
+    if fake_mode_of() is not None:
         return None  # fake tensors hold no numbers, and the generator's state could not be read through the mode
     now = torch.cuda.get_rng_state(device) if device.startswith("cuda") else torch.get_rng_state()
     return now.numpy().tobytes()

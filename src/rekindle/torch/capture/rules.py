@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .private import OpOverload
+
 aten = torch.ops.aten
 
 # Ops whose result is their input under a new name.
@@ -49,7 +51,7 @@ def one_view(node: fx.Node, index: int) -> tuple[Any, tuple[Any, ...]] | None:
 
 def draws_random(target: Any) -> bool:
     """Whether the op draws from the default random generator of its device."""
-    return isinstance(target, torch._ops.OpOverload) and _RANDOM in target.tags
+    return isinstance(target, OpOverload) and _RANDOM in target.tags
 
 
 def must_save(target: Any, devices: set[str]) -> bool:
@@ -60,7 +62,7 @@ def must_save(target: Any, devices: set[str]) -> bool:
 
     devices : types of the devices on which its inputs and results lie.
     """
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return True
     name = target._schema.name.split("::")[-1]
     return (
@@ -177,8 +179,4 @@ class _ScatterCall:
 
 def returns_new(target: Any) -> bool:
     """Whether the op's results surely have storages of their own at run time, so that later ops may overwrite them."""
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and target.namespace in ("aten", "prims")
-        and _ALIASING not in target.tags
-    )
+    return isinstance(target, OpOverload) and target.namespace in ("aten", "prims") and _ALIASING not in target.tags

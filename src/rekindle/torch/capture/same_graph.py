@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .numbers import Numbers, Place
+from .private import pytree
 from .values import key_of
 
 

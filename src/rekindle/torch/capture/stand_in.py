@@ -6,10 +6,9 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
 from . import tree
 from .numbers import Expression, Numbers, Place
+from .private import pytree
 
 
 class StandIn:

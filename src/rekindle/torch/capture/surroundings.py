@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
+from . import precision
 from .hooks import HOOKS, is_torchs
 from .identity import Same
+from .private import DeviceContext, function_modes, function_modes_number
 from .values import key_of
 
 
@@ -26,8 +26,8 @@ def surroundings() -> tuple[Any, ...]:
         (*cast, torch.is_autocast_cache_enabled()) if cast else (),
         torch.get_default_dtype(),
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
-        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch.get_float32_matmul_precision()),
-        tuple([_mode(m) for m in _get_current_function_mode_stack()]) if torch._C._len_torch_function_stack() else (),
+        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, precision.of_products()),
+        tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
         tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
     )
 

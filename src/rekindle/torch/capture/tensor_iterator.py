@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._prims_common import make_channels_last_strides_for, make_contiguous_strides_for
+
+from .private import make_channels_last_strides_for, make_contiguous_strides_for
 
 Shape = tuple[int, ...]
 

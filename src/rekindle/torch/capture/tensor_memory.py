@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
+
+from .private import FunctionalTensor, OpOverload, from_functional_tensor, pytree, sync_functional_tensor
 
 
 def memory_state(t: torch.Tensor) -> Any:
@@ -18,8 +18,8 @@ def memory_state(t: torch.Tensor) -> Any:
     its bytes.
     """
     if isinstance(t, FunctionalTensor):
-        torch._sync(t.elem)
-        return torch._from_functional_tensor(t.elem)
+        sync_functional_tensor(t.elem)
+        return from_functional_tensor(t.elem)
     return StorageWeakRef(t.untyped_storage()) if t.layout is torch.strided else None
 
 
@@ -29,7 +29,7 @@ def same_state(one: Any, two: Any) -> bool:
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors that an op may write to; for a call that is no op, all its arguments."""
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, OpOverload):
         return [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     if not func._schema.is_mutable:
         return []

@@ -9,12 +9,12 @@ from types import FrameType
 from typing import Any
 
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
 from ...frames import users_line
 from .module_paths import printable
+from .private import DataDependentOutputException, DynamicOutputShapeException
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 # Attributes that hold the probability of skipping a layer: self.layerdrop, self.config.layerdrop, self.drop_path, …
@@ -23,6 +23,7 @@ _LEAVES_OUT = re.compile(
 )
 
 
+_READS_MEMORY = "Cannot access data pointer of Tensor"  # torch's words
 # Reasons after which tensors behind the failing line may have another shape at each step.
 SHAPE_FROM_DATA, READS = "makes a shape depend on the data", "reads a tensor"
 NO_BACKWARD = "has no backward"  # such a submodule holds nothing
@@ -62,6 +63,13 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
             "whatever the data. Take the decision outside of forward, or write it with torch.where or a mask; or plan "
             "the submodules before and after that line",
             reason=READS,
+        )
+    if isinstance(e, RuntimeError) and _READS_MEMORY in str(e):
+        return TraceError(
+            f"a kernel reads the memory of tensors at {where}, and while a call is captured they have none. cuDNN's recurrent "
+            "layers (nn.LSTM, nn.GRU and nn.RNN on a GPU) do so. rekindle.checkpoint plans the parts around such a layer; to "
+            "plan the layer too, run it without cuDNN: torch.backends.cudnn.enabled = False",
+            reason="runs a kernel that reads memory while it is captured",
         )
     text = str(e).strip().splitlines()
     return TraceError(

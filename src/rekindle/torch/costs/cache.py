@@ -29,6 +29,7 @@ from ...model.files import locked, read_text
 from ...model.formats import parse_json, write_json
 from ...printed import name, value
 from ...version import __version__
+from ..capture import precision
 from .measurement import SPREAD_MOST, Measurement
 
 log = logging.getLogger("rekindle")
@@ -192,7 +193,7 @@ def environment(device: torch.device) -> str:
     if device.type == "cuda":
         parts += [torch.cuda.get_device_name(device), f"cuda {torch.version.cuda}"]
         parts += [f"benchmark {torch.backends.cudnn.benchmark}", f"exact {torch.backends.cudnn.deterministic}"]
-        parts += [f"float32 products {torch.get_float32_matmul_precision()}"]
+        parts += [f"float32 products {precision.of_products()}", f"convolutions {precision.of_convolutions()}"]
     else:
         parts += [device.type, cpu_model(), torch.backends.cpu.get_cpu_capability()]
         parts += [f"{torch.get_num_threads()} threads"]

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from ..capture import precision
 from ..capture.private import HigherOrderOperator, OpOverload
 from ..capture.rules import UNWRITTEN
 from . import devices
@@ -68,8 +69,8 @@ def roofline(op: Any, flops: int, moved: int, tensors: Iterable[torch.Tensor], d
     """Roofline seconds of a call of `op` on a device. The first floating-point or complex tensor sets the arithmetic type."""
     dtype = next((t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex), torch.float32)
     # torch's defaults: convolutions may use TF32, matrix products only if the user allows it
-    tf32 = _is_convolution(op) or torch.get_float32_matmul_precision() != "highest"
-    return devices.roofline(device, flops, moved, dtype, tf32=tf32)
+    setting = precision.of_convolutions() if _is_convolution(op) else precision.of_products()
+    return devices.roofline(device, flops, moved, dtype, tf32=precision.rounds(setting))
 
 
 @functools.cache

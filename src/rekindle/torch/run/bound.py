@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import PlanMismatch
 from ...model.plan import Plan
 from ..capture import tree
 from ..capture.guards import Guards
 from ..capture.module_call import ModuleCall
 from ..capture.number_places import read
+from ..capture.private import is_fake
 from ..capture.questions import Question
+from ..capture.sharded import own_class
 from ..trace import Trace
 from .execute import Runner
 from .program import build
@@ -46,6 +49,7 @@ class Bound:
     """
 
     def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
+        _refuse_elsewhere(model, traced)
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0
@@ -109,6 +113,19 @@ class Bound:
             ],
             [(_owner(model, k), a.output, _place(model, a.source)) for k, a in c.assigned.items()],
             {k: _place(model, a) for k, a in c.aliased_inputs.items()},
+        )
+
+
+def _refuse_elsewhere(model: nn.Module, traced: Trace) -> None:
+    """Raise PlanMismatch if the graph has kernels of a GPU, and the module holds real tensors."""
+    kernels = traced.lowered.captured.elsewhere
+    tensors = [*model.parameters(), *model.buffers()]
+    if kernels and (not traced.fake if not tensors else not all(map(is_fake, tensors))):
+        name = own_class(model).__name__
+        raise PlanMismatch(
+            f"this plan of {name} was made for the device {traced.options.attention}, with the {' and '.join(kernels)} of that "
+            f"GPU in place of the CPU's: it says what fits there, and does not run here. To train {name} here, trace it "
+            "without target=; to train it there, move it and its inputs to the GPU and plan it there"
         )
 
 

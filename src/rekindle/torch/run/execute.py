@@ -18,7 +18,9 @@ import torch
 from torch import fx
 
 from ...errors import RekindleError
+from ..capture.captured import Captured
 from ..capture.lowered import Lowered
+from ..capture.node_tensors import tensors_of
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
 from .gradient_sums import additions
@@ -148,7 +150,7 @@ class _Boundary(torch.autograd.Function):
         tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
         del grads
         step.start(saved, tangents)
-        return None, _token()
+        return None, _token(runner.device)
 
 
 class _Stage(torch.autograd.Function):
@@ -157,16 +159,27 @@ class _Stage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: TrainingStep, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
         ctx.step, ctx.j = step, j
-        return _token()
+        return _token(step.runner.device)
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> tuple[Any, ...]:
-        return (None, None, _token(), *ctx.step.stage(ctx.j))
+        return (None, None, _token(ctx.step.runner.device), *ctx.step.stage(ctx.j))
 
 
-def _token() -> torch.Tensor:
-    # Empty, so that it takes no memory; always on the CPU, since gradients that are added must lie on one device.
-    return torch.empty(0, device="cpu")
+def _token(device: torch.device) -> torch.Tensor:
+    # Empty, so that it takes no memory. The device is named, whatever the default device is during forward and backward.
+    return torch.empty(0, device=device)
+
+
+def _engine_device(c: Captured) -> torch.device:
+    """The device by which autograd's engine chooses the thread and the stream of a stage: that of the tensors.
+
+    The engine has one thread for each GPU, and runs a node in the thread of its tensors, on the stream of its forward. Tokens
+    on the CPU would take the stages out of there: they would run beside the accumulation of the gradients that they return, so
+    that those would be freed late, and on another stream than a forward that ran on a stream of its own.
+    """
+    tensors = (t for n in [*c.placeholders, *c.tangents] for _, t in tensors_of(n))
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
 def boundary_of(results: Iterable[torch.Tensor]) -> Any:
@@ -190,6 +203,7 @@ class Runner:
     def __init__(self, lowered: Lowered, program: Program):
         self.lowered, self.program = lowered, program
         c = lowered.captured
+        self.device = _engine_device(c)
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         place = {p: i for i, p in enumerate(self.given)}
         self._sums = additions(c)
@@ -211,7 +225,7 @@ class Runner:
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers
-        token = _token().requires_grad_()
+        token = _token(self.device).requires_grad_()
         for j in range(len(self.stage_inputs) - 1, -1, -1):
             token = _Stage.apply(step, j, token, *[inputs[i] for i in self.stage_inputs[j]])
         return list(_Boundary.apply(step, token))
