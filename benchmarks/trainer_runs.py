@@ -96,8 +96,8 @@ def samples(variant: Variant) -> list[list[int]]:
 def batch_of(ids: list[list[int]]) -> Batch:
     """Samples padded to the longest of them."""
     most = max(map(len, ids))
-    made = [[[*x, *[0] * (most - len(x))], [1] * len(x) + [0] * (most - len(x))] for x in ids]
-    tokens, mask = torch.tensor(made).unbind(1)
+    tokens = torch.tensor([[*x, *[0] * (most - len(x))] for x in ids])
+    mask = torch.tensor([[1] * len(x) + [0] * (most - len(x)) for x in ids])
     return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, IGNORED)}
 
 
