@@ -6,9 +6,10 @@ Most of them answer questions that torch's public names do not. Each function wr
 from __future__ import annotations
 
 import contextlib
+import linecache
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -139,6 +140,20 @@ def store_of_processes() -> Any:
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
         return None
     return dist.distributed_c10d._get_default_store()
+
+
+@contextlib.contextmanager
+def no_source_of_graphs_kept() -> Iterator[None]:
+    """Context manager after which the source text of the graph modules that were made inside is gone. torch.fx keeps it for
+    tracebacks and never lets go of it: with each captured step the process would grow by some hundred KiB."""
+    texts: dict[str, str] = torch.fx.graph_module._loader.eval_cache
+    before = set(texts)
+    try:
+        yield
+    finally:
+        for name in set(texts) - before:
+            texts.pop(name, None)
+            linecache.cache.pop(name, None)
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
