@@ -49,7 +49,12 @@ def gpt2() -> nn.Module:
 
     return GPT2LMHeadModel(
         GPT2Config(
-            n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, vocab_size=VOCAB, n_positions=FULL, bos_token_id=0,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            n_embd=WIDTH,
+            vocab_size=VOCAB,
+            n_positions=FULL,
+            bos_token_id=0,
             eos_token_id=0,
         )  # fmt: skip
     )
@@ -60,8 +65,13 @@ def llama() -> nn.Module:
 
     return LlamaForCausalLM(
         LlamaConfig(
-            hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-            num_key_value_heads=HEADS // 2, vocab_size=VOCAB, max_position_embeddings=FULL,
+            hidden_size=WIDTH,
+            intermediate_size=3 * WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS // 2,
+            vocab_size=VOCAB,
+            max_position_embeddings=FULL,
         )  # fmt: skip
     )
 
@@ -71,8 +81,12 @@ def bert() -> nn.Module:
 
     return BertForMaskedLM(
         BertConfig(
-            hidden_size=WIDTH, intermediate_size=4 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-            vocab_size=VOCAB, max_position_embeddings=FULL,
+            hidden_size=WIDTH,
+            intermediate_size=4 * WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            vocab_size=VOCAB,
+            max_position_embeddings=FULL,
         )  # fmt: skip
     )
 
