@@ -126,8 +126,9 @@ def carried_plan(
 
 
 def _carried(scorer: Scorer, like: Sequence[Plan]) -> Iterator[Scored]:
-    """The known schedules on this graph, each once. They are finished already."""
-    for schedule in dict.fromkeys(carried(p.schedule, p.graph, scorer.graph) for p in like):
+    """The known schedules on this graph, each once. They are finished already. Dozens of lengths share a few schedules."""
+    for plan in {tuple(p.schedule.runs): p for p in like}.values():
+        schedule = carried(plan.schedule, plan.graph, scorer.graph)
         if schedule is not None:
             yield scorer.as_run(schedule)
 

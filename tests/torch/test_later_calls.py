@@ -159,7 +159,7 @@ def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: 
 
     plain, planned, x = pair()
     monkeypatch.setattr(refusals, "SETTINGS", refusals.RefusalSettings(wasted_plans_most=3))
-    monkeypatch.setattr(bound_plans, "SETTINGS", bound_plans.BoundPlansSettings(plans_most=4))
+    monkeypatch.setattr(bound_plans, "SETTINGS", bound_plans.BoundPlansSettings(plans_least=4, plans_most=4))
     with silent():
         for epoch in range(8):
             for m in (plain, planned):

@@ -16,13 +16,15 @@ from torch import nn
 
 import rekindle
 from rekindle.torch.capture import capture as capturing
-from rekindle.torch.run.bound_plans import SETTINGS as PLANS
+from rekindle.torch.run import bound_plans
+from rekindle.torch.run.bound_plans import BoundPlansSettings
 from rekindle.torch.run.new_shapes import NewShapes
 from rekindle.torch.run.refusals import SETTINGS as REFUSALS
 from rekindle.torch.run.refusals import Refusals
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages", "effort": "quick"}
 LENGTHS = (12, 17, 30, 9, 25, 1)
+PLANS = BoundPlansSettings(plans_least=4, plans_most=16)
 
 
 class Attention(nn.Module):
@@ -225,7 +227,8 @@ def test_the_hint_comes_once() -> None:
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------------
-def test_plans_that_made_room_are_freed() -> None:
+def test_plans_that_made_room_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_plans, "SETTINGS", PLANS)
     _, planned = pair(
         nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (torch.randn(70, 4),), minimize="memory", solver="none"
     )
@@ -247,6 +250,36 @@ def test_plans_that_made_room_are_freed() -> None:
     gc.collect()
     assert not mine & linecache.cache.keys()
     assert not [r for r in found if r() is not None]
+
+
+def test_plans_of_large_graphs_make_room_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, planned = pair(nn.Linear(4, 4), (torch.randn(70, 4),), minimize="memory", solver="none")
+    ops = len(planned.forward.plan.graph.ops)
+    monkeypatch.setattr(bound_plans, "SETTINGS", BoundPlansSettings(plans_least=3, plans_most=9, ops_most=5 * ops))
+    for batch in range(2, 12):
+        planned(torch.randn(batch, 4)).sum().backward()
+        assert len(list(planned.forward.bounds)) == min(batch, 5)
+    monkeypatch.setattr(bound_plans, "SETTINGS", BoundPlansSettings(plans_least=3, plans_most=9, ops_most=1))
+    planned(torch.randn(1, 4)).sum().backward()
+    assert len(list(planned.forward.bounds)) == 3
+
+
+def test_a_step_whose_plan_made_room_is_not_captured_again(
+    monkeypatch: pytest.MonkeyPatch, captures: list[int]
+) -> None:
+    monkeypatch.setattr(bound_plans, "SETTINGS", BoundPlansSettings(plans_least=2, plans_most=2))
+    plain, planned = pair(Attention(), tokens(20))
+    for length in (12, 17):
+        assert equal(plain, planned, tokens(length))
+    captures.clear()
+    for length in (20, 12, 17):
+        assert equal(plain, planned, tokens(length))
+        assert planned.forward.last.trace.key[0][0][0][1] == length
+    assert not captures
+    for m in (plain, planned):
+        m.drop.p = 0.25
+    assert equal(plain, planned, tokens(20))
+    assert len(captures) == 1
 
 
 def test_calls_that_cannot_be_planned_are_remembered_up_to_a_number() -> None:

@@ -33,6 +33,11 @@ class AttemptSettings:
 
 
 SETTINGS = AttemptSettings()
+# Made once: torch keeps a context variable for each such object, and a thread's context never lets go of a variable.
+# Backward runs outside of autocast, as PyTorch recommends: inside, bias gradients would be summed in float32.
+_OUTSIDE_AUTOCAST = functorch_config.patch(backward_pass_autocast="off")
+# Random ops stay in the graph even if no op reads their numbers: in eager they advance the generator.
+_ALL_RANDOM = inductor_config.patch(fallback_random=True)
 
 
 def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor]) -> Any:
@@ -135,11 +140,7 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     state = Attributes(flat.model)
     flat.progress = 0
     try:
-        # Backward runs outside of autocast, as PyTorch recommends: inside, bias gradients would be summed in float32.
-        outside = functorch_config.patch(backward_pass_autocast="off")
-        # Random ops stay in the graph even if no op reads their numbers: in eager they advance the generator.
-        all_random = inductor_config.patch(fallback_random=True)
-        with module_paths_recorded(flat.model), eager_composites(cudnn), outside, all_random, only_draws():
+        with module_paths_recorded(flat.model), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM, only_draws():
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in

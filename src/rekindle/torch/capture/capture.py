@@ -28,7 +28,15 @@ from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .module_paths import printable
 from .numbers import Numbers
-from .private import FAKE_TENSOR_LOGGER, FakeTensorMode, TracingContext, fake_mode_of, is_fake, tracing
+from .private import (
+    FAKE_TENSOR_LOGGER,
+    FakeTensorMode,
+    TracingContext,
+    fake_mode_of,
+    is_fake,
+    no_source_of_graphs_kept,
+    tracing,
+)
 from .random_state import no_other_random
 from .rng import cuda_indices
 from .side_effects import ARGUMENT, VARIABLES, SideEffects, is_kept_for_itself
@@ -102,6 +110,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
     model = flat.model
     stack = contextlib.ExitStack()
     with stack:
+        stack.enter_context(no_source_of_graphs_kept())
         stack.enter_context(no_other_random())
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())

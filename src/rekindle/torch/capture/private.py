@@ -7,9 +7,10 @@ questions that torch's public names do not, and wrap one private name each.
 from __future__ import annotations
 
 import contextlib
+import linecache
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -212,6 +213,20 @@ def _stands_for(t: torch.Tensor) -> torch.Tensor:
     row = torch.empty(1 + max(0, t.shape[-1] - 1) * last if t.dim() else 1, dtype=t.dtype)
     strides = [0] * (t.dim() - 1) + [last] * bool(t.dim())
     return row.as_strided(t.shape, strides).requires_grad_(t.requires_grad)
+
+
+@contextlib.contextmanager
+def no_source_of_graphs_kept() -> Iterator[None]:
+    """Context manager after which the source text of the graph modules that were made inside is gone. torch.fx keeps it for
+    tracebacks and never lets go of it: with each captured step the process would grow by some hundred KiB."""
+    texts: dict[str, str] = torch.fx.graph_module._loader.eval_cache
+    before = set(texts)
+    try:
+        yield
+    finally:
+        for name in set(texts) - before:
+            texts.pop(name, None)
+            linecache.cache.pop(name, None)
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

