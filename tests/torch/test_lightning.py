@@ -1,0 +1,199 @@
+"""PlanCallback in real Lightning: the weights after `fit` are those of a fit without it, and the plan ran."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+
+pytest.importorskip("lightning")
+
+from asked import searches
+from lightning_models import CallsNet, Lit, data, fitted, quick, same_weights, trainer
+from rekindle.integrations.lightning import PlanCallback
+from steps_compared import plans
+
+CASES: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16 mixed": {"precision": "bf16-mixed"},
+    "bfloat16": {"precision": "bf16-true"},
+    "accumulated": {"accumulate_grad_batches": 2},
+    "clipped": {"gradient_clip_val": 0.1},
+}
+
+
+@pytest.mark.parametrize("kind", [Lit, CallsNet])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_a_fit_without_a_plan(tmp_path: Path, kind: Any, case: str) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    twin = copy.deepcopy(model)
+    plans_it = quick()
+    fitted(model, trainer(tmp_path / "planned", plans_it, **CASES[case]))
+    fitted(twin, trainer(tmp_path / "plain", **CASES[case]))
+    assert same_weights(model, twin)
+    planned = model if kind is Lit else model.net
+    assert planned.forward.plan is plans_it.plan
+    assert sum(b.uses for b in planned.forward.bounds) == 10  # of 10 steps, two with a batch of four rows
+    assert plans(planned) == 2
+
+
+def test_resumes_from_a_checkpoint(tmp_path: Path) -> None:
+    """One epoch with a plan, then another run that goes on from its checkpoint: two plain epochs in one go are the same."""
+    torch.manual_seed(0)
+    model = Lit()
+    twin, again = copy.deepcopy(model), Lit()
+    fitted(model, trainer(tmp_path, quick(), max_epochs=1))
+    fitted(twin, trainer(tmp_path / "plain", max_epochs=1))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with searches("storages") as asked:
+        resumed = quick()
+        fitted(again, trainer(tmp_path, resumed), ckpt_path=last)
+    goes_on = fitted(Lit(), trainer(tmp_path / "plain"), ckpt_path=tmp_path / "plain" / "checkpoints" / "last.ckpt")
+    assert same_weights(again, goes_on)
+    assert not same_weights(again, model)
+    assert len(asked) <= 1  # of the batch of four rows: the plan of eight was read from its file
+    assert resumed.plan is not None
+    assert resumed.plan.schedule == rekindle.load(tmp_path / "checkpoints" / "plan.json").schedule
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text, "the plan of .* is in use"),
+        (lambda text: text[:-9], "is not used .*, so planned anew"),
+        (lambda text: "", "is not used .*, so planned anew"),
+    ],
+)
+def test_a_saved_plan_is_used_where_it_can_be(tmp_path: Path, capsys: Any, change: Any, says: str) -> None:
+    file = tmp_path / "plan.json"
+    fitted(Lit(), trainer(tmp_path, quick(file=file), max_steps=1))
+    before = rekindle.load(file)
+    file.write_text(change(file.read_text()))
+    capsys.readouterr()
+    fitted(Lit(), trainer(tmp_path, quick(file=file, progress=None), max_steps=1))
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rekindle: Lit")]
+    assert len(lines) == 1
+    assert __import__("re").search(says, lines[0])
+    assert rekindle.load(file).schedule == before.schedule  # a damaged file is written again
+
+
+@pytest.mark.parametrize("options", [{"max_overhead": 0.1, "minimize": None}, {"seed": 3}, {"parts": "net.blocks.*"}])
+def test_a_saved_plan_for_something_else_is_not_used(tmp_path: Path, options: dict[str, Any], capsys: Any) -> None:
+    file = tmp_path / "plan.json"
+    fitted(Lit(), trainer(tmp_path, quick(file=file), max_steps=1))
+    callback = quick(file=file, module="", progress=None, **options)
+    fitted(Lit(), trainer(tmp_path, callback, max_steps=1))
+    assert "is not used (the saved plan" in capsys.readouterr().err
+    found = rekindle.load(file)
+    assert found.options.goal == callback.plan.options.goal
+    assert found.options.seed == options.get("seed", 0)
+
+
+def test_plans_of_parts_are_saved_and_used_again(tmp_path: Path, capsys: Any) -> None:
+    torch.manual_seed(0)
+    model = Lit()
+    twin, again = copy.deepcopy(model), copy.deepcopy(model)
+    options = {"parts": "net.blocks.*", "minimize": "memory", "solver": "storages", "cost": "flops"}
+    fitted(model, trainer(tmp_path, PlanCallback(**options, progress=False)))
+    fitted(twin, trainer(tmp_path / "plain"))
+    second = PlanCallback(**options)
+    fitted(again, trainer(tmp_path, second))
+    assert same_weights(model, twin)
+    assert same_weights(again, twin)
+    assert "plan.json is in use" in capsys.readouterr().err
+    assert isinstance(second.plan, rekindle.PartsPlan)
+    assert all(b.forward.last is not None for b in again.net.blocks)
+
+
+def test_the_optimizer_is_counted_in_a_byte_budget(tmp_path: Path) -> None:
+    callback = quick(minimize=None, budget="8MiB")
+    fitted(Lit(), trainer(tmp_path, callback, max_steps=1))
+    assert isinstance(callback.plan, rekindle.Plan)
+    assert isinstance(callback.plan.optimizer, torch.optim.AdamW)
+    assert "not counted" not in callback.plan.sentence
+
+
+@pytest.mark.parametrize("sample", [torch.ones(8, 16), lambda batch: batch[0], {"x": torch.ones(8, 16)}])
+def test_a_sample_may_be_given(tmp_path: Path, sample: Any) -> None:
+    model = CallsNet()
+    callback = quick(module="net", sample=sample, on_new_shape="error")
+    fitted(model, trainer(tmp_path, callback, max_steps=2))
+    assert model.net.forward.last.uses == 2
+
+
+def test_taken_off_again_and_fitted_twice(tmp_path: Path) -> None:
+    model, callback = Lit(), quick(restore_after=True)
+    fitted(model, trainer(tmp_path, callback, max_steps=1))
+    assert "forward" not in model.__dict__
+    assert callback.plan is None
+    stays = quick()
+    fitted(model, trainer(tmp_path, stays, max_steps=1))
+    with searches("storages") as asked:
+        fitted(model, trainer(tmp_path, stays, max_steps=1))
+    assert not asked
+
+
+class Two(Lit):
+    """Two modules that the training step calls one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.net = nn.Linear(16, 16), nn.Linear(16, 100)
+
+    def predicted(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(self.small(x))
+
+
+class Fails(Lit):
+    def predicted(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no rows")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "says"),
+    [
+        (Lit(), {"module": "nets"}, "module='nets' names no submodule of Lit; did you mean 'net'"),
+        (CallsNet(), {"module": ""}, "does not call CallsNet|does not call a module"),
+        (Two(), {}, "first calls 'small', which holds 14% .* such as 'small' or 'net'"),
+        (Fails(), {}, "fails before it calls a module: ValueError: no rows; give the arguments .* sample="),
+    ],
+)
+def test_refusals_say_what_to_do(tmp_path: Path, model: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(rekindle.UsageError, match=says):
+        fitted(model, trainer(tmp_path, quick(**options), max_steps=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"budgets": 1}, "did you mean 'budget'"), ({"file": True}, "file=True"), ({"restore_after": 3}, "restore")]
+)
+def test_arguments_are_checked_at_once(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(rekindle.UsageError, match=says):
+        PlanCallback(**options)
+
+
+def test_looking_for_the_sample_uses_nothing_up(tmp_path: Path) -> None:
+    """The order of batches and the random state are those of a fit without the callback."""
+    seen: dict[bool, list[Any]] = {}
+    for with_plan in (False, True):
+        rows: list[Any] = []
+
+        class Notes(Lit):
+            def on_train_batch_start(self, batch: Any, batch_idx: int, rows: list[Any] = rows) -> None:
+                rows.append((batch[0].tolist(), torch.get_rng_state().tolist()))
+
+        fitted(Notes(), trainer(tmp_path / str(with_plan), *([quick()] if with_plan else [])))
+        seen[with_plan] = rows
+    assert len(seen[True]) == 10
+    assert seen[True] == seen[False]
+
+
+def test_data_that_can_be_read_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(rekindle.UsageError, match="can be read only once; give the arguments"):
+        trainer(tmp_path, quick(), max_steps=1).fit(Lit(), iter(data()))
