@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ pytest.importorskip("lightning")
 from asked import searches
 from lightning_models import CallsNet, Lit, data, fitted, quick, same_weights, trainer
 from rekindle.integrations.lightning import PlanCallback
+from scripts import printed_by
 from steps_compared import plans
 
 CASES: dict[str, dict[str, Any]] = {
@@ -80,7 +83,7 @@ def test_a_saved_plan_is_used_where_it_can_be(tmp_path: Path, capsys: Any, chang
     fitted(Lit(), trainer(tmp_path, quick(file=file, progress=None), max_steps=1))
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("rekindle: Lit")]
     assert len(lines) == 1
-    assert __import__("re").search(says, lines[0])
+    assert re.search(says, lines[0])
     assert rekindle.load(file).schedule == before.schedule  # a damaged file is written again
 
 
@@ -161,7 +164,7 @@ class Fails(Lit):
     [
         (Lit(), {"module": "nets"}, "module='nets' names no submodule of Lit; did you mean 'net'"),
         (CallsNet(), {"module": ""}, "does not call CallsNet|does not call a module"),
-        (Two(), {}, "first calls 'small', which holds 14% .* such as 'small' or 'net'"),
+        (Two(), {}, "first calls 'small', which holds 14% .* such as 'net' or 'small'"),
         (Fails(), {}, "fails before it calls a module: ValueError: no rows; give the arguments .* sample="),
     ],
 )
@@ -171,7 +174,8 @@ def test_refusals_say_what_to_do(tmp_path: Path, model: Any, options: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [({"budgets": 1}, "did you mean 'budget'"), ({"file": True}, "file=True"), ({"restore_after": 3}, "restore")]
+    ("options", "says"),
+    [({"budgets": 1}, "did you mean 'budget'"), ({"file": True}, "file=True"), ({"restore_after": 3}, "restore")],
 )
 def test_arguments_are_checked_at_once(options: dict[str, Any], says: str) -> None:
     with pytest.raises(rekindle.UsageError, match=says):
@@ -197,3 +201,22 @@ def test_looking_for_the_sample_uses_nothing_up(tmp_path: Path) -> None:
 def test_data_that_can_be_read_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(rekindle.UsageError, match="can be read only once; give the arguments"):
         trainer(tmp_path, quick(), max_steps=1).fit(Lit(), iter(data()))
+
+
+def test_two_processes_run_by_one_plan(tmp_path: Path) -> None:
+    """The strategy ddp under torchrun: one rank plans and saves, both run, and a second fit reads the file on both."""
+    script = Path(__file__).parents[1] / "support" / "lightning_ranks.py"
+    done = printed_by(script, tmp_path, processes=2)
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for of_rank in seen:
+        assert of_rank["world"] == 2
+        assert of_rank["same"]
+        assert of_rank["again"]
+        assert (
+            of_rank["uses"] == 6
+        )  # of 18 rows for each rank: two batches of eight and one of two in each of two epochs
+        assert of_rank["plans"] == 2
+    assert seen[0]["steps"] == seen[1]["steps"] == seen[0]["read"] == seen[1]["read"]
+    assert sum(of_rank["searches"] for of_rank in seen) > sum(of_rank["searches again"] for of_rank in seen)
+    lines = [x for x in done.splitlines() if "plan.json is in use" in x]
+    assert len(lines) == 1, done

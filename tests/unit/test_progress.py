@@ -159,8 +159,11 @@ def test_functions_that_call_one_another_share_a_reporter(pipe: Stream) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_only_the_first_process_of_a_distributed_run_speaks(monkeypatch: pytest.MonkeyPatch, pipe: Stream) -> None:
-    monkeypatch.setenv("RANK", "1")
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "NODE_RANK"])
+def test_only_the_first_process_of_a_distributed_run_speaks(
+    monkeypatch: pytest.MonkeyPatch, pipe: Stream, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
     with telling(None) as tell:
         tell("unheard")
         assert reporting() == 0

@@ -112,11 +112,12 @@ def _bound(saved: Plan | PartsPlan, model: nn.Module, sample: Any, asked: _Asked
 def _other_options(saved: Plan | PartsPlan, asked: _Asked) -> str:
     """Names of the options with which the saved plan was made and that are others now; "" if there are none."""
     captured = saved.captured
+    passed_over = {"cache", "solver"} if isinstance(saved, PartsPlan) else {"cache"}  # a file of parts names no solver
     docs = []
     for options, how in ((saved.options, captured), (asked.options, replace(asked.captured, state_bytes=None))):
         doc = options_file.to_json(options, replace(how, state_bytes=None))
         doc |= {"goal": options.goal.to_json(), "solver": options.solver, "cost": options.cost}
-        docs.append({k: v for k, v in doc.items() if k != "cache"})
+        docs.append({k: v for k, v in doc.items() if k not in passed_over})
     return " and ".join(k for k in docs[1] | docs[0] if docs[0].get(k) != docs[1].get(k))
 
 
