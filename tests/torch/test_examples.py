@@ -110,6 +110,6 @@ def test_a_short_example_trains_as_its_plain_twin(name, tmp_path, monkeypatch):
     processes = 2 if name in UNDER_TORCHRUN else 1
     said = printed_by(EXAMPLES / f"{name}.py", processes=processes)
     assert said.count("weights equal the plain run's, bit for bit: True") == processes, said
-    used = [(ran, of) for ran, of in re.findall(r"steps by (?:a|the) plans?: (.*) of (\d+)", said)]
+    used = [(ran, of) for ran, of in re.findall(r"steps by (?:a|the) plans?: ([\d, \[\]]+) of (\d)", said)]
     assert len(used) == processes
     assert all(set(re.findall(r"\d+", ran)) == {of} for ran, of in used), used

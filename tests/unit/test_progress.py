@@ -55,7 +55,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_stderr(monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
     """Let Rekindle's messages go to `stream`. (pytest itself puts another `sys.stderr` in place after fixtures have run.)"""
     for module in (progress, live_line, notices):
-        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream))
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream, modules={}))
 
 
 @pytest.fixture
