@@ -29,8 +29,8 @@ def train(model):
 
 
 plain = copy.deepcopy(model)
-sample = {"input_ids": words[0], "labels": words[0]}
-rekindle.checkpoint(model, sample, budget=0.7, effort="quick")  # after get_peft_model
+batch = words[0]
+rekindle.checkpoint(model, {"input_ids": batch, "labels": batch}, budget=0.7, effort="quick")  # after get_peft_model
 print(model.forward.plan.sentence)
-same, used = all(map(torch.equal, train(model), train(plain))), sum(b.uses for b in model.forward.bounds)
-print(f"weights equal the plain run's, bit for bit: {same}; steps by a plan: {used} of 4")
+same, used = all(map(torch.equal, train(model), train(plain))), model.forward.last.uses
+print(f"weights equal the plain run's, bit for bit: {same}; steps by the plan: {used} of 4")
