@@ -113,3 +113,8 @@ def test_a_short_example_trains_as_its_plain_twin(name, tmp_path, monkeypatch):
     used = [(ran, of) for ran, of in re.findall(r"steps by (?:a|the) plans?: ([\d, \[\]]+) of (\d)", said)]
     assert len(used) == processes
     assert all(set(re.findall(r"\d+", ran)) == {of} for ran, of in used), used
+
+
+def test_each_short_example_has_its_place_in_the_docs():
+    page = (EXAMPLES.parent / "docs" / "integrations.md").read_text()
+    assert [name for name in SHORT if f"(examples.md#{name})" not in page] == []
