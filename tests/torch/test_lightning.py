@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ import rekindle
 
 pytest.importorskip("lightning")
 
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+
 from asked import searches
-from lightning_models import CallsNet, Lit, data, fitted, quick, same_weights, trainer
+from lightning_models import BATCH, CallsNet, Lit, data, fitted, quick, same_weights, trainer
 from rekindle.integrations.lightning import PlanCallback
 from scripts import printed_by
 from steps_compared import plans
@@ -38,8 +43,8 @@ def test_weights_are_those_of_a_fit_without_a_plan(tmp_path: Path, kind: Any, ca
     model = kind()
     twin = copy.deepcopy(model)
     plans_it = quick()
-    fitted(model, trainer(tmp_path / "planned", plans_it, **CASES[case]))
-    fitted(twin, trainer(tmp_path / "plain", **CASES[case]))
+    fitted(model, trainer(tmp_path / "planned", plans_it, **CASES[case]), val_dataloaders=data())
+    fitted(twin, trainer(tmp_path / "plain", **CASES[case]), val_dataloaders=data())
     assert same_weights(model, twin)
     planned = model if kind is Lit else model.net
     assert planned.forward.plan is plans_it.plan
@@ -220,3 +225,39 @@ def test_two_processes_run_by_one_plan(tmp_path: Path) -> None:
     assert sum(of_rank["searches"] for of_rank in seen) > sum(of_rank["searches again"] for of_rank in seen)
     lines = [x for x in done.splitlines() if "plan.json is in use" in x]
     assert len(lines) == 1, done
+
+
+class Data(pl.LightningDataModule):
+    def setup(self, stage: str) -> None:
+        self.rows = data().dataset
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, BATCH)
+
+
+class HasData(CallsNet):
+    def train_dataloader(self) -> Any:
+        halves = torch.utils.data.random_split(data().dataset, [0.5, 0.5])  # draws random numbers
+        return DataLoader(halves[0], BATCH, shuffle=True)
+
+
+@pytest.mark.parametrize(("kind", "where"), [(CallsNet, Data), (HasData, None)])
+def test_data_of_a_data_module_and_of_the_model(tmp_path: Path, kind: Any, where: Any) -> None:
+    torch.manual_seed(0)
+    model, twin, found = kind(), kind(), []
+    twin.load_state_dict(model.state_dict())
+    for net, callbacks in ((model, [quick()]), (twin, [])):
+        torch.manual_seed(1)
+        trainer(tmp_path / str(len(found)), *callbacks, max_epochs=1).fit(net, datamodule=where and where())
+        found.append(net)
+    assert same_weights(*found)
+    assert model.net.forward.last is not None
+
+
+def test_without_lightning_the_import_says_what_to_install() -> None:
+    code = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None; import rekindle.integrations.lightning"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        "ImportError: rekindle.integrations.lightning needs Lightning, which is not installed; run: pip" in done.stderr
+    )

@@ -59,6 +59,9 @@ def _first(loader: Any) -> Any:
         return type(loader)(first_batch(x) for x in loader)
     if type(loader) is not DataLoader:
         return next(iter(loader))
+    torch.empty((), dtype=torch.int64).random_(
+        generator=loader.generator
+    )  # a DataLoader draws a seed for its workers first
     data: Any = loader.dataset
     if isinstance(data, IterableDataset):
         items = iter(data)
