@@ -255,8 +255,10 @@ def test_data_of_a_data_module_and_of_the_model(tmp_path: Path, kind: Any, where
 
 
 def test_without_lightning_the_import_says_what_to_install() -> None:
-    code = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None; import rekindle.integrations.lightning"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None; import {}.lightning"
+    done = subprocess.run(
+        [sys.executable, "-c", code.format("rekindle.integrations")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert (
         "ImportError: rekindle.integrations.lightning needs Lightning, which is not installed; run: pip" in done.stderr
