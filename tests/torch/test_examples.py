@@ -26,7 +26,7 @@ NEEDS = {  # packages that an example imports and that not every machine has
     "dpo_loop": ["transformers"], "hf_accelerate": ["accelerate"], "hf_trainer": ["accelerate", "transformers"],
     "lightning_callback": ["lightning"], "peft_lora": ["peft", "transformers"],
 }  # fmt: skip
-TESTED_HERE_ALONE = ("dpo_loop", "hf_accelerate", "peft_lora", "raw_loop")
+TESTED_HERE_ALONE = ("dpo_loop", "raw_loop")
 
 
 def example(name):
