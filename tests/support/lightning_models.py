@@ -64,10 +64,12 @@ def quick(**options: Any) -> PlanCallback:
 
 
 def trainer(folder: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
-    keeps = ModelCheckpoint(folder / "checkpoints", save_last=True)
+    keeps = (
+        [ModelCheckpoint(folder / "checkpoints", save_last=True)] if options.get("enable_checkpointing", True) else []
+    )
     how = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, "default_root_dir": folder, "logger": False} | options
     return pl.Trainer(
-        callbacks=[keeps, *callbacks], enable_progress_bar=False, enable_model_summary=False, **how
+        callbacks=[*keeps, *callbacks], enable_progress_bar=False, enable_model_summary=False, **how
     )  # fmt: skip
 
 

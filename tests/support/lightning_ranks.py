@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +19,12 @@ if __name__ == "__main__":
     os.environ["REKINDLE_CACHE"] = str(folder / f"cache{rank}")  # or the disk would make the plans equal
     torch.set_num_threads(1)
 
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
     from asked import searches
     from lightning_models import CallsNet, fitted, quick, same_weights, trainer
+    from rekindle.integrations.lightning import PlanCallback
     from rekindle.model.formats import steps_to_json
     from steps_compared import plans
 
@@ -38,4 +43,35 @@ if __name__ == "__main__":
         "uses": sum(b.uses for b in model.net.forward.bounds), "plans": plans(model.net),
         "read": steps_to_json(second.plan.schedule),
     }  # fmt: skip
+
+    class Sharded(CallsNet):
+        """FSDP2, as Lightning does it: blocks are sharded in `configure_model`, after the callback has planned them."""
+
+        def configure_model(self) -> None:
+            mesh = self.device_mesh["data_parallel"]
+            for module in (*self.net.blocks, self.net):
+                fully_shard(module, mesh=mesh)
+
+    def sharded() -> dict[str, Any]:
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        return {"strategy": strategy, "devices": 2, "enable_checkpointing": False}
+
+    blocks = {
+        "parts": "blocks.*",
+        "module": "net",
+        "minimize": "memory",
+        "cost": "flops",
+        "progress": False,
+        "file": False,
+    }
+    torch.manual_seed(0)
+    model = Sharded()
+    twin = copy.deepcopy(model)
+    fitted(model, trainer(folder, PlanCallback(**blocks), **sharded()))
+    fitted(twin, trainer(folder, **sharded()))
+    seen["sharded"] = all(
+        torch.equal(p.full_tensor(), q.full_tensor())
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+    seen["planned blocks"] = [sum(b.uses for b in m.forward.bounds) for m in model.net.blocks]
     (folder / f"{rank}.json").write_text(json.dumps(seen))

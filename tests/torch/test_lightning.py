@@ -213,7 +213,8 @@ def test_data_that_can_be_read_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_processes_run_by_one_plan(tmp_path: Path) -> None:
-    """The strategy ddp under torchrun: one rank plans and saves, both run, and a second fit reads the file on both."""
+    """The strategy ddp under torchrun: one rank plans and saves, both run, and a second fit reads the file on both. Then FSDP2:
+    planned blocks are sharded in `configure_model`."""
     script = Path(__file__).parents[1] / "support" / "lightning_ranks.py"
     done = printed_by(script, tmp_path, processes=2)
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
@@ -225,6 +226,8 @@ def test_two_processes_run_by_one_plan(tmp_path: Path) -> None:
             of_rank["uses"] == 6
         )  # of 18 rows for each rank: two batches of eight and one of two in each of two epochs
         assert of_rank["plans"] == 2
+        assert of_rank["sharded"]
+        assert of_rank["planned blocks"] == [6] * 4
     assert seen[0]["steps"] == seen[1]["steps"] == seen[0]["read"] == seen[1]["read"]
     assert sum(of_rank["searches"] for of_rank in seen) > sum(of_rank["searches again"] for of_rank in seen)
     lines = [x for x in done.splitlines() if "plan.json is in use" in x]
