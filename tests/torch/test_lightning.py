@@ -184,7 +184,12 @@ def test_refusals_say_what_to_do(tmp_path: Path, model: Any, options: dict[str, 
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"budgets": 1}, "did you mean 'budget'"), ({"file": True}, "file=True"), ({"restore_after": 3}, "restore")],
+    [
+        ({"budgets": 1}, "did you mean 'budget'"),
+        ({"budget": 0.5, "file": True}, "file=True"),
+        ({}, "give exactly one of budget"),
+        ({"minimize": "memory", "restore_after": 3}, "restore"),
+    ],
 )
 def test_arguments_are_checked_at_once(options: dict[str, Any], says: str) -> None:
     with pytest.raises(rekindle.UsageError, match=says):
@@ -270,3 +275,45 @@ def test_without_lightning_the_import_says_what_to_install() -> None:
     assert (
         "ImportError: rekindle.integrations.lightning needs Lightning, which is not installed; run: pip" in done.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "how", "where"),
+    [
+        ({}, {}, "checkpoints/plan.json"),
+        ({}, {"enable_checkpointing": False}, "plan.json"),
+        ({"file": "of/mine.json"}, {}, "of/mine.json"),
+        ({"file": False}, {}, None),
+        ({}, {"fast_dev_run": True, "enable_checkpointing": False}, None),
+    ],
+)
+def test_where_the_plan_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], how: dict[str, Any], where: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitted(Lit(), trainer(tmp_path, quick(**options), max_steps=1, **how))
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.json")] == ([] if where is None else [where])
+
+
+def test_a_plan_that_cannot_be_saved_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    model = Lit()
+    with pytest.warns(rekindle.RekindleWarning, match="could not be saved: .*; training goes on"):
+        fitted(model, trainer(tmp_path, quick(file=tmp_path / "taken" / "plan.json"), max_steps=1))
+    assert model.forward.last.uses == 1
+
+
+class Logs(CallsNet):
+    """Logs before it calls its net."""
+
+    def predicted(self, x: torch.Tensor) -> torch.Tensor:
+        self.log_dict({"mean": x.mean()})
+        return self.net(x)
+
+
+def test_a_step_may_log_before_it_calls_the_net(tmp_path: Path) -> None:
+    model, callback = Logs(), quick()
+    with_logs = trainer(tmp_path, callback, max_steps=1)
+    fitted(model, with_logs)
+    assert callback.plan is model.net.forward.plan
+    assert {"rows", "mean"} <= with_logs.callback_metrics.keys()

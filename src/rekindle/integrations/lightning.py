@@ -16,6 +16,7 @@ from torch import nn
 from .. import notices
 from ..api import Budget, restore
 from ..arguments import close, flag
+from ..ask import Goal
 from ..errors import RekindleError, UsageError
 from ..model.files import read_text
 from ..model.plan import Plan
@@ -100,6 +101,7 @@ class PlanCallback(Callback):
                     f"PlanCallback has no argument {k!r}; {close(k, known)}it takes module, sample, file, restore_after and "
                     "those of rekindle.checkpoint"
                 )
+        Goal.parse(budget, options.get("max_overhead"), options.get("minimize"))
         flag("restore_after", restore_after)
         if file is True or not isinstance(file, str | PathLike | bool | None):
             raise UsageError(f"file={file!r:.80} is no file; give a path, False for no file, or leave it out")
@@ -114,6 +116,7 @@ class PlanCallback(Callback):
         return None if self._planned is None else getattr(self._planned.forward, "plan", None)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Plan the model, unless an earlier fit did. Lightning calls this in every process, before it wraps the model."""
         if stage != "fit" or self._is_planned(pl_module):
             return
         strategy = type(trainer.strategy)
@@ -132,9 +135,8 @@ class PlanCallback(Callback):
         if "optimizer" not in options and isinstance(options.get("budget"), str | int):
             options["optimizer"] = _optimizer(pl_module)
         file = self._path(trainer)
-        saved = trainer.strategy.broadcast(
-            _text_of(file) if trainer.is_global_zero else None
-        )  # one answer for all ranks
+        text = _text_of(file) if trainer.is_global_zero else None
+        saved = trainer.strategy.broadcast(text)  # or a rank that cannot see the file would plan by itself
         with trainer.precision_plugin.train_step_context():
             call = self._call(trainer, pl_module)
             why = checkpoint_with(saved, call.module, call.sample, options)
@@ -160,6 +162,7 @@ class PlanCallback(Callback):
             notices.warn(f"the plan could not be saved: {e}; training goes on, and the next run plans anew")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the plan off, if that was asked for."""
         if stage == "fit" and self._restores and self._planned is not None:
             restore(self._planned)
             self._planned = None
@@ -176,11 +179,9 @@ class PlanCallback(Callback):
         if self._file is False or getattr(trainer, "fast_dev_run", False):
             return None
         checkpoints = trainer.checkpoint_callback
-        folder = (
-            trainer.log_dir or trainer.default_root_dir
-            if checkpoints is None
-            else getattr(checkpoints, "dirpath", None)
-        )
+        folder = getattr(checkpoints, "dirpath", None)
+        if checkpoints is None:
+            folder = trainer.log_dir or trainer.default_root_dir
         return None if folder is None or "://" in str(folder) else Path(folder) / FILE
 
     def _call(self, trainer: Trainer, pl_module: LightningModule) -> FirstCall:
