@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,10 @@ class CallsNet(Lit):
         return self.net(x)
 
 
-def data(rows: int = ROWS) -> DataLoader[Any]:
+def data(shuffle: bool = True) -> DataLoader[Any]:
     g = torch.Generator().manual_seed(0)
-    set_ = TensorDataset(torch.randn(rows, 16, generator=g), torch.randint(3, (rows,), generator=g))
-    return DataLoader(set_, BATCH, shuffle=True)
+    set_ = TensorDataset(torch.randn(ROWS, 16, generator=g), torch.randint(3, (ROWS,), generator=g))
+    return DataLoader(set_, BATCH, shuffle=shuffle)
 
 
 def quick(**options: Any) -> PlanCallback:
@@ -76,10 +75,7 @@ def trainer(folder: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer
 def fitted(model: pl.LightningModule, with_: pl.Trainer, **fit: Any) -> pl.LightningModule:
     """The model after training from the same random state."""
     torch.manual_seed(1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="lightning")
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        with_.fit(model, data(), **fit)
+    with_.fit(model, data(), **fit)
     return model
 
 
