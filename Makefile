@@ -21,7 +21,8 @@ help: ## this list
 
 setup: $(STAMP) ## build .venv with all that the other targets need
 
-# torch comes first. torchvision and timm would install a torch of their own, so they come without their dependencies.
+# torch comes first. Packages that would install a torch of their own come without their dependencies: torchvision, timm, and
+# the frameworks whose loops the tests of integrations run (accelerate, peft, lightning).
 $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvision_plain_ops.py tools/compile_kernels.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Rekindle needs Python 3.11 or newer, and '$(PYTHON)' is not; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -30,6 +31,8 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 	$(PIP) numpy scipy numba rich typer pytest pytest-xdist hypothesis ruff mypy "pandas>=2.2" "matplotlib>=3.9"
 	$(PIP) --no-deps $(TORCHVISION) timm==1.0.31
 	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
+	$(PIP) --no-deps accelerate==1.15.0 peft==0.21.2 lightning==2.6.6 torchmetrics==1.9.0 lightning-utilities==0.15.3
+	$(PIP) psutil
 	$(PY) tools/complete_torchvision.py
 	$(PIP) --no-deps -e .
 	$(PY) tools/compile_kernels.py
@@ -85,5 +88,5 @@ gpu: $(GPU_NEEDS) ## tests and benchmarks on a GPU, in 9 minutes, with this mach
 	$(GPU_PY) benchmarks/gpu.py $(GPU_ARGS)
 
 clean: ## remove what was built, but for .venv
-	rm -rf $(OUT) site docs/solvers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(OUT) site docs/solvers docs/examples.md build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

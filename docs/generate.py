@@ -1,6 +1,6 @@
-"""Makes one page for each solver and an index, from the registry and the docstrings of the solvers' files.
+"""Makes one page for each solver and an index, from the registry and the docstrings of their files, and a page of examples.
 
-Run by `make docs`; writes docs/solvers/, which is not committed.
+Run by `make docs`; writes docs/solvers/ and docs/examples.md, which are not committed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from rekindle import registry
 from rekindle.problem import Solver
 
 FOLDER = Path(__file__).parent / "solvers"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES_PAGE = Path(__file__).parent / "examples.md"
 TAKES = {"chain": "a chain; any other graph as a series of blocks between splitting vertices", "any": "any"}
 
 
@@ -24,7 +26,9 @@ def main() -> None:
     for s in solvers:
         (FOLDER / f"{s.name}.md").write_text(page(s), encoding="utf-8")
     (FOLDER / "index.md").write_text(index(solvers), encoding="utf-8")
-    print(f"wrote {len(solvers) + 1} pages to {FOLDER}")
+    scripts = sorted(EXAMPLES.glob("*.py"))
+    EXAMPLES_PAGE.write_text(examples(scripts), encoding="utf-8")
+    print(f"wrote {len(solvers) + 1} pages to {FOLDER}, and {len(scripts)} examples to {EXAMPLES_PAGE}")
 
 
 def page(s: Solver) -> str:
@@ -51,6 +55,12 @@ def index(solvers: list[Solver]) -> str:
         "is about the solver's own objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
         f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n"
     )
+
+
+def examples(scripts: list[Path]) -> str:
+    """The page of examples: each script whole, under its name."""
+    texts = [f"## {p.stem}\n\n```python\n{p.read_text(encoding='utf-8').strip()}\n```\n" for p in scripts]
+    return "# Examples\n\nThe scripts of the folder `examples/`.\n\n" + "\n".join(texts)
 
 
 def described(s: Solver) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Messages to users while they work: a line on stderr, or a warning.
 
-Under torchrun only the first process prints news; each process gives its own warnings.
+Of a distributed run only the first process prints news; each process gives its own warnings.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ from .frames import depth_of_user
 log = logging.getLogger("rekindle")
 
 
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK")  # torchrun sets the first; Lightning's own launcher sets the others alone
+
+
 def is_first_process() -> bool:
     """Whether no other process of a distributed run speaks for this one."""
-    return os.environ.get("RANK", "0") in ("", "0")
+    if any(os.environ.get(k, "0") not in ("", "0") for k in RANKS):
+        return False
+    distributed = sys.modules.get("torch.distributed")  # spawned processes know their rank from the process group alone
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return True
+    return bool(distributed.get_rank() == 0)
 
 
 def say(line: str, aloud: bool = True) -> None:

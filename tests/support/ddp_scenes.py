@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
+from rekindle.notices import is_first_process
 from sharded_scenes import QUICK, Net, sample
 
 
@@ -69,4 +70,9 @@ def gradients_arrive_one_after_the_other(rank: int) -> Any:
     return [n / Count.ran for n in arrived]
 
 
-SCENES = (another_shape_on_one_rank, gradients_arrive_one_after_the_other)
+def speaks(rank: int) -> Any:
+    """These processes were spawned: no variable of the environment tells their rank."""
+    return is_first_process()
+
+
+SCENES = (another_shape_on_one_rank, gradients_arrive_one_after_the_other, speaks)

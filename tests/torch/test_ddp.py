@@ -33,3 +33,7 @@ def test_gradients_arrive_while_backward_runs(seen: list[dict[str, Any]]) -> Non
         assert arrived == sorted(arrived)
         assert arrived[0] < 0.3
         assert arrived[len(arrived) // 2] < 0.8
+
+
+def test_only_the_first_process_prints_news(seen: list[dict[str, Any]]) -> None:
+    assert [s["speaks"] for s in seen] == [True, False]

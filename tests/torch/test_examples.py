@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,18 @@ import pytest
 
 import rekindle
 from libraries import needs_torchvision
-from marks import sweep
+from marks import few, sweep
+from scripts import printed_by
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SHORT = sorted(p.stem for p in EXAMPLES.glob("*.py") if p.stem not in ("cifar10", "graph_by_hand"))
+SHORT_MOST_LINES = 40
+UNDER_TORCHRUN = ("ddp", "fsdp2")
+NEEDS = {  # packages that an example imports and that not every machine has
+    "dpo_loop": ["transformers"], "hf_accelerate": ["accelerate"], "hf_trainer": ["accelerate", "transformers"],
+    "lightning_callback": ["lightning"], "peft_lora": ["peft", "transformers"],
+}  # fmt: skip
+TESTED_HERE_ALONE = ("dpo_loop", "raw_loop")
 
 
 def example(name):
@@ -83,3 +93,28 @@ def test_cifar10_on_the_real_format(cifar_folder, capsys):
     losses = example("cifar10").main(args)
     assert "synthetic" not in capsys.readouterr().out
     assert len(losses) == 2
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_example_is_short(name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= SHORT_MOST_LINES
+
+
+@pytest.mark.parametrize("name", few(SHORT, TESTED_HERE_ALONE))
+def test_a_short_example_trains_as_its_plain_twin(name, tmp_path, monkeypatch):
+    """Each compares its weights with those of a plain run, and says how many of its steps ran by a plan: all of them."""
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    processes = 2 if name in UNDER_TORCHRUN else 1
+    said = printed_by(EXAMPLES / f"{name}.py", processes=processes)
+    assert said.count("weights equal the plain run's, bit for bit: True") == processes, said
+    used = [(ran, of) for ran, of in re.findall(r"steps by (?:a|the) plans?: ([\d, \[\]]+) of (\d)", said)]
+    assert len(used) == processes
+    assert all(set(re.findall(r"\d+", ran)) == {of} for ran, of in used), used
+
+
+def test_each_short_example_has_its_place_in_the_docs():
+    page = (EXAMPLES.parent / "docs" / "integrations.md").read_text()
+    assert [name for name in SHORT if f"(examples.md#{name})" not in page] == []

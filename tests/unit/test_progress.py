@@ -55,7 +55,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_stderr(monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
     """Let Rekindle's messages go to `stream`. (pytest itself puts another `sys.stderr` in place after fixtures have run.)"""
     for module in (progress, live_line, notices):
-        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream))
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream, modules={}))
 
 
 @pytest.fixture
@@ -159,8 +159,11 @@ def test_functions_that_call_one_another_share_a_reporter(pipe: Stream) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_only_the_first_process_of_a_distributed_run_speaks(monkeypatch: pytest.MonkeyPatch, pipe: Stream) -> None:
-    monkeypatch.setenv("RANK", "1")
+@pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "NODE_RANK"])
+def test_only_the_first_process_of_a_distributed_run_speaks(
+    monkeypatch: pytest.MonkeyPatch, pipe: Stream, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
     with telling(None) as tell:
         tell("unheard")
         assert reporting() == 0

@@ -46,7 +46,7 @@ def parts_for_all(request: Request) -> PartsPlan:
     if not isinstance(found, ranks.Received):
         return found
     try:
-        return _bound(request, parts_plan_from_json(found.answer, "the plans of parts of another process"))
+        return bound_here(request, parts_plan_from_json(found.answer, "the plans of parts of another process"))
     except RekindleError as e:
         warn(
             f"the plans of parts that another process made do not fit the {class_name(request.model)} of this one, which "
@@ -108,7 +108,7 @@ def _shapes(model: nn.Module) -> Sequence[Any]:
     return [*modules, *((k, tuple(t.shape), str(t.dtype), t.device.type, t.requires_grad) for k, t in tensors)]
 
 
-def _bound(request: Request, plan: PartsPlan) -> PartsPlan:
+def bound_here(request: Request, plan: PartsPlan) -> PartsPlan:
     """The plans, bound to this process's model and checked by measured steps.
 
     Raises

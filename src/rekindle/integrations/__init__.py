@@ -1,0 +1,1 @@
+"""Rekindle inside training frameworks. Each module imports its framework, so none is imported here."""
