@@ -9,8 +9,8 @@ one's; "stall" is the longest wait of one forward with its backward beyond the p
 `rekindle.checkpoint` stands apart. Plans, captures, searches and carried schedules are those of the epoch. --models a,b and
 --variants a,b take only these, --repeats sets the number of turns.
 
-It needs accelerate and psutil beside what `make setup` installs. Prints tables and appends the rows to results/DATE-
-trainer.jsonl; exits with 1 where bits differ.
+It needs accelerate and psutil beside what `make setup` installs. Prints tables and appends the rows to
+results/DATE-trainer.jsonl; exits with 1 where bits differ.
 """
 
 from __future__ import annotations

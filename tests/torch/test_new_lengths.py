@@ -160,6 +160,17 @@ def test_another_way_through_forward_is_seen_even_if_the_bits_are_equal(
     )
 
 
+def test_steps_follow_where_one_known_length_goes_another_way(captures: list[int]) -> None:
+    """As the longest length does, where an embedding of positions is read whole and not sliced."""
+    plain, planned = pair(Attention(clamped), tokens(20))
+    for length in (12, 30, 17, 25):
+        assert equal(plain, planned, tokens(length))
+    captures.clear()
+    for length in (14, 9, 22):
+        assert equal(plain, planned, tokens(length))
+    assert not captures
+
+
 class TwoScales(Attention):
     """Reads one attribute for short inputs and another, of the same value at first, for long ones."""
 

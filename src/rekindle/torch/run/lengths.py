@@ -96,7 +96,7 @@ class Lengths:
         for line in self._lines(key):
             if line.known[0].trace.expected.differences(model):
                 continue
-            found = self._patterns_of(line)
+            line, found = self._patterns_of(line)
             if found.step is None or found.plain is None:
                 continue
             size = _size_at(key, line.place)
@@ -105,11 +105,18 @@ class Lengths:
                 return Followed(_as_trace(model, call, key, line.known[0].trace, captured), found.plain, size)
         return None
 
-    def _patterns_of(self, line: _Line) -> _Patterns:
-        ids = tuple(map(id, line.known))
-        if ids not in self._patterns:
-            self._patterns[ids] = _Patterns.of(line)
-        return self._patterns[ids]
+    def _patterns_of(self, line: _Line) -> tuple[_Line, _Patterns]:
+        """The steps that follow patterns, and the patterns: of all steps of the line, or of all but one. At one size forward
+        may do otherwise than at all others: an embedding of positions that is read whole is not sliced."""
+        every = line.known
+        without = [[*every[:i], *every[i + 1 :]] for i in range(len(every) - 1, -1, -1)]
+        for known in (every, *without):
+            ids = tuple(map(id, known))
+            if ids not in self._patterns:
+                self._patterns[ids] = _Patterns.of(_Line(line.place, known))
+            if self._patterns[ids].step is not None and self._patterns[ids].plain is not None:
+                return _Line(line.place, known), self._patterns[ids]
+        return line, _Patterns()
 
     def _lines(self, key: Key) -> Iterator[_Line]:
         """The known steps that differ from the call, and from each other, in one size alone; the longest line first."""
