@@ -209,6 +209,23 @@ def other_shapes_on_one_rank(rank: int) -> Any:
     return compared(model, twin, rank) | {"loaded": same and torch.equal(*losses)}
 
 
+class Deciding(Block):
+    """Forward reads a tensor, so that the block cannot be captured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if x.abs().max().item() < 1e9 else x
+
+
+def runs_again_when_sharded(rank: int) -> Any:
+    model = Net()
+    for block in model.blocks:
+        block.__class__ = Deciding
+    twin = shard(copy.deepcopy(model))
+    rekindle.checkpoint(shard(model), sample(), **QUICK)
+    again = [p.again for p in model.forward.plan.parts]
+    return compared(model, twin, rank) | {"planned": [True, True, True], "loaded": any(again)}
+
+
 def root_sharded_and_planned(rank: int) -> Any:
     model = Net()
     twin = fully_shard(copy.deepcopy(model), mesh=mesh())
@@ -336,7 +353,8 @@ def ran() -> Iterator[list[str]]:
 PLANNED = (
     blocks, parts, one_plan_for_all_blocks, kept_whole_after_forward, mixed_precision, whole_then_root,
     plan_on_sharded_blocks, file_on_sharded_blocks, planned_after_sharding, named_after_sharding, root_sharded_and_planned,
-    budget_of_a_sharded_step, other_shapes_on_one_rank, whole_then_blocks_plain, tensor_parallel_beside, saved_and_loaded,
+    budget_of_a_sharded_step, other_shapes_on_one_rank, runs_again_when_sharded,
+    whole_then_blocks_plain, tensor_parallel_beside, saved_and_loaded,
     restored,
 )  # fmt: skip
 PLANNED_BLOCKS = {  # scene -> which blocks ran by a plan, where it is not all three

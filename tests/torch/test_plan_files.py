@@ -186,3 +186,39 @@ def test_a_plan_for_the_calls_after_the_first_waits_for_those(tmp_path: Path, on
             )
             assert (planned.forward.last is None) == (i == 0)  # type: ignore[union-attr]
     assert len(list(planned.forward.bounds)) == 1  # type: ignore[union-attr]
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 16))
+
+
+def test_a_plan_for_rows_of_a_table_is_bound_to_such_rows_of_another(tmp_path: Path) -> None:
+    """The graph says how many bytes an input uses, and not how large the storage is in which it lies."""
+    model, other = small(), small()
+    rekindle.checkpoint(model, torch.rand(32, 16)[4:12], minimize="memory", progress=False)
+    model.forward.plan.save(tmp_path / "plan.json")
+    rekindle.apply(other, rekindle.load(tmp_path / "plan.json"), on_new_shape="error")
+    other(torch.rand(8, 16)).sum().backward()
+    assert other.forward.last is not None
+
+
+class Ends(nn.Module):
+    """Its head is given the last rows of a larger tensor, and forward around it cannot be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = small(), small()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.head(self.body(x)[:, -3:]).square().mean()
+        return loss * (2.0 if loss.item() > 1e9 else 1.0)
+
+
+def test_a_part_that_is_given_a_view_is_bound_from_a_file(tmp_path: Path) -> None:
+    model, other = Ends(), Ends()
+    x = torch.rand(8, 22, 16)
+    rekindle.checkpoint(model, x, parts=["body", "head"], minimize="memory", progress=False)
+    model.forward.plan.save(tmp_path / "plan.json")
+    rekindle.apply(other, rekindle.load(tmp_path / "plan.json"), on_new_shape="error")
+    other(x).backward()
+    assert other.head.forward.last is not None

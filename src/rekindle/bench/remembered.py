@@ -19,7 +19,7 @@ from ..torch.capture.private import (
     in_kernel_invocation_manager,
 )
 from ..torch.costs.instrument import WHICH_DEVICE
-from ..torch.costs.op_tensors import tensors_in
+from ..torch.costs.op_tensors import elements_spanned, tensors_in
 
 _OTHER_MEMORY = {torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_}
 _PLAIN = (type(None), int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -114,7 +114,7 @@ class Remembered(TorchDispatchMode):
             if type(t) is not FakeTensor or t.constant is not None or t.layout is not torch.strided or t.requires_grad:
                 return None
             storage = t.untyped_storage()
-            span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+            span = elements_spanned(t)
             if storage._cdata in storages or t.storage_offset() or storage.nbytes() != span * t.dtype.itemsize:
                 return None
             storages.add(storage._cdata)

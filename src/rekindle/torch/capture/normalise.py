@@ -70,11 +70,7 @@ class _Lowering:
         c, s, parts = self.c, self.storages, self.phases
         for n in c.placeholders:
             if isinstance(t := n.meta.get("val"), torch.Tensor):
-                v = s.find(t)
-                if v is None:
-                    s.new_of(t, (n, 0))
-                else:
-                    s.add_part(v, (n, 0))
+                s.add_input(t, (n, 0))
         self._snapshots()
         for n in parts.forward:
             self._node(n, backward=False, once=n in parts.only_for_mutations)

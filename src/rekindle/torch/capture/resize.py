@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..costs.op_tensors import elements_spanned
 from .captured import Assigned, Captured, Writing
 from .private import FakeTensor, FakeTensorMode, fake_like, pytree
 from .questions import Question
@@ -204,5 +205,4 @@ def content(t: torch.Tensor) -> Any:
 
 def _fills(t: torch.Tensor) -> bool:
     """Whether the tensor reaches to the end of its storage, from the beginning."""
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
-    return t.storage_offset() == 0 and (last + 1) * t.element_size() == t.untyped_storage().nbytes()
+    return t.storage_offset() == 0 and elements_spanned(t) * t.element_size() == t.untyped_storage().nbytes()

@@ -53,11 +53,15 @@ def local(t: torch.Tensor) -> torch.Tensor:
     return t.to_local() if is_sharded(t) else t  # type: ignore[attr-defined]
 
 
-def put_away(model: nn.Module) -> None:
-    """Free the whole parameters that a forward without a backward leaves: `fully_shard` frees the outermost ones later."""
-    for m in model.modules():
-        if is_fully_sharded(m):
-            m.reshard()  # type: ignore[operator]
+@contextlib.contextmanager
+def sharded_again(model: nn.Module) -> Iterator[None]:
+    """Frees the whole parameters at the end that a forward without a backward, or one that fails, leaves."""
+    try:
+        yield
+    finally:
+        for m in model.modules():
+            if is_fully_sharded(m):
+                m.reshard()  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ def made_whole(module: nn.Module, whole: Mapping[str, Whole]) -> Iterator[None]:
     for name, p in module.named_parameters(remove_duplicate=False):
         if is_sharded(p) and name in whole:
             path, _, last = name.rpartition(".")
-            twin = made.setdefault(id(p), whole[name].made(p.device))
-            put.append((module.get_submodule(path), last, twin))
+            if id(p) not in made:  # a parameter may have several names
+                made[id(p)] = whole[name].made(p.device)
+            put.append((module.get_submodule(path), last, made[id(p)]))
     before = [m.get_parameter(last) for m, last, _ in put]
     for m, last, twin in put:
         m._parameters[last] = twin

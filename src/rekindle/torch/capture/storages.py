@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ...model.graph import Value
+from ..costs.op_tensors import bytes_spanned
 from . import rules
 from .node_tensors import Part, storage_bytes, tensors_of
 from .overwrites import OVERWRITES
@@ -41,6 +42,16 @@ class Storages:
         self._by_storage[t.untyped_storage()._cdata] = v
         self.add_part(v, part)
         return v
+
+    def add_input(self, t: torch.Tensor, part: Part) -> None:
+        """Note that the input `part` lives in the storage of `t`. Only the bytes of that storage count that inputs use: the
+        rest is not the call's, such as the other rows of a table of which some are given."""
+        v = self.find(t)
+        if v is None:
+            v = self.new_of(t, part)
+        else:
+            self.add_part(v, part)
+        self.values[v] = Value(bytes_spanned(n.meta["val"] for n, _ in self.parts[v]))
 
     def add_part(self, v: int, part: Part) -> None:
         """Note that `part` lives in value v too."""

@@ -87,6 +87,7 @@ class Finder:
         ] = {}  # (signature, key) -> traces of modules like this, in different states
         self._why: dict[str, RekindleError] = {}
         self._signatures: dict[nn.Module, Any] = {}  # that were asked for
+        self._varying_parts: list[tuple[str, nn.Module]] = []  # submodules whose shapes depend on the data
         self._opened: list[
             tuple[str, nn.Module]
         ] = []  # submodules that are called and cannot be captured, innermost first
@@ -160,7 +161,7 @@ class Finder:
             self._why[path] = self._failed[known]
             return False
         if not asked and self._varies(path, kind):
-            self.found.plain.append(f"{class_name(module)} (its shapes depend on the data)")
+            self._varying_parts.append((path, module))
             return True  # its submodules' shapes do too
         try:
             units = [self._unit(path, module, kind, calls.samples[key], calls.keys.count(key)) for key in calls.samples]
@@ -247,24 +248,34 @@ class Finder:
         """Submodules that cannot be captured, but whose forward may run again as it is: it does nothing but compute."""
         may: dict[Any, bool] = {}
         for path, m in self._opened:
-            calls = self._calls[path]
-            if not calls.samples or is_marked(path, self.captured.must_save) or self.s.fake is not None or inside(m):
-                continue
-            if not self._inputs_train(calls):
-                continue  # backward would not come back through its inputs
-            given = next(iter(calls.samples.values()))
-            kind = (self._signature(m), given.key)
-            if kind not in may:
-                announce(self.options.progress, f"looking whether {path} ({class_name(m)}) may run again")
-                may[kind] = self._may_run_again(m, given)
-            if may[kind]:
-                self.found.units.append(Unit(path, m, given.key, len(calls.keys), given))
+            self._add_if_it_may(path, m, may)
+        for path, m in self._varying_parts:
+            around = any(path.startswith(f"{u.path}.") for u in self.found.units)  # with which it may run again
+            if around or not self._add_if_it_may(path, m, may):
+                line = f"{class_name(m)} (its shapes depend on the data)"
+                self.found.plain += [] if line in self.found.plain else [line]
         # One that holds all the others is the model but for its loss: to run it again would hold all that it holds at once.
         units = self.found.units
         self.found.units = [
             u for u in units
             if u.trace is not None or len(units) == 1 or sum(v.is_inside(u.path) for v in units) < len(units) - 1
         ]  # fmt: skip
+
+    def _add_if_it_may(self, path: str, module: nn.Module, may: dict[Any, bool]) -> bool:
+        """Add the submodule if it may run again. may : what is known of each signature and key."""
+        calls = self._calls[path]
+        if not calls.samples or is_marked(path, self.captured.must_save) or self.s.fake is not None or inside(module):
+            return False
+        if not self._inputs_train(calls):
+            return False  # backward would not come back through its inputs
+        given = next(iter(calls.samples.values()))
+        kind = (self._signature(module), given.key)
+        if kind not in may:
+            announce(self.options.progress, f"looking whether {path} ({class_name(module)}) may run again")
+            may[kind] = self._may_run_again(module, given)
+        if may[kind]:
+            self.found.units.append(Unit(path, module, given.key, len(calls.keys), given))
+        return may[kind]
 
     def _may_run_again(self, module: nn.Module, given: Recorded) -> bool:
         if any(must for must in self.captured.must_save):

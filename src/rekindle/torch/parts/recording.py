@@ -16,7 +16,7 @@ from ...errors import RekindleError
 from ..capture import module_call as calls
 from ..capture.lock import LOCK
 from ..capture.module_call import Key, ModuleCall
-from ..capture.sharded import Whole, any_fully_sharded, is_fully_sharded, made_whole, put_away
+from ..capture.sharded import Whole, any_fully_sharded, is_fully_sharded, made_whole, sharded_again
 from ..run.as_before import as_before
 from ..run.measured_step import Subject
 from ..run.own_forward import forward_instead
@@ -222,7 +222,7 @@ def one_forward(
         if is_fully_sharded(s.model):  # hooks make its parameters whole
             stack.enter_context(forward_instead(s.model, forward))
             forward = s.model
-        stack.callback(put_away, s.model)
+        stack.enter_context(sharded_again(s.model))
         forward(*args, **kwargs)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from ...errors import RekindleError
 from ..capture.attributes import plain_tensors
 from ..capture.private import disable_autocast
-from ..capture.sharded import local, put_away
+from ..capture.sharded import local, sharded_again
 from ..costs.flops import FlopCount
 from ..costs.levels import Levels
 from ..costs.memory import allocator_peak, storage_peak
@@ -114,16 +114,16 @@ def run(
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         before = _rng(s)
         begin = time.perf_counter()
-        if levels is not None:
-            peak = levels.measure(step)
-        elif s.fake is not None:
-            grads = [p.grad for p in s.model.parameters() if p.grad is not None]
-            peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
-        else:
-            peak = allocator_peak(step, s.device).peak_bytes
+        with sharded_again(s.model):
+            if levels is not None:
+                peak = levels.measure(step)
+            elif s.fake is not None:
+                grads = [p.grad for p in s.model.parameters() if p.grad is not None]
+                peak = storage_peak(step, [*s.model.parameters(), *s.model.buffers(), *grads]).peak_bytes
+            else:
+                peak = allocator_peak(step, s.device).peak_bytes
         seconds = time.perf_counter() - begin
         rng = _rng(s)
-        put_away(s.model)
         gradients = {k: None if p.grad is None else local(p.grad) for k, p in s.model.named_parameters()}
         written = {k: b.detach().clone() for k, b in _carried(s).items()}
         if s.fake is None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..capture import tree
 from ..capture.private import negated_view
-from ..costs.op_tensors import storage_of
+from ..costs.op_tensors import elements_spanned, storage_of
 
 _ALIGNMENT = 512  # bytes: kernels may be chosen by the alignment of their inputs, so copies have the same
 
@@ -79,11 +79,7 @@ def _storage(t: torch.Tensor) -> Any:
 @torch.no_grad()
 def _copy_storage(tensors: list[torch.Tensor], ids: list[int], twins: list[torch.Tensor]) -> None:
     """Copy tensors of one storage into one new storage, which holds only the part that they use."""
-    ends = [
-        t.storage_offset()
-        + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0)
-        for t in tensors
-    ]
+    ends = [t.storage_offset() + elements_spanned(t) for t in tensors]
     low = min(t.storage_offset() * t.element_size() for t in tensors) // _ALIGNMENT * _ALIGNMENT
     high = max(end * t.element_size() for end, t in zip(ends, tensors, strict=True))
     device, storage = tensors[0].device, tensors[0].untyped_storage()
