@@ -203,7 +203,10 @@ def test_wrapped_and_sharded_models_are_told_the_order_that_works() -> None:
         for call in (plan_it, lambda m, x: rekindle.trace(m, x), lambda m, x: rekindle.apply(m, a_plan())):
             with pytest.raises(UsageError, match="DistributedDataParallel.*model.module.*before it is wrapped"):
                 call(wrapped, x)
-    with pytest.raises(UsageError, match="DTensor.*Plan these submodules first.*then call fully_shard"):
+    for call in (lambda m, x: rekindle.trace(m, x), lambda m, x: plan_it(m, x, strict=True)):
+        with pytest.raises(UsageError, match="DTensor.*Plan these submodules first.*then call fully_shard"):
+            call(sharded(), x)
+    with pytest.raises(TraceError, match="sharded.*plan it first, then call fully_shard.*No part of the model"):
         plan_it(sharded(), x)
 
 

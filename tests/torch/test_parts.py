@@ -172,7 +172,7 @@ class Growing(Experts):
 def test_a_part_that_does_more_than_compute_does_not_run_again() -> None:
     model, sample = routed(notes=True)
     plan = planned(model, sample, minimize="memory")
-    assert [p.path for p in plan.parts if p.again] == []
+    assert not any(p.path.endswith(".experts") for p in plan.parts if p.again)
     before = [len(b.experts.noted) for b in model.blocks]
     model(*sample).backward()
     assert [len(b.experts.noted) for b in model.blocks] == [n + 1 for n in before]

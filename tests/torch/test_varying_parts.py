@@ -1,4 +1,4 @@
-"""Parts of models that read a tensor: planned in two lengths, refused where the lengths depend on the data."""
+"""Parts of models that read a tensor: planned in two lengths, and run again where the lengths depend on the data."""
 
 from __future__ import annotations
 
@@ -53,12 +53,24 @@ def test_equal_blocks_at_two_lengths_are_planned(batch: int) -> None:
     assert differing(train(model, sample), train(twin, sample)) == 0
 
 
-def test_blocks_whose_length_depends_on_the_data_are_not_planned() -> None:
-    """All have the same shape on this sample."""
+def test_blocks_whose_length_depends_on_the_data_run_again() -> None:
+    """All have the same shape on this sample, and another one on each batch."""
     torch.manual_seed(0)
     model = Masked().train()
-    with pytest.raises(rekindle.TraceError, match=r"MLP \(its shapes depend on the data\) run plain"):
-        rekindle.checkpoint(model, words(), minimize="memory", **QUICK)
+    twin = copy.deepcopy(model)
+    rekindle.checkpoint(model, words(), minimize="memory", **QUICK)
+    parts = model.forward.plan.parts
+    assert parts
+    assert all(p.again for p in parts)
+    for _ in range(3):
+        sample = words()
+        assert differing(train(model, sample, 1), train(twin, sample, 1)) == 0
+
+
+def test_blocks_whose_length_depends_on_the_data_run_plain_where_all_must_be_saved() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(rekindle.TraceError, match=r"with a gain either: Masked \(test_varying_parts.py"):
+        rekindle.checkpoint(Masked().train(), words(), minimize="memory", must_save=["blocks.*"], **QUICK)
 
 
 def test_experts_are_not_planned_by_themselves() -> None:
@@ -76,5 +88,5 @@ def test_where_no_other_values_can_be_tried_two_lengths_count_as_varying() -> No
     """Equal rows have no other values."""
     torch.manual_seed(0)
     model = TwoLengths().train()
-    with pytest.raises(rekindle.TraceError, match=r"MLP \(its shapes depend on the data\)"):
-        rekindle.checkpoint(model, (torch.ones(4, 32, dtype=torch.long),), minimize="memory", **QUICK)
+    rekindle.checkpoint(model, (torch.ones(4, 32, dtype=torch.long),), minimize="memory", **QUICK)
+    assert all(p.again for p in model.forward.plan.parts)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..torch.capture.node_tensors import elements_spanned
 from ..torch.capture.private import (
     FakeTensor,
     FakeTensorMode,
@@ -19,7 +20,7 @@ from ..torch.capture.private import (
     in_kernel_invocation_manager,
 )
 from ..torch.costs.instrument import WHICH_DEVICE
-from ..torch.costs.op_tensors import elements_spanned, tensors_in
+from ..torch.costs.op_tensors import tensors_in
 
 _OTHER_MEMORY = {torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_}
 _PLAIN = (type(None), int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -163,7 +163,11 @@ def fully_sharded(model: nn.Module) -> TraceError | None:
     if not sharded.any_fully_sharded(model):
         return None
     name = sharded.class_name(model)
-    return TraceError(f"{name} is sharded (fully_shard), so no plan can hold it as a whole", reason="is sharded")
+    return TraceError(
+        f"{name} is sharded by fully_shard, and a plan of it as a whole must be made before that: plan it first, then call "
+        "fully_shard",
+        reason="is sharded",
+    )
 
 
 def optimizer(given: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import fx
 
@@ -19,6 +21,24 @@ _SHORT = {
 def storage_bytes(t: torch.Tensor) -> int:
     """Bytes of the whole storage behind a tensor, as the allocator counts them; fake tensors too."""
     return int(t.untyped_storage().nbytes())
+
+
+def elements_spanned(t: torch.Tensor) -> int:
+    """How many elements of its storage lie between the first and the last of a tensor's, both included."""
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+
+
+def bytes_spanned(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of a storage between the first and the last that these tensors, which share it, use. It follows from shapes,
+    strides and distances alone, and so is the same for a tensor and for a copy of it, however large the storages are."""
+    begins, ends = zip(
+        *(
+            (t.storage_offset() * t.element_size(), (t.storage_offset() + elements_spanned(t)) * t.element_size())
+            for t in tensors
+        ),
+        strict=True,
+    )
+    return max(ends) - min(begins)
 
 
 def tensors_of(n: fx.Node) -> list[tuple[int, torch.Tensor]]:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..costs.op_tensors import elements_spanned
 from .captured import Assigned, Captured, Writing
+from .node_tensors import elements_spanned
 from .private import FakeTensor, FakeTensorMode, fake_like, pytree
 from .questions import Question
 from .values import constants

@@ -8,9 +8,8 @@ import torch
 from torch import fx
 
 from ...model.graph import Value
-from ..costs.op_tensors import bytes_spanned
 from . import rules
-from .node_tensors import Part, storage_bytes, tensors_of
+from .node_tensors import Part, bytes_spanned, storage_bytes, tensors_of
 from .overwrites import OVERWRITES
 
 

@@ -36,24 +36,6 @@ def storage_of(t: torch.Tensor) -> Any:
         return None
 
 
-def elements_spanned(t: torch.Tensor) -> int:
-    """How many elements of its storage lie between the first and the last of a tensor's, both included."""
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
-
-
-def bytes_spanned(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of a storage between the first and the last that these tensors, which share it, use. It follows from shapes,
-    strides and distances alone, and so is the same for a tensor and for a copy of it, however large the storages are."""
-    begins, ends = zip(
-        *(
-            (t.storage_offset() * t.element_size(), (t.storage_offset() + elements_spanned(t)) * t.element_size())
-            for t in tensors
-        ),
-        strict=True,
-    )
-    return max(ends) - min(begins)
-
-
 def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
     """The distinct storages, by id. Tensors without a storage share the entry None."""
     return {id(s): s for s in map(storage_of, tensors)}
