@@ -26,13 +26,13 @@ API = {  # public names by heading; a name that stands under none comes last
     "Will it fit?": ["estimate", "largest_batch"],
     "Plans and results": ["Plan", "PartsPlan", "Trace", "Check"],
     "Graphs and schedules": ["Graph", "Op", "Value", "Schedule", "Run", "Free", "simulate", "Simulation"],
-    "Errors and warnings": ["RekindleError", "UsageError", "InfeasibleBudget", "TraceError", "PlanMismatch", "ParityError",
-                            "FormatError", "RekindleWarning"],
+    "Errors and warnings": ["RekindleError", "UsageError", "InfeasibleBudget", "TraceError", "PlanMismatch",
+                            "ParityError", "FormatError", "RekindleWarning"],
 }  # fmt: skip
 API_HEAD = """# Public names
 
-`import rekindle` gives these names. `rekindle.zoo.names()` lists the models that `rekindle.zoo.load(name, batch=…)` builds, each
-with a sample. [Lightning's callback](integrations.md#lightning) is `rekindle.integrations.lightning.PlanCallback`.
+`import rekindle` gives these names. `rekindle.zoo.names()` lists the models that `rekindle.zoo.load(name, batch=…)`
+builds, each with a sample. [Lightning's callback](integrations.md#lightning) is `rekindle.integrations.lightning.PlanCallback`.
 """
 TAKES = {"chain": "a chain; any other graph as a series of blocks between splitting vertices", "any": "any"}
 
@@ -99,8 +99,10 @@ def index(solvers: list[Solver]) -> str:
     )
     contents = "\n".join(s.name for s in solvers)
     return (
-        "# All solvers\n\nEvery solver proposes schedules; one judge computes the memory and the cost of each. An optimality claim "
-        "is about the solver's own objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
+        "# All solvers\n\nEvery solver proposes schedules; one judge computes the memory and the cost of "
+        "each. An optimality claim "
+        "is about the solver's own objective. [How to choose](../choosing.md); [how they "
+        "compare](../solver_table.md).\n\n"
         f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
     )

@@ -1,6 +1,7 @@
 """Runs the notebooks and writes their outputs into them: `python tools/run_notebooks.py [NAME ...]`.
 
-The documentation shows these outputs. Run it after a change that alters them; `tests/torch/test_notebooks.py` runs the cells as well.
+The documentation shows these outputs. Run it after a change that alters them;
+`tests/torch/test_notebooks.py` runs the cells as well.
 """
 
 from __future__ import annotations
