@@ -1,6 +1,7 @@
 """Makes the pages that come from the code: solvers, examples, the public names, notebooks.
 
-Run by `make docs`; writes docs/solvers/, docs/notebooks/, docs/examples.md and docs/api.md, which are not committed.
+Run by `make docs`; writes docs/solvers/, docs/notebooks/, docs/examples.md, docs/api.md and docs/api/,
+which are not committed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ FOLDER = DOCS / "solvers"
 EXAMPLES = DOCS.parent / "examples"
 EXAMPLES_PAGE = DOCS / "examples.md"
 NOTEBOOKS = DOCS.parent / "notebooks"
-API_PAGE = DOCS / "api.md"
 API = {  # public names by heading; a name that stands under none comes last
     "One line": ["checkpoint", "restore"],
     "The steps": ["trace", "plan", "frontier", "apply", "verify", "load", "cite"],
@@ -46,28 +46,45 @@ def main() -> None:
     (FOLDER / "index.md").write_text(index(solvers), encoding="utf-8")
     scripts = sorted(EXAMPLES.glob("*.py"))
     EXAMPLES_PAGE.write_text(examples(scripts), encoding="utf-8")
-    API_PAGE.write_text(api(), encoding="utf-8")
+    shutil.rmtree(DOCS / "api", ignore_errors=True)
+    (DOCS / "api").mkdir()
+    for name, words in api().items():
+        (DOCS / f"{name}.md").write_text(words, encoding="utf-8")
     shutil.rmtree(DOCS / "notebooks", ignore_errors=True)
     shutil.copytree(NOTEBOOKS, DOCS / "notebooks", ignore=shutil.ignore_patterns(".*"))
-    print(f"wrote {len(solvers) + 1} pages to {FOLDER}, {len(scripts)} examples to {EXAMPLES_PAGE}, and {API_PAGE}")
+    print(
+        f"wrote {len(solvers) + 1} pages to {FOLDER}, {len(scripts)} examples to {EXAMPLES_PAGE}, and the public names"
+    )
 
 
-def api() -> str:
-    """The page of public names: each with its docstring, which Sphinx reads."""
+def api() -> dict[str, str]:
+    """The index of public names, "api", and a page per heading: each name with its docstring, which Sphinx reads."""
     names = [n for n in rekindle.__all__ if n not in ("__version__", "zoo")]
     groups = {head: [n for n in group if n in names] for head, group in API.items()}
     groups["Others"] = [n for n in names if not any(n in group for group in groups.values())]
-    parts = [API_HEAD]
-    for head, group in groups.items():
-        if group:
-            parts += [
-                f"## {head}\n",
-                "```{eval-rst}",
-                ".. currentmodule:: rekindle\n",
-                *map(_directive, group),
-                "```\n",
-            ]
-    return "\n".join(parts)
+    groups = {head: group for head, group in groups.items() if group}
+    found = {
+        f"api/{slug(head)}": "\n".join(
+            [f"# {head}\n", "```{eval-rst}", ".. currentmodule:: rekindle\n", *map(_directive, group), "```\n"]
+        )
+        for head, group in groups.items()
+    }
+    rows = "\n".join(
+        f"| {{py:obj}}`{n} <rekindle.{n}>` | {cell(_first_sentence(n))} |" for group in groups.values() for n in group
+    )
+    contents = "\n".join(found)
+    tree = f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
+    return {"api": f"{API_HEAD}\n| name | |\n|---|---|\n{rows}\n\n{tree}", **found}
+
+
+def slug(head: str) -> str:
+    """A heading as the name of a file."""
+    return re.sub(r"[^a-z]+", "-", head.lower()).strip("-")
+
+
+def _first_sentence(name: str) -> str:
+    paragraph = (getattr(rekindle, name).__doc__ or "").strip().split("\n\n")[0]
+    return re.split(r"(?<=[.:])\s", " ".join(paragraph.split()), maxsplit=1)[0].rstrip(":")
 
 
 def _directive(name: str) -> str:
