@@ -98,7 +98,7 @@ def also_loses(t: pd.DataFrame) -> str:
             "**Planning takes time.** These rows search with effort thorough: half of them took over "
             f"{waits.median():.0f} s, the "
             f"longest {waits.max():,.0f} s. `torch.utils.checkpoint` takes none. "
-            "The default effort takes seconds ([solve times](benchmarks/appendix.md#solve-times))."
+            "`python benchmarks/plan_time.py efforts` measures the default effort, which stops much earlier."
         )
     small = t[(t["suite"] == on_cpu.SUITE) & t["ran"] & t["wall_ratio"].notna() & (t["method"] == "auto=0.5")]
     if not small.empty:

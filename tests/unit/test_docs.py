@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import re
+import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -84,3 +87,42 @@ def test_pictures_load_nothing() -> None:
         words = path.read_text(encoding="utf-8")
         assert not re.search(r"(?:href|src)=[\"'](?!#)", words), path.name
         assert "<script" not in words
+
+
+def module(name: str) -> ModuleType:
+    """A module of docs/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_every_public_name_has_a_place_in_the_reference() -> None:
+    made = module("generate").api()
+    for name in set(rekindle.__all__) - {"__version__", "zoo"}:
+        assert f"<rekindle.{name}>" in made["api"]
+        assert sum(f":: {name}\n" in words for page, words in made.items() if page != "api") == 1
+
+
+def test_docstrings_become_lists() -> None:
+    said = """One line.
+
+    Parameters
+    ----------
+    a, b : sizes,
+        in bytes.
+
+    loose : text
+    More text.
+
+    Raises
+    ------
+    UsageError : never.
+    """
+    lines = module("docstrings").converted(textwrap.dedent("    " + said).splitlines())
+    assert lines == [
+        "One line.", "", "", ".. rubric:: Parameters", "", "``a``, ``b``", "    sizes,", "    in bytes.", "", "``loose``",
+        "    text", "", "More text.", "", "", ".. rubric:: Raises", "", ":py:exc:`~rekindle.UsageError`", "    never.",
+    ]  # fmt: skip
