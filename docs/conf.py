@@ -45,7 +45,6 @@ html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "header_links_before_dropdown": 7,
     "show_nav_level": 1,
-    "secondary_sidebar_items": {"**": ["page-toc"], "benchmarks/*": []},  # their tables are wide
     "show_toc_level": 1,
     "show_prev_next": True,
     "footer_start": ["copyright"],

@@ -12,6 +12,7 @@ pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
 import readme_picture
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from page.hero import LABELS, LOOKS, MEASURE, OURS, PLAIN, hero
 from page.rows import table
@@ -31,7 +32,7 @@ def test_five_methods_are_labelled_and_labels_do_not_collide(picture: Figure) ->
     assert len(named) == 5
     assert named | {PLAIN.name} <= set(labels)
     assert len(labels) == len(named) + 2  # the plain step, and one word on what is grey
-    renderer = picture.canvas.get_renderer()  # type: ignore[attr-defined]
+    renderer = FigureCanvasAgg(picture).get_renderer()
     whole = picture.bbox
     boxes = {name: t.get_window_extent(renderer) for name, t in labels.items()}
     for name, box in boxes.items():
@@ -39,12 +40,8 @@ def test_five_methods_are_labelled_and_labels_do_not_collide(picture: Figure) ->
         assert box.x1 <= whole.x1, name
     for (a, one), (b, other) in itertools.combinations(boxes.items(), 2):
         assert not one.overlaps(other), (a, b)
-    marks = [
-        axes.transData.transform(p)
-        for line in axes.lines
-        if line.get_marker() not in ("None", "")
-        for p in line.get_xydata()
-    ]
+    marked = [line for line in axes.lines if line.get_marker() not in ("None", "")]
+    marks = [axes.transData.transform(p) for line in marked for p in line.get_xydata()]
     assert len(marks) > 20
     for name, box in boxes.items():
         assert not [m for m in marks if box.contains(*m)], name
