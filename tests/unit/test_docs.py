@@ -126,3 +126,9 @@ def test_docstrings_become_lists() -> None:
         "One line.", "", "", ".. rubric:: Parameters", "", "``a``, ``b``", "    sizes,", "    in bytes.", "", "``loose``",
         "    text", "", "More text.", "", "", ".. rubric:: Raises", "", ":py:exc:`~rekindle.UsageError`", "    never.",
     ]  # fmt: skip
+
+
+def test_the_solver_of_the_docs_takes_forty_lines() -> None:
+    code = blocks(ROOT / "docs" / "extending.md", "python")[0].code
+    assert "@register(" in code
+    assert len(code.strip().splitlines()) <= 40
