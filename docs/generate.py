@@ -23,7 +23,7 @@ NOTEBOOKS = DOCS.parent / "notebooks"
 API = {  # public names by heading; a name that stands under none comes last
     "One line": ["checkpoint", "restore"],
     "The steps": ["trace", "plan", "frontier", "apply", "verify", "load", "cite"],
-    "Will it fit?": ["estimate", "largest_batch"],
+    "Will it fit?": ["estimate", "largest_batch", "Estimate", "LargestBatch"],
     "Plans and results": ["Plan", "PartsPlan", "Trace", "Check"],
     "Graphs and schedules": ["Graph", "Op", "Value", "Schedule", "Run", "Free", "simulate", "Simulation"],
     "Errors and warnings": ["RekindleError", "UsageError", "InfeasibleBudget", "TraceError", "PlanMismatch",
