@@ -7,6 +7,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q
 STAMP := $(VENV)/.stamp
 OUT := out
+DOCS := "sphinx>=8.2,<10" "myst-nb>=1.4" "myst-parser>=5" "pydata-sphinx-theme>=0.24"
 # `make gpu` runs in .venv, whose torch is a CUDA one only where TORCH or the index says so; with GPU_PY=python3 it runs in that
 # Python, with the torch and packages that it has, and installs nothing; without pandas, results are written but no report
 GPU_PY ?= $(PY)
@@ -14,7 +15,7 @@ GPU_ARGS ?=
 GPU_NEEDS := $(if $(filter $(PY),$(GPU_PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sweep lint types docs bench bench-report solver-table gpu test-matrix clean
+.PHONY: help setup demo test sweep lint types docs notebooks bench bench-report solver-table gpu test-matrix clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -32,7 +33,7 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 	$(PIP) --no-deps $(TORCHVISION) timm==1.0.31
 	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
 	$(PIP) --no-deps accelerate==1.15.0 peft==0.21.2 lightning==2.6.6 torchmetrics==1.9.0 lightning-utilities==0.15.3
-	$(PIP) psutil
+	$(PIP) psutil nbclient ipykernel build "pyright[nodejs]"
 	$(PY) tools/complete_torchvision.py
 	$(PIP) --no-deps -e .
 	$(PY) tools/compile_kernels.py
@@ -62,16 +63,23 @@ lint: $(STAMP) ## ruff: rules and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-types: $(STAMP) ## mypy
+types: $(STAMP) ## mypy on the package, mypy --strict and pyright on a program that uses every public name
 	$(VENV)/bin/mypy src/rekindle
+	$(VENV)/bin/mypy --strict --follow-imports=silent tests/typed/public_names.py
+	$(VENV)/bin/pyright tests/typed/public_names.py
 
-docs: $(VENV)/.docs ## the documentation as pages in site/
+# MyST-NB leaves a copy of the notebooks beside the pages' folder; -W: a warning, such as a link that leads nowhere, is an error
+docs: $(VENV)/.docs ## the documentation as pages in site/, in well under a minute, offline
 	$(PY) docs/generate.py
-	$(PY) -m mkdocs build --strict --quiet --site-dir site
+	$(PY) -m sphinx -W --keep-going --quiet docs site
+	@rm -rf jupyter_execute
 
 $(VENV)/.docs: $(STAMP)
-	$(PIP) "mkdocs>=1.6" "mkdocs-material>=9.5"
+	$(PIP) $(DOCS)
 	@touch $@
+
+notebooks: $(STAMP) ## run the notebooks and keep their outputs, which the documentation shows
+	$(PY) tools/run_notebooks.py
 
 bench: $(STAMP) ## the published table, ours beside it; rows go to out/bench-seeds.jsonl
 	@mkdir -p $(OUT)
@@ -88,5 +96,5 @@ gpu: $(GPU_NEEDS) ## tests and benchmarks on a GPU, in 9 minutes, with this mach
 	$(GPU_PY) benchmarks/gpu.py $(GPU_ARGS)
 
 clean: ## remove what was built, but for .venv
-	rm -rf $(OUT) site docs/solvers docs/examples.md build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(OUT) site docs/solvers docs/notebooks docs/examples.md docs/api.md docs/api jupyter_execute build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

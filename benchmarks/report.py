@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its pictures, from rows of `rekindle bench`.
+"""docs/benchmarks.md, the pages below it and their pictures, from rows of `rekindle bench`.
 
 python benchmarks/report.py --rows benchmarks/results/*-bench-*.jsonl [--out docs/benchmarks.md]
 """
@@ -27,7 +27,8 @@ def main() -> int:
     except RekindleError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
-    print(f"wrote {files[0]} and {len(files) - 1} pictures")
+    pictures = sum(f.suffix == ".svg" for f in files)
+    print(f"wrote {files[0]}, {len(files) - 1 - pictures} pages below it, and {pictures} pictures")
     return 0
 
 

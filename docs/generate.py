@@ -1,6 +1,7 @@
-"""Makes one page for each solver and an index, from the registry and the docstrings of their files, and a page of examples.
+"""Makes the pages that come from the code: solvers, examples, the public names, notebooks.
 
-Run by `make docs`; writes docs/solvers/ and docs/examples.md, which are not committed.
+Run by `make docs`; writes docs/solvers/, docs/notebooks/, docs/examples.md, docs/api.md and docs/api/,
+which are not committed.
 """
 
 from __future__ import annotations
@@ -10,12 +11,29 @@ import shutil
 import sys
 from pathlib import Path
 
+import rekindle
 from rekindle import registry
 from rekindle.problem import Solver
 
-FOLDER = Path(__file__).parent / "solvers"
-EXAMPLES = Path(__file__).parents[1] / "examples"
-EXAMPLES_PAGE = Path(__file__).parent / "examples.md"
+DOCS = Path(__file__).parent
+FOLDER = DOCS / "solvers"
+EXAMPLES = DOCS.parent / "examples"
+EXAMPLES_PAGE = DOCS / "examples.md"
+NOTEBOOKS = DOCS.parent / "notebooks"
+API = {  # public names by heading; a name that stands under none comes last
+    "One line": ["checkpoint", "restore"],
+    "The steps": ["trace", "plan", "frontier", "apply", "verify", "load", "cite"],
+    "Will it fit?": ["estimate", "largest_batch", "Estimate", "LargestBatch"],
+    "Plans and results": ["Plan", "PartsPlan", "Trace", "Check"],
+    "Graphs and schedules": ["Graph", "Op", "Value", "Schedule", "Run", "Free", "simulate", "Simulation"],
+    "Errors and warnings": ["RekindleError", "UsageError", "InfeasibleBudget", "TraceError", "PlanMismatch",
+                            "ParityError", "FormatError", "RekindleWarning"],
+}  # fmt: skip
+API_HEAD = """# Public names
+
+`import rekindle` gives these names. `rekindle.zoo.names()` lists the models that `rekindle.zoo.load(name, batch=…)`
+builds, each with a sample. [Lightning's callback](integrations.md#lightning) is `rekindle.integrations.lightning.PlanCallback`.
+"""
 TAKES = {"chain": "a chain; any other graph as a series of blocks between splitting vertices", "any": "any"}
 
 
@@ -28,7 +46,53 @@ def main() -> None:
     (FOLDER / "index.md").write_text(index(solvers), encoding="utf-8")
     scripts = sorted(EXAMPLES.glob("*.py"))
     EXAMPLES_PAGE.write_text(examples(scripts), encoding="utf-8")
-    print(f"wrote {len(solvers) + 1} pages to {FOLDER}, and {len(scripts)} examples to {EXAMPLES_PAGE}")
+    shutil.rmtree(DOCS / "api", ignore_errors=True)
+    (DOCS / "api").mkdir()
+    for name, words in api().items():
+        (DOCS / f"{name}.md").write_text(words, encoding="utf-8")
+    shutil.rmtree(DOCS / "notebooks", ignore_errors=True)
+    shutil.copytree(NOTEBOOKS, DOCS / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    print(
+        f"wrote {len(solvers) + 1} pages to {FOLDER}, {len(scripts)} examples to {EXAMPLES_PAGE}, and the public names"
+    )
+
+
+def api() -> dict[str, str]:
+    """The index of public names, "api", and a page per heading: each name with its docstring, which Sphinx reads."""
+    names = [n for n in rekindle.__all__ if n not in ("__version__", "zoo")]
+    groups = {head: [n for n in group if n in names] for head, group in API.items()}
+    groups["Others"] = [n for n in names if not any(n in group for group in groups.values())]
+    groups = {head: group for head, group in groups.items() if group}
+    found = {
+        f"api/{slug(head)}": "\n".join(
+            [f"# {head}\n", "```{eval-rst}", ".. currentmodule:: rekindle\n", *map(_directive, group), "```\n"]
+        )
+        for head, group in groups.items()
+    }
+    rows = "\n".join(
+        f"| {{py:obj}}`{n} <rekindle.{n}>` | {cell(_first_sentence(n))} |" for group in groups.values() for n in group
+    )
+    contents = "\n".join(found)
+    tree = f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
+    return {"api": f"{API_HEAD}\n| name | |\n|---|---|\n{rows}\n\n{tree}", **found}
+
+
+def slug(head: str) -> str:
+    """A heading as the name of a file."""
+    return re.sub(r"[^a-z]+", "-", head.lower()).strip("-")
+
+
+def _first_sentence(name: str) -> str:
+    paragraph = (getattr(rekindle, name).__doc__ or "").strip().split("\n\n")[0]
+    return re.split(r"(?<=[.:])\s", " ".join(paragraph.split()), maxsplit=1)[0].rstrip(":")
+
+
+def _directive(name: str) -> str:
+    thing = getattr(rekindle, name)
+    if not isinstance(thing, type):
+        return f".. autofunction:: {name}\n"
+    shown = "   :show-inheritance:" if issubclass(thing, Exception) else "   :members:"
+    return f".. autoclass:: {name}\n{shown}\n"
 
 
 def page(s: Solver) -> str:
@@ -50,10 +114,14 @@ def index(solvers: list[Solver]) -> str:
         f"| {cell(s.complexity)} |"
         for s in solvers
     )
+    contents = "\n".join(s.name for s in solvers)
     return (
-        "# Solvers\n\nEvery solver proposes schedules; one judge computes the memory and the cost of each. An optimality claim "
-        "is about the solver's own objective. [How to choose](../choosing.md); [how they compare](../solver_table.md).\n\n"
-        f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n"
+        "# All solvers\n\nEvery solver proposes schedules; one judge computes the memory and the cost of "
+        "each. An optimality claim "
+        "is about the solver's own objective. [How to choose](../choosing.md); [how they "
+        "compare](../solver_table.md).\n\n"
+        f"| name | graphs | minimises | optimal | complexity |\n|---|---|---|---|---|\n{rows}\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
     )
 
 

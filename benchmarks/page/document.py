@@ -1,4 +1,4 @@
-"""The whole page: its parts in order, and the files written."""
+"""The benchmark pages: a summary, one page per suite, an appendix, and the files written."""
 
 from __future__ import annotations
 
@@ -7,41 +7,59 @@ from pathlib import Path
 
 import pandas as pd
 
-from page import losses, published, text, unit_costs
+from page import losses, published, summary, text, unit_costs
 from page.frontier import frontier_svg
 from page.growth import growth_part
 from page.measured import measured_part
 from page.on_cpu import SUITE, cpu_part
 from page.rows import MODEL, table
 from page.solve_times import times_part
-from page.standings import MEASURES, standings
+from page.standings import standings
 from rekindle.bench.row import Row
 from rekindle.errors import UsageError
 
+TITLES = {
+    "seeds": "Published models", "modern": "Modern models", "deep": "Deep models and long sequences",
+    SUITE: "Small models on a CPU",
+}  # fmt: skip
+APPENDIX = "appendix"
+PICTURE = """```{image} pictures/resnet50-light.svg
+:class: only-light follows-theme
+:alt: ResNet-50, memory against extra time; Rekindle's line lies below every other method
+```
+
+```{image} pictures/resnet50-dark.svg
+:class: only-dark follows-theme
+:alt: ResNet-50, memory against extra time; Rekindle's line lies below every other method
+```
+
+`python benchmarks/readme_picture.py` draws it from the same rows."""
+
 
 def write(rows: Sequence[Row], out: Path) -> list[Path]:
-    """Write the page to `out` and its pictures to the folder beside it of the same name; returns the files written.
+    """Write the summary to `out`, and the other pages and the pictures to the folder beside it of the same name.
 
-    Removes SVG files of that folder that the page no longer shows.
+    Removes pages and SVG files of that folder that are no longer made. Returns the files written, the summary first.
 
     Raises
     ------
     UsageError : there are no rows.
     """
-    words, pictures = page(rows, out.stem)
+    pages, pictures = made(rows, out.stem)
     folder = out.parent / out.stem
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.svg"):
-        if old.name not in pictures:
+    files = {out: pages.pop(""), **{folder / f"{name}.md": words for name, words in pages.items()}}
+    files |= {folder / name: picture for name, picture in pictures.items()}
+    for old in (*folder.glob("*.svg"), *folder.glob("*.md")):
+        if old not in files:
             old.unlink()
-    for name, picture in pictures.items():
-        (folder / name).write_text(picture, encoding="utf-8")
-    out.write_text(words, encoding="utf-8")
-    return [out, *(folder / name for name in pictures)]
+    for path, words in files.items():
+        path.write_text(words, encoding="utf-8")
+    return list(files)
 
 
-def page(rows: Sequence[Row], folder: str) -> tuple[str, dict[str, str]]:
-    """The page's Markdown and its pictures (file name -> SVG), which the page expects in `folder`.
+def made(rows: Sequence[Row], folder: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The pages as Markdown ("" is the summary, the others stand in `folder`) and their pictures (file name -> SVG).
 
     Raises
     ------
@@ -53,75 +71,78 @@ def page(rows: Sequence[Row], folder: str) -> tuple[str, dict[str, str]]:
     pictures: dict[str, str] = {}
     full = t[t["suite"] != SUITE]
     found = standings(full)
+    pages = {text.slug(suite): _suite(suite, mine, pictures) for suite, mine in _suites(t)}
+    pages[APPENDIX] = _joined(
+        "# Benchmarks: appendix\n\n" + _made_by(), losses.dominated_part(found, f"../{folder}.md"),
+        times_part(full, ".", pictures), _failed(t), measured_part(t),
+    )  # fmt: skip
+    return {"": _summary(t, full, found, list(pages), folder), **pages}, pictures
+
+
+def _suites(t: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Suites with their rows: those with a title first, in the order of the titles."""
+    present = list(dict.fromkeys(t["suite"]))
+    order = [*(s for s in TITLES if s in present), *(s for s in present if s not in TITLES)]
+    return [(s, t[t["suite"] == s]) for s in order]
+
+
+def _summary(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame, names: list[str], folder: str) -> str:
+    links = "\n".join(f"- [{_title(n)}]({folder}/{n}.md)" for n in names)
+    contents = "\n".join(f"{folder}/{n}" for n in names)
+    losing = losses.lose_part(found, f"{folder}/{APPENDIX}.md")
+    shown = PICTURE if summary.HERO in set(t["model"]) else ""
+    return _joined(
+        "# Benchmarks", summary.results(t, full, found), shown, summary.one_table(full), losing, summary.also_loses(t),
+        summary.names(), f"## Pages\n\n{links}\n\n```{{toctree}}\n:hidden:\n\n{contents}\n```",
+    )  # fmt: skip
+
+
+def _suite(suite: str, rows: pd.DataFrame, pictures: dict[str, str]) -> str:
+    """The page of one suite: its tables, then a picture per model."""
+    words = (
+        f"The suite {suite}, {rows['model'].nunique()} models. [Names of methods](../benchmarks.md#names-of-methods)."
+    )
+    head = f"# {_title(suite)}\n\n{words}"
+    if suite == SUITE:
+        return _joined(head, cpu_part(rows))
+    parts = (published.published_part(rows), unit_costs.unit_part(rows), growth_part(rows, ".", pictures))
+    return _joined(head, *parts, _curves(rows, pictures))
+
+
+def _title(name: str) -> str:
+    return "Appendix" if name == APPENDIX else TITLES.get(name, f"Suite {name}")
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _made_by() -> str:
+    return "`make bench-report` makes these pages from the rows in `benchmarks/results/`."
+
+
+def _curves(t: pd.DataFrame, pictures: dict[str, str]) -> str:
+    """A picture per model, folded away."""
     parts = [
-        "# Benchmarks", _results(t, full, found), published.published_part(full), losses.lose_part(found),
-        unit_costs.unit_part(full), growth_part(full, folder, pictures), cpu_part(t), _curves(full, folder, pictures),
-        losses.dominated_part(found), times_part(full, folder, pictures), _failed(t), measured_part(t),
-    ]  # fmt: skip
-    return "\n\n".join(p for p in parts if p) + "\n", pictures
-
-
-def _results(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame) -> str:
-    """The results in a few lines, and how to read the names of methods."""
-    lines = []
-    mean = published.means(published.comparison(full))
-    if mean["to_ogc"] is not None:
-        lines.append(
-            f"**Against the published solver** (OGC, CVPR 2021): at its extra cost of +33 % FLOPs, `auto` needs "
-            f"{mean['to_ogc']:.2f} times its memory. Within its memory, `auto` costs "
-            f"{text.plus(mean['within_flops'])} FLOPs. Both "
-            "are geometric means ([table](#the-published-table-beside-ours))."
-        )
-    n = losses.counts(found)
-    for m, c in n[n["compared"] > 0].iterrows():
-        lines.append(
-            f"**Against every other method, by {MEASURES[str(m)]}**: `auto` matches {c['matched']:,} of {c['compared']:,} rows "
-            f"within 1 % and loses {c['lost']:,} ([table](#where-auto-loses))."
-        )
-    half, quarter = (unit_costs.mean_extra(full, share) for share in (0.5, 0.25))
-    if half is not None and quarter is not None:
-        lines.append(
-            f"**Modern models**: half of the activation memory costs {half:+.1%} op runs on average, a quarter {quarter:+.1%} "
-            "([table](#modern-models-at-half-and-a-quarter-of-the-memory))."
-        )
-    apart = (t["peak_mb"] / t["predicted_mb"] - 1).abs()[t["ran"]].dropna()
-    if not apart.empty:
-        lines.append(
-            f"**Predictions hold**: the executed peak is within {apart.max():.2%} of the predicted one in all "
-            f"{len(apart)} planned "
-            "rows."
-        )
-    parity = t["parity"].dropna().astype(bool)
-    if not parity.empty:
-        lines.append(f"**Same bits as the plain step**: {parity.sum()} of the {len(parity)} rows that can show it.")
-    return "\n".join([
-        *(f"- {line}" for line in lines), *([""] if lines else []),
-        "**auto@8%** is the least memory within 8 % extra cost, **auto=0.5** the least cost within half of the plain "
-        "activation "
-        "peak, **auto=ogc** the least cost within the memory of the published solver, **auto=NAME** within the memory "
-        "of another "
-        "method. A solver's bare name is its plan of least memory. **checkpoint-blocks**, **checkpoint-sequential**, "
-        "**selective-matmul** and **compile-0.75** to **compile-0** are PyTorch's own. Peaks and FLOPs are measured "
-        "on executed "
-        "steps, and extra time is modelled: see [How it was measured](#how-it-was-measured).",
-    ])  # fmt: skip
-
-
-def _curves(t: pd.DataFrame, folder: str, pictures: dict[str, str]) -> str:
-    parts = [
-        "## Peak against extra cost, model by model\n\n"
-        "The blue staircase joins `auto`'s rows and shows only measured points. If rows carry a certified bound, no "
-        "plan can lie in "
-        "the grey area below the dashed line. Marks beyond the right edge stand at the edge; the list below the panels has all "
-        "figures."
+        "## Memory against extra cost, model by model\n\n"
+        "The blue staircase joins `auto`'s rows and shows only measured points. If rows carry a certified "
+        "bound, no plan can lie in "
+        "the grey area beyond the dashed line. Marks beyond the edge stand at the edge; the list below the "
+        "panels has all figures."
     ]
     for (suite, model), mine in t.groupby(MODEL, sort=False):
         if mine["plain_peak_mb"].isna().all() or not mine["ran"].any():
             continue
         name = f"{text.slug(str(suite))}-{text.slug(str(model))}.svg"
         pictures[name] = frontier_svg(mine)
-        parts.append(f"### {model} ({suite})\n\n![Peak against extra cost: {model}]({folder}/{name})")
+        parts.append(
+            _folded(text.escaped(str(model)), f"![Memory against extra cost: {text.escaped(str(model))}]({name})")
+        )
     return "\n\n".join(parts) if len(parts) > 1 else ""
+
+
+def _folded(head: str, inside: str) -> str:
+    return f"<details><summary>{head}</summary>\n\n{inside}\n\n</details>"
 
 
 def _failed(t: pd.DataFrame) -> str:
@@ -134,4 +155,4 @@ def _failed(t: pd.DataFrame) -> str:
     }).drop_duplicates()  # a method without a plan fails alike whatever cost the others minimise  # fmt: skip
     words = "Rows without a figure, and why: the method cannot run on the model, or its goal cannot be met."
     rows = text.table(lines.to_dict("records"), texts=("method", "planned by", "why"))
-    return f"## What could not run\n\n{words}\n\n{rows}"
+    return f"## What could not run\n\n{words}\n\n{_folded(f'{len(lines):,} rows', rows)}"

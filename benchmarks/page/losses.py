@@ -21,8 +21,8 @@ def counts(found: pd.DataFrame) -> pd.DataFrame:
     return marks.groupby("measure").sum().reindex(list(MEASURES), fill_value=0).astype(int)
 
 
-def lose_part(found: pd.DataFrame) -> str:
-    """Counts by measure, and every loss, the greatest first."""
+def lose_part(found: pd.DataFrame, appendix: str) -> str:
+    """Counts by measure, and every loss, the greatest first. appendix : the link to that page."""
     summary = [
         {
             "by": MEASURES[str(m)], "rows compared": f"{c['compared']:,}", "matched": f"{c['matched']:,}",
@@ -49,19 +49,19 @@ def lose_part(found: pd.DataFrame) -> str:
         "such question, the other row lies between two rows of `auto`, and the comparison shows nothing. `Worse by` is the "
         "larger of two figures: how much larger the nearest row of `auto` is, and how much more its whole step costs.", "",
         text.table(summary), "", all_losses if lines else "These rows show no loss.", "",
-        "[Is auto dominated?](#is-auto-dominated) has the counts by model. They leave out the time to solve: `auto` "
-        "takes longer "
-        "than most single solvers ([Solve times](#solve-times)).",
+        f"[Is auto dominated?]({appendix}#is-auto-dominated) has the counts by model. They leave out the time to solve: `auto` "
+        f"takes longer than most single solvers ([Solve times]({appendix}#solve-times)).",
     ])  # fmt: skip
 
 
-def dominated_part(found: pd.DataFrame) -> str:
-    """By each measure one line per model: how many rows are matched, and which are not and by how much."""
+def dominated_part(found: pd.DataFrame, summary: str) -> str:
+    """By each measure one line per model: how many rows are matched, and which are not and by how much. summary : the link to
+    that page."""
     parts = [
         "## Is auto dominated?",
         "",
         "A row of `auto` matches every row of another method that is not named here "
-        "([definition](#where-auto-loses)). The figure "
+        f"([definition]({summary}#where-auto-loses)). The figure "
         "behind a name says by how much the nearest row of `auto` is worse. Brackets give the cost that a plan "
         "minimised, if it is "
         "not the cost of the table.",

@@ -13,8 +13,8 @@ def measured_part(t: pd.DataFrame) -> str:
     """Definitions, provenance of the rows, and the commands that reproduce them."""
     lines = [
         "## How it was measured", "",
-        f"Every figure on this page comes from {len(t):,} rows of `rekindle bench` (one per model, method and cost; "
-        f"{len(t.drop_duplicates(MODEL))} models, {t['method'].nunique()} methods); the page is generated from them.", "",
+        f"Every figure on these pages comes from {len(t):,} rows of `rekindle bench` (one per model, method and cost; "
+        f"{len(t.drop_duplicates(MODEL))} models, {t['method'].nunique()} methods); the pages are generated from them.", "",
         "- **Peak** belongs to the executed training step, forward and backward: the most bytes in live storages that the step "
         "created, counted at operator boundaries. Most suites run on fake tensors at full batch size. Fake tensors "
         "have shapes and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,11 @@ def table(lines: Iterable[dict[str, str]], texts: Sequence[str] = ()) -> str:
     rule = ["---" if i == 0 or c in texts else "---:" for i, c in enumerate(frame.columns)]
     cells = [list(frame.columns), rule, *frame.to_numpy().tolist()]
     return "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in line) + " |" for line in cells)
+
+
+def escaped(name: str) -> str:
+    """A name inside HTML and Markdown: no character of it starts a tag, a link or a picture."""
+    return re.sub(r"([\\`*_\[\]!|])", r"\\\1", html.escape(name))
 
 
 def slug(name: str) -> str:

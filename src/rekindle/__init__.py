@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import interrupt  # noqa: F401  first: it answers Ctrl-C while the rest is imported
 from .api import apply, checkpoint, frontier, plan, restore
+from .citations import cite
 from .errors import (
     FormatError,
     InfeasibleBudget,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "PartsPlan", "Plan", "PlanMismatch",
     "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value",
-    "__version__", "apply", "checkpoint", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
+    "__version__", "apply", "checkpoint", "cite", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
 
 # Public names of modules that import torch or are rarely needed: imported when they are first asked for.

@@ -91,6 +91,11 @@ def nothing_known(graph_hash: str) -> Sequence[np.ndarray]:
     return ()
 
 
+def no_members(graph: Graph, effort: str, optimal: bool) -> Sequence[str]:
+    """The `Solver.members` of solvers that ask no other."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Solver:
     """A registered algorithm and what is known of it; `rekindle solvers` and the docs are made from this.
@@ -105,6 +110,7 @@ class Solver:
     retry : (problem, best schedule so far, or None where none meets the goal) -> further candidates. The planner asks
         once, after `solve`.
     quick : a fast search for small schedules and a few cheaper ones, for errors that name what is reachable; None: `solve`.
+    members : (graph, effort, whether the plan is proven optimal) -> names of the solvers that it asks there, for citations.
     known : hash of a graph -> sequences of runs over its whole curve, where it was solved in this process and is remembered.
     """
 
@@ -122,6 +128,7 @@ class Solver:
     retry: Retry = no_retry
     quick: Solve | None = None
     known: Callable[[str], Sequence[np.ndarray]] = nothing_known
+    members: Callable[[Graph, str, bool], Sequence[str]] = no_members
 
     @property
     def doc(self) -> str:

@@ -22,7 +22,7 @@ pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
 from page import frontier, growth, unit_costs
-from page.document import page, write
+from page.document import made, write
 from page.published import published_part
 from page.rows import picked, read, table
 
@@ -62,6 +62,12 @@ def cells(text: str, first: str, column: str) -> list[str]:
         elif parts[0] == first and column in head:
             found.append(parts[head.index(column)])
     return found
+
+
+def page(rows: list[Row], folder: str) -> tuple[str, dict[str, str]]:
+    """The words of all pages, and the pictures."""
+    pages, pictures = made(rows, folder)
+    return "\n".join(pages.values()), pictures
 
 
 # -- the published table and unit costs --------------------------------------------------------------------------------
@@ -259,16 +265,19 @@ def test_every_picture_is_shown_and_every_shown_picture_is_there(tmp_path: Path)
     out = tmp_path / "page.md"
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "stale.svg").write_text("<svg/>")
+    (tmp_path / "page" / "stale.md").write_text("# gone")
     files = write(rows, out)
-    words = out.read_text(encoding="utf-8")
-    shown = re.findall(r"\]\((page/[^)]+)\)", words)
-    assert sorted(shown) == sorted(str(f.relative_to(tmp_path)) for f in files[1:])
+    words = "\n".join(f.read_text(encoding="utf-8") for f in files if f.suffix == ".md")
+    pictures = [f for f in files if f.suffix == ".svg"]
+    shown = [name.removeprefix("./") for name in re.findall(r"\]\(([^)]+\.svg)\)", words)]
+    assert sorted(shown) == sorted(f.name for f in pictures)
     assert {f.name for f in (tmp_path / "page").iterdir()} == {f.name for f in files[1:]}
-    for f in files[1:]:
+    for f in pictures:
         ET.parse(f)
     assert "why \\| not" in words
-    assert "page/seeds-odd-name.svg" in shown
-    assert "page/times.svg" in shown
+    assert "seeds-odd-name.svg" in shown
+    assert "times.svg" in shown
+    assert [f.name for f in files[:4]] == ["page.md", "seeds.md", "deep.md", "appendix.md"]
     with pytest.raises(UsageError, match="at least one row"):
         write([], out)
 
@@ -303,7 +312,7 @@ def test_a_measured_suite_becomes_a_page(tmp_path: Path) -> None:
         [sys.executable, str(SCRIPT), "--rows", str(path), "--out", str(out)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    words = out.read_text(encoding="utf-8")
+    words = "\n".join(f.read_text(encoding="utf-8") for f in [out, *(tmp_path / "b").glob("*.md")])
     ran = [r for r in measured if r["status"] == "ok"]
     assert {"plain", "chen-sqrt", "auto@33%"} <= {r["method"] for r in ran}
     svg = (tmp_path / "b" / "smoke-cnn.svg").read_text(encoding="utf-8")
@@ -346,3 +355,45 @@ def test_small_models_on_a_cpu_stand_apart() -> None:
     assert cells(words, "m", "auto=0.5") == ["50.0%, 1.25 x"]
     assert cells(words, "m", "parity") == ["1 of 2"]
     assert "### m (cpu)" not in words
+
+
+def test_the_summary_is_short_and_leads_to_every_page() -> None:
+    """One table, where auto loses, and links; commits and commands stand in the appendix alone."""
+    rows = [r | {"commit": "c0ffee1", "hardware": "a machine"} for r in many() + deep()]
+    pages, _ = made(rows, "x")
+    assert list(pages) == ["", "seeds", "deep", "appendix"]
+    assert all(f"(x/{name}.md)" in pages[""] for name in list(pages)[1:])
+    assert "c0ffee1" in pages["appendix"]
+    assert not any("c0ffee1" in words for name, words in pages.items() if name != "appendix")
+    assert cells(pages[""], "`torch.utils.checkpoint` around each block", "activation memory") == ["60.0%"]
+    assert cells(pages[""], "**Rekindle**, within +8 % FLOPs", "extra FLOPs") == ["+8.0%"]
+    assert "## Where auto loses" in pages[""]
+
+
+def test_links_between_the_pages_lead_somewhere(tmp_path: Path) -> None:
+    rows = many() + deep() + [row("auto=0.5", 500.0, suite="cpu", wall_ratio=1.2, parity=True)]
+    files = {
+        f.resolve(): f.read_text(encoding="utf-8") for f in write(rows, tmp_path / "benchmarks.md") if f.suffix == ".md"
+    }
+    followed = 0
+    for path, words in files.items():
+        for target, anchor in re.findall(r"\]\(([^)#]*\.md)?(?:#([^)]+))?\)", words):
+            to = (path.parent / target).resolve() if target else path
+            assert to in files, (path.name, target)
+            heads = {
+                re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-")
+                for h in re.findall(r"^#+ (.*)$", files[to], re.M)
+            }
+            assert not anchor or anchor in heads or anchor in OFTEN_ABSENT, (path.name, target, anchor)
+            followed += 1
+    assert followed > 8
+
+
+# of parts that appear where the rows have what they tell
+OFTEN_ABSENT = {"modern-models-at-half-and-a-quarter-of-the-memory", "the-published-table-beside-ours", "solve-times"}
+
+
+def test_a_models_name_is_no_markup() -> None:
+    pages, _ = made([PLAIN | {"model": "<img src=x>[a](b)"}, row("auto", 500.0, model="<img src=x>[a](b)")], "x")
+    assert "<img" not in pages["seeds"].split("| model")[0]
+    assert "&lt;img src=x&gt;" in pages["seeds"]

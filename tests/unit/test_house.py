@@ -48,7 +48,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"torch.run": set()},
     {"torch.check": set()},
     {"torch.parts": set()},
-    {"api": {"api"}},
+    {"api": {"api", "citations"}},
     {"public names": {"rekindle"}, "demo": {"demo"}, "warming": {"warming"}, "bench": set(), "integrations": set()},
     {"report": set()},
     {"cli": set()},

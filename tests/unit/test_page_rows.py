@@ -14,10 +14,9 @@ from rekindle.errors import FormatError
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
-from page.document import page
 from page.rows import read
 
-from test_benchmark_page import PLAIN, row
+from test_benchmark_page import PLAIN, page, row
 
 
 def test_the_newest_row_of_a_key_is_kept(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ pd = pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
 import page.standings  # noqa: E402
-from page.document import page as whole_page  # noqa: E402
 from page.rows import table  # noqa: E402
 
 from test_benchmark_page import PLAIN, cells, row  # noqa: E402
+from test_benchmark_page import page as whole_page  # noqa: E402
 
 
 def standings(rows: list[Row], tolerance: float = 0.01) -> list[SimpleNamespace]:
@@ -94,7 +94,7 @@ def test_each_measure_is_judged_by_itself_and_unknown_costs_not_at_all() -> None
 def test_losses_are_listed_the_greatest_first() -> None:
     rows = [PLAIN, row("auto@8%", 700.0, 0.08), row("feng", 600.0, 0.05), row("every", 500.0, 0.05)]
     text, _ = whole_page(rows, "x")
-    part = text[text.index("## Where auto loses") : text.index("## Peak against")]
+    part = text[text.index("## Where auto loses") : text.index("## Names of methods")]
     losses = [line for line in part.splitlines() if line.startswith("| m ")]
     assert [line.split(" | ")[1] for line in losses] == ["every", "feng"]
     assert cells(part, "m", "worse by") == ["+40.0%", "+16.7%"]

@@ -52,6 +52,7 @@ from ..solvers.rotor import thin
 from ..structure.archive import pareto
 from . import recent, small
 from .curve import curve_of
+from .members import members
 from .quick import small_plans
 from .stretches import stretches_of
 
@@ -105,6 +106,7 @@ def _other_weights(problem: Problem, *units: str) -> list[np.ndarray]:
     retry=_retry,
     quick=small_plans,
     known=recent.known_runs,
+    members=members,
 )
 def auto(problem: Problem) -> Iterator[Schedule]:
     """The portfolio: seeds from fast solvers, a sweep of the whole curve, a closer look where the goal lies."""

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from ..model.graph import Graph
 from ..problem import Problem, Solve
 from ..solvers.beam import beam
 from ..solvers.chen_recursive import chen_recursive
@@ -78,6 +79,18 @@ def large(problem: Problem) -> bool:
     return len(problem.graph.ops) > SETTINGS.large_ops
 
 
+def asked(graph: Graph, effort: str) -> tuple[str, ...]:
+    """Names of the solvers that are asked for seeds of the whole curve."""
+    chain = chain_of(graph)
+    stages = 0 if chain is None else chain.turn
+    names = [*SETTINGS.brief]
+    if effort == "thorough":
+        names = [*SETTINGS.always, *(() if len(graph.ops) > SETTINGS.large_ops else SETTINGS.not_large)]
+    names += SETTINGS.by_table if stages <= SETTINGS.by_table_stages_most else ()
+    names += SETTINGS.long if stages > SETTINGS.long_stages else ()
+    return tuple(dict.fromkeys(names))
+
+
 def blocks_of(problem: Problem) -> Iterator[Levels]:
     """The graph as chains of blocks of different sizes."""
     forward = forward_dag(problem.graph)
@@ -92,16 +105,9 @@ def blocks_of(problem: Problem) -> Iterator[Levels]:
 def seeds(problem: Problem, blocks: list[Levels]) -> list[Entry]:
     """The entries that blocks and fast solvers propose for any goal."""
     any_goal = replace(problem, limit=None, max_overhead=None, whole=True)
-    chain = chain_of(problem.graph)
-    stages = 0 if chain is None else chain.turn
-    if problem.effort == "thorough":
-        names = [*SETTINGS.always, *(() if large(problem) else SETTINGS.not_large)]
-    else:
-        names = [*SETTINGS.brief]
-    names += SETTINGS.by_table if stages <= SETTINGS.by_table_stages_most else ()
-    names += SETTINGS.long if stages > SETTINGS.long_stages else ()
+    names = asked(problem.graph, problem.effort)
     from_blocks = [partial(entries, any_goal, curve) for curve in blocks]
-    return all_of(problem, [*from_blocks, *(partial(proposed, any_goal, name) for name in dict.fromkeys(names))])
+    return all_of(problem, [*from_blocks, *(partial(proposed, any_goal, name) for name in names)])
 
 
 def proposed(problem: Problem, name: str, weights: np.ndarray | None = None) -> Iterator[Entry]:
