@@ -1,0 +1,41 @@
+"""Makes reports: the page of a plan as text, and as a file."""
+
+from __future__ import annotations
+
+import os
+
+from ...arguments import callback, file_name
+from ...model.files import check_writable, write_text
+from ...model.plan import Plan
+from ...parts.plan import PartsPlan
+from ...progress import Progress
+from . import document
+from .curve import Frontier, points_of
+from .write import page
+
+
+def report(plan: Plan | PartsPlan, frontier: Frontier = None, progress: Progress = None) -> str:
+    """The HTML page of a plan, or of the plans of a model's parts. Arguments and errors as `write_report`."""
+    if isinstance(plan, Plan):
+        return page(document.of_plan(plan, points_of(plan, frontier, progress)))
+    plans = [p for p, _ in document.distinct(plan)]
+    return page(document.of_parts(plan, [points_of(p, frontier, progress) for p in plans]))
+
+
+def write_report(
+    plan: Plan | PartsPlan, path: str | os.PathLike[str], frontier: Frontier = None, progress: Progress = None
+) -> None:
+    """Write the report of a plan to one HTML file, whole or not at all.
+
+    frontier : the memory/time curve that the page shows: plans of the same graph, as `rekindle.frontier` gives them; True: a
+        search of a few seconds; False: none; None: a search if the graph is small.
+    progress : as in `rekindle.plan`.
+
+    Raises
+    ------
+    UsageError : `path` is no path or cannot be written; `frontier` holds something else, or plans of another graph.
+    RekindleError : the disk is full or fails.
+    """
+    check_writable(file_name(path))
+    callback("progress", progress)
+    write_text(path, report(plan, frontier, progress))

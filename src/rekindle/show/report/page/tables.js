@@ -1,0 +1,49 @@
+// Tables: what is recomputed, the figures, the certificate.
+
+const FIRST_ROWS = 12; // of a long table, before it is opened
+
+/** A table. `numbers` of its last columns are aligned to the right; a cell may be an element. */
+function table(columns, rows, { caption = "", numbers = 0 } = {}) {
+  const cls = (i) => (i >= columns.length - numbers ? "number" : null);
+  const body = el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell, i) => el("td", { class: cls(i) }, cell)))));
+  const more = rows.length > FIRST_ROWS ? el("button", { type: "button", onclick: () => open() }, `show all ${rows.length} rows`) : null;
+  const open = () => {
+    for (const row of body.rows) row.hidden = false;
+    more.remove();
+  };
+  if (more) [...body.rows].slice(FIRST_ROWS).forEach((row) => (row.hidden = true));
+  const head = el("thead", {}, el("tr", {}, ...columns.map((c, i) => el("th", { scope: "col", class: cls(i) }, c))));
+  const words = caption ? el("caption", {}, caption) : "";
+  return el("div", {}, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption || columns[0] }, el("table", {}, words, head, body)), more);
+}
+
+/** Rows of (name, plain, planned). */
+function factsTable(facts) {
+  return table(["", "plain", "planned"], facts, { numbers: 2 });
+}
+
+function claimsList(claims) {
+  return el("dl", { class: "claims" }, ...claims.flatMap(([question, answer]) => [el("dt", {}, question), el("dd", {}, answer)]));
+}
+
+function recomputedTable(part) {
+  const rows = part.recomputed;
+  if (!rows.length) return el("p", {}, "Nothing: this plan runs every operator once.");
+  const length = part.tracks[1].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
+  const once = part.tracks[0].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
+  const lines = rows.map(([module, does, ops, times, cost, freed, first, last]) => [
+    text(module) || "–", text(does), when(first / length, last / length), ops.toLocaleString("en"), times.toLocaleString("en"),
+    bytes(freed), time(cost, part.unit), percent(cost / once),
+  ]);
+  const columns = ["module", "operator", "when in the step", "ops", "runs", "free meanwhile", "adds", "of the plain step"];
+  return table(columns, lines, { numbers: 5, caption: "" });
+}
+
+/** From when to when, as shares of the step: a bar. */
+function when(first, last) {
+  const from = (x) => `${Math.round(100 * x)} %`;
+  const bar = svg("rect", { x: 100 * first, y: 0, width: Math.max(1.5, 100 * (last - first)), height: 8, rx: 1 });
+  const words = from(first) === from(last) ? from(first) : `${from(first)} to ${from(last)}`;
+  return svg("svg", { class: "when", viewBox: "0 0 102 8", role: "img", "aria-label": words }, svg("title", {}, words),
+    svg("rect", { class: "rail", x: 0, y: 3, width: 101, height: 2 }), bar);
+}
