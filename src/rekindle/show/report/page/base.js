@@ -82,7 +82,7 @@ function ticks(low, high, about) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * (1 - 1e-9));
   const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step || 0); // no -0
   return found;
 }
 
@@ -93,6 +93,9 @@ function tickLabel(x, all) {
   const fine = Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6 ? digits + 1 : digits;
   return x.toLocaleString("en", { minimumFractionDigits: fine, maximumFractionDigits: fine });
 }
+
+/** The text with its numbers and units held together: "5.9 s" stays on one line. */
+const unbroken = (words) => words.replace(/([0-9]) (?=[%a-zA-Z])/g, "$1\u00a0");
 
 /** A path of steps: from xs[i] to xs[i + 1] at height ys[i]. */
 function steps(xs, ys) {

@@ -93,10 +93,16 @@ class Curve {
     const found = [];
     if (budget !== null && budget >= this.low && budget <= this.high) {
       const x = round(this.x(budget));
-      found.push(svg("line", { class: "budget-line", x1: x, x2: x, y1: CURVE.top, y2: CURVE.height - CURVE.bottom }));
+      found.push(
+        svg("line", { class: "budget-line", x1: x, x2: x, y1: CURVE.top, y2: CURVE.height - CURVE.bottom }),
+        svg("text", { class: "limit-words halo", x: x + 6, y: CURVE.top + 11 }, "budget"),
+      );
     }
-    found.push(svg("circle", { class: "plain", cx: round(this.x(plainPeak)), cy: round(this.y(0)), r: 5 },
-      svg("title", {}, `plain step: ${bytes(plainPeak)}`)));
+    const plain = [round(this.x(plainPeak)), round(this.y(0))];
+    found.push(
+      svg("circle", { class: "plain", cx: plain[0], cy: plain[1], r: 5 }, svg("title", {}, `plain step: ${bytes(plainPeak)}`)),
+      svg("text", { class: "tick halo", x: plain[0], y: plain[1] - 11, "text-anchor": "end" }, "plain step"),
+    );
     this.points.forEach((p, i) => found.push(this.mark(i, p.peak, p.overhead, "point", `${bytes(p.peak)}, ${percent(p.overhead)}`)));
     found.push(this.mark(null, peak, overhead, "point own", `this plan: ${bytes(peak)}, ${percent(overhead)}`));
     return found;

@@ -158,7 +158,7 @@ class Holders {
     });
     if (box.width > 44 && box.height > 17) {
       tile.append(el("span", { class: "name" }, `${words}${count}`));
-      if (group || box.height > 34) tile.append(el("span", { class: "size" }, bytes(node.bytes)));
+      if (group ? box.width > 120 : box.height > 34) tile.append(el("span", { class: "size" }, bytes(node.bytes)));
     }
     return tile;
   }
@@ -214,9 +214,9 @@ function squarified(nodes, x, y, width, height) {
 
 function largest(rows, total) {
   const lines = rows.slice(0, LARGEST).map(([module, does, shape, part, isWorkspace, count, size]) => [
-    text(module) || "–", isWorkspace ? `workspace of ${text(does)}` : text(does), text(shape), PART_WORDS[PARTS[part]],
+    what(text(module), isWorkspace ? `workspace of ${text(does)}` : text(does)), text(shape), PART_WORDS[PARTS[part]],
     count.toLocaleString("en"), bytes(size), `${((100 * size) / total).toFixed(1)} %`,
   ]);
-  const columns = ["module", "made by", "shape", "why it is held", "values", "bytes", "share"];
-  return table(columns, lines, { caption: "Largest holders", numbers: 3 });
+  const columns = ["made by", "shape", "why it is held", "values", "bytes", "share"];
+  return table(columns, lines, { caption: "Largest holders", numbers: 3, minor: ["shape", "why it is held", "values"] });
 }

@@ -106,7 +106,8 @@ class MemoryChart {
 
   resize(width) {
     this.width = width;
-    this.panel = width < 600 ? 150 : 200;
+    this.narrow = width < 600;
+    this.panel = this.narrow ? 150 : 200;
     this.height = VIEW.top + 2 * this.panel + VIEW.gap + VIEW.bottom;
     this.picture.setAttribute("viewBox", `0 0 ${width} ${this.height}`);
     this.picture.setAttribute("height", this.height);
@@ -243,10 +244,10 @@ class MemoryChart {
         svg("text", { ...at, class: "halo", y: below ? y + 15 : y - 6 }, words),
       );
     };
-    const wide = this.width >= 600;
+    const limit = this.narrow && index === 1 ? "budget" : `budget ${bytes(budget)}`;
+    const certified = this.narrow ? "certified" : `certified: no plan this cheap below ${bytes(bound)}`;
     return svg(
-      "g", {}, budget === null ? "" : line(budget, "budget", `budget ${bytes(budget)}`, false) ?? "",
-      index === 1 ? line(bound, "bound", `${wide ? "certified: no plan this cheap below " : "certified "}${bytes(bound)}`, true) ?? "" : "",
+      "g", {}, budget === null ? null : line(budget, "budget", limit, false), index === 1 ? line(bound, "bound", certified, true) : null,
     );
   }
 
@@ -254,7 +255,8 @@ class MemoryChart {
   words(track, index) {
     const top = this.top(index);
     const runs = track.again.reduce((a, b) => a + b, 0);
-    const facts = `${time(track.length, this.part.unit)}${runs ? `, ${runs.toLocaleString("en")} operator runs again` : ""}`;
+    const again = `, ${runs.toLocaleString("en")} ${this.narrow ? "" : "operator "}runs again`;
+    const facts = `${time(track.length, this.part.unit)}${runs ? again : ""}`;
     const found = [
       svg("text", { class: "heading", x: VIEW.left, y: top - 12 }, track.label === "plain" ? "Plain step" : "Planned step",
         svg("tspan", { class: "soft", dx: 10 }, facts)),
@@ -264,8 +266,8 @@ class MemoryChart {
       if (x > VIEW.left && x < VIEW.left + this.inner) {
         found.push(
           svg("line", { class: "phase", x1: x, x2: x, y1: top, y2: top + this.panel }),
-          svg("text", { class: "tick halo", x: x - 5, y: top + 11, "text-anchor": "end" }, "forward"),
-          svg("text", { class: "tick halo", x: x + 5, y: top + 11 }, "backward"),
+          svg("text", { class: "tick halo", x: x - 5, y: top + this.panel - 6, "text-anchor": "end" }, "forward"),
+          svg("text", { class: "tick halo", x: x + 5, y: top + this.panel - 6 }, "backward"),
         );
       }
     }

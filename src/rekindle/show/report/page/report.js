@@ -41,7 +41,7 @@ function onePart(part, index) {
   const content = el("div", {});
   const block = el("details", { class: "part", ontoggle: () => block.open && !content.children.length && content.append(...sections()) },
     el("summary", {}, part.title), content);
-  const sections = () => [el("p", { class: "verdict" }, part.sentence), figures(part), ...partSections(part)];
+  const sections = () => [el("p", { class: "verdict" }, unbroken(part.sentence)), figures(part), ...partSections(part)];
   block.open = index === 0;
   return block;
 }
@@ -49,7 +49,7 @@ function onePart(part, index) {
 function build() {
   const main = document.getElementById("report");
   const kicker = el("p", { class: "kicker" }, "Rekindle plan report");
-  const heading = el("header", {}, kicker, el("h1", {}, data.title), el("p", { class: "verdict" }, data.verdict));
+  const heading = el("header", {}, kicker, el("h1", {}, data.title), el("p", { class: "verdict" }, unbroken(data.verdict)));
   if (data.facts) {
     const parts = data.parts.map(onePart);
     main.replaceChildren(heading, el("p", {}, data.covered), factsTable(data.facts), el("h2", {}, "Parts"), ...parts);

@@ -2,9 +2,10 @@
 
 const FIRST_ROWS = 12; // of a long table, before it is opened
 
-/** A table. `numbers` of its last columns are aligned to the right; a cell may be an element. */
-function table(columns, rows, { caption = "", numbers = 0 } = {}) {
-  const cls = (i) => (i >= columns.length - numbers ? "number" : null);
+/** A table. `numbers` of its last columns are aligned to the right; `minor` columns are left out on a phone; a cell may be
+ * an element. */
+function table(columns, rows, { caption = "", numbers = 0, minor = [] } = {}) {
+  const cls = (i) => `${i >= columns.length - numbers ? "number" : "words"}${minor.includes(columns[i]) ? " minor" : ""}`;
   const body = el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell, i) => el("td", { class: cls(i) }, cell)))));
   const more = rows.length > FIRST_ROWS ? el("button", { type: "button", onclick: () => open() }, `show all ${rows.length} rows`) : null;
   const open = () => {
@@ -23,7 +24,7 @@ function factsTable(facts) {
 }
 
 function claimsList(claims) {
-  return el("dl", { class: "claims" }, ...claims.flatMap(([question, answer]) => [el("dt", {}, question), el("dd", {}, answer)]));
+  return el("dl", { class: "claims" }, ...claims.flatMap(([question, answer]) => [el("dt", {}, question), el("dd", {}, unbroken(answer))]));
 }
 
 function recomputedTable(part) {
@@ -32,11 +33,16 @@ function recomputedTable(part) {
   const length = part.tracks[1].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
   const once = part.tracks[0].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
   const lines = rows.map(([module, does, ops, times, cost, freed, first, last]) => [
-    text(module) || "–", text(does), when(first / length, last / length), ops.toLocaleString("en"), times.toLocaleString("en"),
+    what(text(module), text(does)), when(first / length, last / length), ops.toLocaleString("en"), times.toLocaleString("en"),
     bytes(freed), time(cost, part.unit), percent(cost / once),
   ]);
-  const columns = ["module", "operator", "when in the step", "ops", "runs", "free meanwhile", "adds", "of the plain step"];
-  return table(columns, lines, { numbers: 5, caption: "" });
+  const columns = ["operator", "when in the step", "ops", "runs", "free meanwhile", "adds", "of the plain step"];
+  return table(columns, lines, { numbers: 5, minor: ["ops", "runs", "of the plain step"] });
+}
+
+/** A cell with the module, and the operator after or below it. */
+function what(module, operator) {
+  return module ? el("span", { class: "what" }, `${module} `, el("span", { class: "soft" }, operator)) : operator;
 }
 
 /** From when to when, as shares of the step: a bar. */
