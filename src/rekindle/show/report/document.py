@@ -19,7 +19,7 @@ from ...parts.plan import PartsPlan
 from ...printed import name
 from ...shares import COST_WORDS, percent
 from ...sizes import format_bytes
-from .curve import columns
+from .curve import Point
 from .folding import folded
 from .held import Held
 from .recomputed import recomputed
@@ -29,15 +29,15 @@ from .time_axis import TimeAxis
 MOST_ROWS = 200  # of the table of what is recomputed; the rest is one row
 
 
-def of_plan(plan: Plan, curve: Sequence[Plan]) -> dict[str, Any]:
-    """The document of one plan. curve : the plans of its memory/time curve, or none."""
+def of_plan(plan: Plan, curve: Sequence[Point]) -> dict[str, Any]:
+    """The document of one plan. curve : the points of its memory/time curve, or none."""
     strings = Strings()
     part = _part(plan, curve, strings, title="")
     return {"title": name(plan.graph.name), "verdict": plan.sentence, "covered": "", "parts": [part], "strings": strings.texts}
 
 
-def of_parts(plan: PartsPlan, curves: Sequence[Sequence[Plan]]) -> dict[str, Any]:
-    """The document of the plans of a model's parts. curves : for each of `distinct(plan)`, the plans of its curve."""
+def of_parts(plan: PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
+    """The document of the plans of a model's parts. curves : for each of `distinct(plan)`, the points of its curve."""
     strings = Strings()
     parts = [
         _part(p, curve, strings, title=_paths(paths)) for (p, paths), curve in zip(distinct(plan), curves, strict=True)
@@ -57,14 +57,19 @@ def distinct(plan: PartsPlan) -> list[tuple[Plan, list[str]]]:
     return list(found.values())
 
 
+def time_axis(plan: Plan) -> TimeAxis:
+    """The time axis of a plan's pictures."""
+    return TimeAxis.of(plan.graph, plan.cost, plan.trace_options.target)
+
+
 def _paths(paths: Sequence[str]) -> str:
     patterns = Counter(folded(path) for path in paths)
     return name(", ".join(p if n == 1 and "*" not in p else f"{n} × {p}" for p, n in patterns.items()))
 
 
-def _part(plan: Plan, curve: Sequence[Plan], strings: Strings, title: str) -> dict[str, Any]:
+def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> dict[str, Any]:
     graph = plan.graph
-    time = TimeAxis.of(graph, plan.cost, plan.trace_options.target)
+    time = time_axis(plan)
     held = [Held.of(graph, s) for s in (Schedule.baseline(graph), plan.schedule)]
     limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
     return {
@@ -77,7 +82,7 @@ def _part(plan: Plan, curve: Sequence[Plan], strings: Strings, title: str) -> di
         "tracks": [_track(x, h) for x, h in zip(("plain", "planned"), held, strict=True)],
         "holders": [_holders(graph, h, strings) for h in held],
         "recomputed": _recomputed(plan, time, strings),
-        "curve": [_point(p, time) for p in curve],
+        "curve": [_point(p) for p in curve],
         "made": _made(plan),
     }  # fmt: skip
 
@@ -171,11 +176,11 @@ def _recomputed(plan: Plan, time: TimeAxis, strings: Strings) -> list[list[Any]]
     ]
 
 
-def _point(plan: Plan, time: TimeAxis) -> dict[str, Any]:
+def _point(p: Point) -> dict[str, Any]:
     return {
-        "peak": plan.peak_bytes, "overhead": plan.overhead, "flops": plan.flops_overhead, "bound": plan.bound_bytes,
-        "least": plan.least_overhead, "status": plan.status, "solver": name(plan.solver), "verified": plan.verified,
-        **columns(plan.graph, plan.schedule, time.weights),
+        "peak": p.peak_bytes, "overhead": p.overhead, "flops": p.flops_overhead, "bound": p.bound_bytes,
+        "least": p.least_overhead, "status": name(p.status), "solver": name(p.solver), "verified": p.verified,
+        "ends": p.ends, "bytes": p.bytes,
     }  # fmt: skip
 
 

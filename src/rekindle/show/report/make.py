@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 
 from ...arguments import callback, file_name
+from ...errors import UsageError
 from ...model.files import check_writable, write_text
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from ...progress import Progress
 from . import document
-from .curve import Frontier, points_of
+from .curve import Frontier, Point, points_of
 from .write import page
 
 
 def report(plan: Plan | PartsPlan, frontier: Frontier = None, progress: Progress = None) -> str:
     """The HTML page of a plan, or of the plans of a model's parts. Arguments and errors as `write_report`."""
     if isinstance(plan, Plan):
-        return page(document.of_plan(plan, points_of(plan, frontier, progress)))
+        return page(document.of_plan(plan, _points(plan, frontier, progress)))
+    if frontier is not None and not isinstance(frontier, bool):
+        raise UsageError("the plan of a model's parts has a curve for each part; give frontier=True, False or None")
     plans = [p for p, _ in document.distinct(plan)]
-    return page(document.of_parts(plan, [points_of(p, frontier, progress) for p in plans]))
+    return page(document.of_parts(plan, [_points(p, frontier, progress) for p in plans]))
+
+
+def _points(plan: Plan, frontier: Frontier, progress: Progress) -> list[Point]:
+    return points_of(plan, frontier, document.time_axis(plan).weights, progress)
 
 
 def write_report(
