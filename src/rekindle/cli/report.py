@@ -35,7 +35,9 @@ def register(app: typer.Typer) -> None:
 def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Json = False) -> Answer:
     """Show a plan file as one HTML page: memory over time, holders of the peak, the curve, what is recomputed."""
     if frontier not in SEARCHES and not frontier.endswith(".json"):
-        raise UsageError(f"--frontier {value(frontier)} is unknown; choose one of {', '.join(SEARCHES)}, or name a .json file")
+        raise UsageError(
+            f"--frontier {value(frontier)} is unknown; choose one of {', '.join(SEARCHES)}, or name a .json file"
+        )
     target = html if html is not None else plan.with_suffix(".html")
     check_writable(target)
     if target.resolve() == plan.resolve():
@@ -43,7 +45,9 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
     with telling(None):
         made = load(plan)
         if frontier.endswith(".json") and isinstance(made, PartsPlan):
-            raise UsageError("a frontier file holds one curve, and this plan has one for each part; give --frontier quick")
+            raise UsageError(
+                "a frontier file holds one curve, and this plan has one for each part; give --frontier quick"
+            )
         curve = SEARCHES[frontier] if frontier in SEARCHES else points_of_file(frontier, made)  # type: ignore[arg-type]
         write_report(made, target, curve)
     document = {"html": str(target), "bytes": target.stat().st_size, "verdict": made.sentence}

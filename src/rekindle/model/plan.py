@@ -221,7 +221,7 @@ class Plan:
 
 
 def shown_by(module: str) -> Any:
-    """A module of `show`. That room stands above this one, and planning does without it: it is imported when a plan is shown."""
+    """A module of `show`. That room stands above this one and planning does without it, so it is imported when it is used."""
     return importlib.import_module(f"..show.{module}", __package__)
 
 

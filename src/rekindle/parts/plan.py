@@ -152,9 +152,7 @@ class PartsPlan:
         """Write the plans of all parts to one JSON file, whole or not at all. Raises as `Plan.save`."""
         formats.write_json(file_name(path), self.to_json())
 
-    def to_html(
-        self, path: str | os.PathLike[str], *, frontier: bool | None = None, progress: Progress = None
-    ) -> None:
+    def to_html(self, path: str | os.PathLike[str], *, frontier: bool | None = None, progress: Progress = None) -> None:
         """Write a report to one HTML file: the figures of the step, and a section for each different part.
 
         frontier : whether the parts' memory/time curves are searched for, a few seconds each; None: those of small parts.

@@ -88,7 +88,7 @@ def frontier_svg(plans: Sequence[Plan], title: str | None = None) -> str:
     if not plans:
         raise UsageError("a frontier needs at least one plan")
     plans = sorted(plans, key=lambda p: p.peak_bytes)
-    title = title or f"What memory costs: {plans[0].graph.name}"
+    title = title or f"Peak memory against extra cost: {plans[0].graph.name}"
     bound = min(p.bound_bytes for p in plans)
     to = _Scales.of(plans)
     c = Canvas(LAYOUT.width_px, LAYOUT.height_px)

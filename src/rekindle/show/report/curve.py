@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 import numpy as np
 
 from ...ask import Goal, PlanOptions
@@ -31,7 +32,7 @@ class CurveSettings:
 
     columns: int = 400
     search_s: float = 5.0
-    most_ops: int = 1500
+    most_ops: int = 12_000
 
 
 SETTINGS = CurveSettings()
@@ -85,7 +86,9 @@ def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Pro
     if isinstance(frontier, bool):
         frontier = _searched(plan, progress) if frontier else []
     if isinstance(frontier, str) or not isinstance(frontier, Sequence):
-        raise UsageError(f"frontier={value(frontier)} is no list of plans; give rekindle.frontier(...), True, False or None")
+        raise UsageError(
+            f"frontier={value(frontier)} is no list of plans; give rekindle.frontier(...), True, False or None"
+        )
     for p in frontier:
         if not isinstance(p, Plan | Point):
             raise UsageError(f"frontier takes the plans that rekindle.frontier gives, not {type(p).__name__}")

@@ -19,12 +19,12 @@ from ...parts.plan import PartsPlan
 from ...printed import name
 from ...shares import COST_WORDS, percent
 from ...sizes import format_bytes
+from ..time_axis import TimeAxis
 from .curve import Point
 from .folding import folded
 from .held import Held
 from .recomputed import recomputed
 from .strings import Strings
-from .time_axis import TimeAxis
 
 MOST_ROWS = 200  # of the table of what is recomputed; the rest is one row
 
@@ -33,7 +33,13 @@ def of_plan(plan: Plan, curve: Sequence[Point]) -> dict[str, Any]:
     """The document of one plan. curve : the points of its memory/time curve, or none."""
     strings = Strings()
     part = _part(plan, curve, strings, title="")
-    return {"title": name(plan.graph.name), "verdict": plan.sentence, "covered": "", "parts": [part], "strings": strings.texts}
+    return {
+        "title": name(plan.graph.name),
+        "verdict": plan.sentence,
+        "covered": "",
+        "parts": [part],
+        "strings": strings.texts,
+    }
 
 
 def of_parts(plan: PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
@@ -93,7 +99,11 @@ def _facts(plan: Plan) -> list[list[str]]:
     return [
         ["peak of the step", format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes)],
         ["of which held all step", *[format_bytes(plan.graph.resident_bytes)] * 2],
-        ["of which activations", format_bytes(plan.baseline_activation_bytes), format_bytes(plan.activation_peak_bytes)],
+        [
+            "of which activations",
+            format_bytes(plan.baseline_activation_bytes),
+            format_bytes(plan.activation_peak_bytes),
+        ],
         ["operator runs", f"{len(set(runs)):,}", f"{len(runs):,}"],
         [f"extra {COST_WORDS[plan.cost]}", "", percent(plan.overhead)],
         *([["extra FLOPs", "", percent(plan.flops_overhead)]] if plan.cost != "flops" else []),
@@ -110,15 +120,15 @@ def _facts_of_parts(plan: PartsPlan) -> list[list[str]]:
 
 
 def _claims(plan: Plan) -> list[list[str]]:
-    """The certificate as rows of (question, answer)."""
-    rows = [["How small can the peak be?", f"{verdict.peak_claim(plan)} (gap {plan.gap:.1%})".replace("%)", " %)")]]
+    """The certificate as rows of (name, words)."""
+    rows = [["smallest peak", f"{verdict.peak_claim(plan)} (gap {plan.gap:.1%})".replace("%)", " %)")]]
     if plan.goal.budget is not None or plan.goal.fraction is not None:
-        rows.append(["How cheap can a plan within the budget be?", verdict.cost_claim(plan)])
-    rows.append(["What sets the bound?", verdict.bound_words(plan)])
+        rows.append(["least extra cost in the budget", verdict.cost_claim(plan)])
+    rows.append(["bound on the peak", verdict.bound_words(plan)])
     if plan.splitting_op:
-        rows.append(["What would help?", f"to go lower, split {plan.splitting_words}: it alone needs that much"])
+        rows.append(["going lower", f"split {plan.splitting_words}: it alone needs that much"])
     if not plan.verified:
-        rows.append(["Is it proven?", "The certificate is the file's own. It could not be proven again in short time."])
+        rows.append(["proof", "the certificate is the file's own; it could not be proven again in short time"])
     return rows
 
 
@@ -171,7 +181,15 @@ def _recomputed(plan: Plan, time: TimeAxis, strings: Strings) -> list[list[Any]]
     """Rows of (module pattern, what the op does, ops, times, cost, freed bytes, first and last time)."""
     rows = recomputed(plan.graph, plan.schedule, time.weights)
     return [
-        [strings.add(r.module), strings.add(r.does), r.ops, r.times, *_shorts(r.cost), r.freed_bytes, *_shorts(r.first, r.last)]
+        [
+            strings.add(r.module),
+            strings.add(r.does),
+            r.ops,
+            r.times,
+            *_shorts(r.cost),
+            r.freed_bytes,
+            *_shorts(r.first, r.last),
+        ]
         for r in rows[:MOST_ROWS]
     ]
 

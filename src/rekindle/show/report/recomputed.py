@@ -1,4 +1,4 @@
-"""What a plan recomputes: one row per kind of op and pattern of module, with its price and what it frees meanwhile."""
+"""The table of recomputed ops: one row per kind of op and pattern of module, with its price and what it frees meanwhile."""
 
 from __future__ import annotations
 

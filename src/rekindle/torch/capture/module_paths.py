@@ -1,4 +1,4 @@
-"""The paths of modules: which submodule made a node of a graph, in which line of the user's, and which paths the user marked."""
+"""The paths of modules: which submodule and which line of the user's made a node of a graph; which paths the user marked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 // Memory against extra time: the points of the curve, and the figures of the one that is chosen.
 
+// Points of a larger cost than can be shown stand at the upper edge, hollow.
 const CURVE = { left: 58, right: 18, top: 30, bottom: 46, height: 300 };
 
 class Curve {
@@ -23,7 +24,8 @@ class Curve {
     const pad = 0.06 * (right - left) || 0.05 * right || 1;
     this.low = Math.max(0, left - pad);
     this.high = right + pad;
-    this.most = Math.max(0.02, 1.15 * Math.max(overhead, ...this.points.map((p) => p.overhead)));
+    const dearest = Math.max(overhead, ...this.points.map((p) => p.overhead));
+    this.most = 1.12 * Math.max(0.02, Math.min(dearest, Math.max(1, 1.5 * overhead)));
   }
 
   x(size) {
@@ -32,7 +34,7 @@ class Curve {
 
   y(overhead) {
     const bottom = CURVE.height - CURVE.bottom;
-    return bottom - (Math.max(0, overhead) / this.most) * (bottom - CURVE.top);
+    return bottom - clamp(overhead / this.most, 0, 1) * (bottom - CURVE.top);
   }
 
   draw(width) {
@@ -103,7 +105,7 @@ class Curve {
       svg("circle", { class: "plain", cx: plain[0], cy: plain[1], r: 5 }, svg("title", {}, `plain step: ${bytes(plainPeak)}`)),
       svg("text", { class: "tick halo", x: plain[0], y: plain[1] - 11, "text-anchor": "end" }, "plain step"),
     );
-    this.points.forEach((p, i) => found.push(this.mark(i, p.peak, p.overhead, "point", `${bytes(p.peak)}, ${percent(p.overhead)}`)));
+    this.points.forEach((p, i) => found.push(this.mark(i, p.peak, p.overhead, p.overhead > this.most ? "point beyond" : "point", `${bytes(p.peak)}, ${percent(p.overhead)}`)));
     found.push(this.mark(null, peak, overhead, "point own", `this plan: ${bytes(peak)}, ${percent(overhead)}`));
     return found;
   }

@@ -1,4 +1,4 @@
-// What is held at the peak: a treemap by module, and the largest holders as a table.
+// The holders of the peak: a treemap by module, and the largest holders as a table.
 
 const HEADER = 20; // pixels of the words above a group
 const GROUP = { width: 76, height: 54 }; // pixels below which a group is drawn as one tile
@@ -78,7 +78,7 @@ class Holders {
     this.part = part;
     this.track = 1;
     this.resident = part.resident > 0 && part.resident <= 0.6 * part.peak;
-    this.map = el("div", { class: "treemap", role: "group", "aria-label": "What is held at the peak, by module" });
+    this.map = el("div", { class: "treemap", role: "group", "aria-label": "Holders of the peak, by module" });
     this.trail = el("p", { class: "trail" });
     this.table = el("div", {});
     this.element = el("div", {}, this.controls(), this.trail, this.map, this.table);

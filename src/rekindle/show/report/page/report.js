@@ -32,7 +32,7 @@ function partSections(part) {
     section("Held at the peak", "Areas are bytes. Modules that differ only in their number are one. Choose a tile to look inside.", new Holders(part).element),
     curveSection(part),
     section("Recomputed", "Operators that run again, dearest first: what they add, and the bytes of their results that are free between two runs.", recomputedTable(part)),
-    section("Certificate", "What is proven of every possible schedule of this step, not of this search alone.", claimsList(part.claims)),
+    section("Certificate", "Proven for every possible schedule of this step, not only for those that the search looked at.", claimsList(part.claims)),
     section("Figures", "", factsTable(part.facts), el("details", {}, el("summary", {}, "How this plan was made"), table(["", ""], part.made))),
   ];
 }

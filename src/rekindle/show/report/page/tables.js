@@ -1,4 +1,4 @@
-// Tables: what is recomputed, the figures, the certificate.
+// Tables: recomputed operators, figures, certificate.
 
 const FIRST_ROWS = 12; // of a long table, before it is opened
 
@@ -24,7 +24,7 @@ function factsTable(facts) {
 }
 
 function claimsList(claims) {
-  return el("dl", { class: "claims" }, ...claims.flatMap(([question, answer]) => [el("dt", {}, question), el("dd", {}, unbroken(answer))]));
+  return el("dl", { class: "claims" }, ...claims.flatMap(([name, words]) => [el("dt", {}, name), el("dd", {}, unbroken(words))]));
 }
 
 function recomputedTable(part) {

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...model.graph import Graph
+from ..model.graph import Graph
+
+_SCALES = {
+    "seconds": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)),
+    "flops": (("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6), ("FLOPs", 1.0)),
+    "unit": (("runs", 1.0),),
+}  # each from the largest to the smallest
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,11 @@ class TimeAxis:
     unit: str
     weights: np.ndarray
     title: str
+
+    def scale(self, most: float) -> tuple[str, float]:
+        """(name, size) of the unit in which times up to `most` read well: ("ms", 0.001) for 0.4 seconds."""
+        units = _SCALES[self.unit]
+        return next((u for u in units if most >= 2 * u[1]), units[-1])
 
     @classmethod
     def of(cls, graph: Graph, cost: str = "seconds", target: str | None = None) -> TimeAxis:
