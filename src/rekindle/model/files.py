@@ -69,7 +69,7 @@ def check_writable(path: PathLike) -> Path:
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Write a text file in UTF-8. Characters that UTF-8 cannot hold (lone surrogates) are spelled out. Else as `write_bytes`."""
+    """Write a text file in UTF-8. Lone surrogates, which it cannot hold, are spelled out. Else as `write_bytes`."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 

@@ -40,7 +40,7 @@ def write_snapshot(plan: Plan, path: str | os.PathLike[str]) -> None:
 def snapshot(plan: Plan) -> dict[str, Any]:
     """Allocations and frees of one device in order, as `torch.cuda.memory._snapshot` gives them.
 
-    The bytes allocated at any moment are the judge's, so their maximum is `plan.peak_bytes`. Addresses are those of `plan.arena`.
+    The bytes allocated at any moment are the judge's, so their maximum is `plan.peak_bytes`. Addresses are `plan.arena`'s.
     """
     graph, arena = plan.graph, plan.arena
     rows = plan.schedule.array

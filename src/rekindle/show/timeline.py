@@ -8,6 +8,7 @@ import numpy as np
 
 from ..model.graph import Graph
 from ..model.schedule import Schedule
+from ..shares import percent
 from ..sizes import format_bytes
 from .svg import Canvas, byte_unit, n, number, ticks
 from .time_axis import TimeAxis
@@ -183,7 +184,7 @@ def _heading(c: Canvas, track: Track, top: float) -> None:
     facts = f"{len(track.memory):,} runs"
     if again:
         extra = [("time", track.judged.overhead), ("FLOPs", track.judged.flops_overhead)]
-        facts += f", {again:,} of them recomputed (" + ", ".join(f"+{x:.1%} {what}" for what, x in extra) + ")"
+        facts += f", {again:,} of them recomputed (" + ", ".join(f"{percent(x)} {what}" for what, x in extra) + ")"
     c.text(LAYOUT.left_px, top - 26, track.label, "head", then=facts)
 
 
