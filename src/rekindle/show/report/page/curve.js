@@ -61,8 +61,9 @@ class Curve {
         svg("text", { class: "tick", x, y: bottom + 17, "text-anchor": "middle" }, tickLabel(t, across)));
     };
     const middle = (CURVE.left + right) / 2;
+    const below = { class: "soft", x: middle, y: CURVE.height - 6, "text-anchor": "middle" };
     return svg("g", {}, ...down.map(row), ...across.map(column),
-      svg("text", { class: "soft", x: middle, y: CURVE.height - 6, "text-anchor": "middle" }, `peak memory of the step (${unit})`),
+      svg("text", below, `peak memory of the step (${unit})`),
       svg("text", { class: "soft", x: CURVE.left, y: 14 }, `extra ${this.part.costWords}, % of the plain step's`));
   }
 
@@ -102,23 +103,36 @@ class Curve {
     }
     const plain = [round(this.x(plainPeak)), round(this.y(0))];
     found.push(
-      svg("circle", { class: "plain", cx: plain[0], cy: plain[1], r: 5 }, svg("title", {}, `plain step: ${bytes(plainPeak)}`)),
+      svg("circle", { class: "plain", cx: plain[0], cy: plain[1], r: 5 }),
       svg("text", { class: "tick halo", x: plain[0], y: plain[1] - 11, "text-anchor": "end" }, "plain step"),
     );
-    this.points.forEach((p, i) => found.push(this.mark(i, p.peak, p.overhead, p.overhead > this.most ? "point beyond" : "point", `${bytes(p.peak)}, ${percent(p.overhead)}`)));
-    found.push(this.mark(null, peak, overhead, "point own", `this plan: ${bytes(peak)}, ${percent(overhead)}`));
+    this.points.forEach((p, i) => found.push(this.mark(i, p.peak, p.overhead)));
+    found.push(this.mark(null, peak, overhead));
     return found;
   }
 
-  mark(index, peak, overhead, cls, words) {
+  /** The mark of a point, or of the plan itself where `index` is null. */
+  mark(index, peak, overhead) {
+    const words = `${index === null ? "this plan: " : ""}${bytes(peak)}, ${percent(overhead)}`;
+    const cls = `point${index === null ? " own" : ""}${overhead > this.most ? " beyond" : ""}`;
     const at = { cx: round(this.x(peak)), cy: round(this.y(overhead)) };
     const choose = () => this.choose(index);
-    const mark = svg("g", {
-      class: cls, role: "button", tabindex: 0, "aria-label": words, "aria-pressed": String(this.chosen === index), "data-point": index ?? "plan",
+    const options = {
+      class: cls,
+      role: "button",
+      tabindex: 0,
+      "aria-label": words,
+      "aria-pressed": String(this.chosen === index),
+      "data-point": index ?? "plan",
       onclick: choose,
       onkeydown: (e) => ["Enter", " "].includes(e.key) && (e.preventDefault(), choose()),
-    }, svg("circle", { class: "reach", ...at, r: 13 }), svg("circle", { class: "shown", ...at, r: index === null ? 6.5 : 4.5 }), svg("title", {}, words));
-    return mark;
+    };
+    return svg(
+      "g", options,
+      svg("circle", { class: "reach", ...at, r: 13 }),
+      svg("circle", { class: "shown", ...at, r: index === null ? 6.5 : 4.5 }),
+      svg("title", {}, words),
+    );
   }
 
   choose(index) {
@@ -156,10 +170,17 @@ class Curve {
     const line = steps([0, ...p.ends].map(x), p.bytes.map(y));
     const columns = ends.columns(0, long, width).best;
     const shadow = stretches(columns).map(([xs, runs]) => steps(xs, runs.map((run) => y(ends.total[run])))).join("");
-    return el("figure", { class: "small" },
-      svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `memory over time, at most ${bytes(p.peak)}` },
-        svg("path", { class: "fill saved", d: `${line}V${height}H0Z` }), svg("path", { class: "edge", d: line }),
-        svg("path", { class: "shadow", d: shadow })),
-      el("figcaption", {}, `its memory over ${time(p.ends.at(-1), this.part.unit)}${low ? ", above what is held all step" : ""}; dashed: this plan's`));
+    const label = `memory over time, at most ${bytes(p.peak)}`;
+    const floor = low ? ", above what is held all step" : "";
+    return el(
+      "figure", { class: "small" },
+      svg(
+        "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+        svg("path", { class: "fill saved", d: `${line}V${height}H0Z` }),
+        svg("path", { class: "edge", d: line }),
+        svg("path", { class: "shadow", d: shadow }),
+      ),
+      el("figcaption", {}, `its memory over ${time(p.ends.at(-1), this.part.unit)}${floor}; dashed: this plan's`),
+    );
   }
 }

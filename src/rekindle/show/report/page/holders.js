@@ -4,75 +4,6 @@ const HEADER = 20; // pixels of the words above a group
 const GROUP = { width: 76, height: 54 }; // pixels below which a group is drawn as one tile
 const LARGEST = 10; // rows of the table
 
-/** A node of the tree: a module, or an operator of one (a leaf). */
-class Node {
-  constructor(name, parent = null) {
-    Object.assign(this, { name, parent, bytes: 0, count: 0, children: new Map(), parts: new Map(), row: null });
-  }
-
-  child(name) {
-    if (!this.children.has(name)) this.children.set(name, new Node(name, this));
-    return this.children.get(name);
-  }
-
-  add(part, size, count) {
-    this.bytes += size;
-    this.count += count;
-    this.parts.set(part, (this.parts.get(part) ?? 0) + size);
-  }
-
-  /** The part that most of its bytes belong to. */
-  get part() {
-    return [...this.parts].sort((a, b) => b[1] - a[1])[0]?.[0] ?? "saved";
-  }
-
-  get path() {
-    return this.parent ? [...this.parent.path, this] : [this];
-  }
-
-  /** Children, largest first; a chain of only children counts as one. */
-  sorted() {
-    return [...this.children.values()].map((c) => c.compact()).filter((c) => c.bytes > 0).sort((a, b) => b.bytes - a.bytes);
-  }
-
-  compact() {
-    let node = this;
-    while (node.children.size === 1 && ![...node.children.values()][0].row) node = [...node.children.values()][0];
-    return node;
-  }
-
-  /** The names from `above` (not included) down to this node, joined. */
-  label(above) {
-    const names = [];
-    for (let node = this; node && node !== above; node = node.parent) names.unshift(node.name);
-    return names.join(".");
-  }
-}
-
-function holderTree(rows, resident) {
-  const root = new Node("everything");
-  for (const [module, does, shape, part, isWorkspace, count, size] of rows) {
-    const what = isWorkspace ? `workspace of ${text(does)}` : [text(does), text(shape)].filter(Boolean).join(", ");
-    let node = root;
-    node.add(PARTS[part], size, count);
-    for (const name of text(module) ? text(module).split(".") : ["outside of modules"]) {
-      node = node.child(name);
-      node.add(PARTS[part], size, count);
-    }
-    const leaf = node.child(`${what}\n${PARTS[part]}`);
-    leaf.name = what;
-    leaf.row = { module: text(module), what };
-    leaf.add(PARTS[part], size, count);
-  }
-  if (resident) {
-    const leaf = root.child(PART_WORDS.resident);
-    leaf.row = { module: "", what: "parameters, gradients, buffers, inputs, and optimizer state where it is counted" };
-    leaf.add("resident", resident, 1);
-    root.add("resident", resident, 0);
-  }
-  return root;
-}
-
 class Holders {
   constructor(part) {
     this.part = part;
@@ -98,8 +29,8 @@ class Holders {
     };
     const box = el("input", { type: "checkbox", onchange: () => ((this.resident = box.checked), this.rebuild()) });
     box.checked = this.resident;
-    const held = this.part.resident > 0 ? el("label", {}, box, `with the ${bytes(this.part.resident)} held all step`) : null;
-    return el("p", { class: "controls" }, ...buttons, held);
+    const held = el("label", {}, box, `with the ${bytes(this.part.resident)} held all step`);
+    return el("p", { class: "controls" }, ...buttons, this.part.resident > 0 ? held : null);
   }
 
   rebuild() {
@@ -153,9 +84,8 @@ class Holders {
       onfocus: () => tooltip.show(words, this.facts(node), ...corner(tile)),
       onblur: () => tooltip.hide(),
     });
-    Object.assign(tile.style, {
-      left: `${box.x}px`, top: `${box.y}px`, width: `${Math.max(1, box.width - 1)}px`, height: `${Math.max(1, box.height - 1)}px`,
-    });
+    const [width, height] = [box.width, box.height].map((size) => `${Math.max(1, size - 1)}px`);
+    Object.assign(tile.style, { left: `${box.x}px`, top: `${box.y}px`, width, height });
     if (box.width > 44 && box.height > 17) {
       tile.append(el("span", { class: "name" }, `${words}${count}`));
       if (group ? box.width > 120 : box.height > 34) tile.append(el("span", { class: "size" }, bytes(node.bytes)));
@@ -178,39 +108,6 @@ const corner = (element) => {
   const box = element.getBoundingClientRect();
   return [box.left + 10, box.top + 10];
 };
-
-/** Boxes for nodes, largest first, in areas like their bytes and as square as rows allow (Bruls, Huizing, van Wijk 2000). */
-function squarified(nodes, x, y, width, height) {
-  const found = [];
-  const total = nodes.reduce((sum, n) => sum + n.bytes, 0);
-  const scale = (width * height) / total;
-  let rest = nodes.slice();
-  while (rest.length && width > 0.5 && height > 0.5) {
-    const side = Math.min(width, height);
-    let row = [];
-    let area = 0;
-    let worst = Infinity;
-    for (const node of rest) {
-      const more = area + node.bytes * scale;
-      const sizes = [...row, node].map((n) => n.bytes * scale);
-      const ratio = Math.max((side * side * sizes[0]) / (more * more), (more * more) / (side * side * sizes.at(-1)));
-      if (ratio > worst) break;
-      [row, area, worst] = [[...row, node], more, ratio];
-    }
-    const thick = area / side;
-    let along = 0;
-    for (const node of row) {
-      const long = (node.bytes * scale) / thick;
-      const box = width >= height ? { x, y: y + along, width: thick, height: long } : { x: x + along, y, width: long, height: thick };
-      found.push([node, box]);
-      along += long;
-    }
-    if (width >= height) [x, width] = [x + thick, width - thick];
-    else [y, height] = [y + thick, height - thick];
-    rest = rest.slice(row.length);
-  }
-  return found;
-}
 
 function largest(rows, total) {
   const lines = rows.slice(0, LARGEST).map(([module, does, shape, part, isWorkspace, count, size]) => [

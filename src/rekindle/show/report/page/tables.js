@@ -6,16 +6,19 @@ const FIRST_ROWS = 12; // of a long table, before it is opened
  * an element. */
 function table(columns, rows, { caption = "", numbers = 0, minor = [] } = {}) {
   const cls = (i) => `${i >= columns.length - numbers ? "number" : "words"}${minor.includes(columns[i]) ? " minor" : ""}`;
-  const body = el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((cell, i) => el("td", { class: cls(i) }, cell)))));
-  const more = rows.length > FIRST_ROWS ? el("button", { type: "button", onclick: () => open() }, `show all ${rows.length} rows`) : null;
+  const line = (row) => el("tr", {}, ...row.map((cell, i) => el("td", { class: cls(i) }, cell)));
+  const body = el("tbody", {}, ...rows.map(line));
+  const rest = [...body.rows].slice(FIRST_ROWS);
   const open = () => {
-    for (const row of body.rows) row.hidden = false;
+    for (const row of rest) row.hidden = false;
     more.remove();
   };
-  if (more) [...body.rows].slice(FIRST_ROWS).forEach((row) => (row.hidden = true));
+  const more = el("button", { type: "button", onclick: open }, `show all ${rows.length} rows`);
+  for (const row of rest) row.hidden = true;
   const head = el("thead", {}, el("tr", {}, ...columns.map((c, i) => el("th", { scope: "col", class: cls(i) }, c))));
   const words = caption ? el("caption", {}, caption) : "";
-  return el("div", {}, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption || columns[0] }, el("table", {}, words, head, body)), more);
+  const frame = { class: "scroll", tabindex: 0, role: "region", "aria-label": caption || columns[0] || "figures" };
+  return el("div", {}, el("div", frame, el("table", {}, words, head, body)), rest.length ? more : null);
 }
 
 /** Rows of (name, plain, planned). */
@@ -24,7 +27,8 @@ function factsTable(facts) {
 }
 
 function claimsList(claims) {
-  return el("dl", { class: "claims" }, ...claims.flatMap(([name, words]) => [el("dt", {}, name), el("dd", {}, unbroken(words))]));
+  const row = ([name, words]) => [el("dt", {}, name), el("dd", {}, unbroken(words))];
+  return el("dl", { class: "claims" }, ...claims.flatMap(row));
 }
 
 function recomputedTable(part) {
@@ -33,8 +37,8 @@ function recomputedTable(part) {
   const length = part.tracks[1].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
   const once = part.tracks[0].runs.reduce((sum, op) => sum + part.ops.time[op], 0) || 1;
   const lines = rows.map(([module, does, ops, times, cost, freed, first, last]) => [
-    what(text(module), text(does)), when(first / length, last / length), ops.toLocaleString("en"), times.toLocaleString("en"),
-    bytes(freed), time(cost, part.unit), percent(cost / once),
+    what(text(module), text(does)), when(first / length, last / length), ops.toLocaleString("en"),
+    times.toLocaleString("en"), bytes(freed), time(cost, part.unit), percent(cost / once),
   ]);
   const columns = ["operator", "when in the step", "ops", "runs", "free meanwhile", "adds", "of the plain step"];
   return table(columns, lines, { numbers: 5, minor: ["ops", "runs", "of the plain step"] });
