@@ -112,7 +112,7 @@ def _curves(t: pd.DataFrame, folder: str, pictures: dict[str, str]) -> str:
         "## Peak against extra cost, model by model\n\n"
         "The blue staircase joins `auto`'s rows and shows only measured points. If rows carry a certified bound, no "
         "plan can lie in "
-        "the grey area below the dashed line. Marks beyond the right edge stand at the edge; the list below the panels has all "
+        "the grey area beyond the dashed line. Marks beyond the edge stand at the edge; the list below the panels has all "
         "figures."
     ]
     for (suite, model), mine in t.groupby(MODEL, sort=False):

@@ -155,8 +155,8 @@ class PartsPlan:
     def to_html(self, path: str | os.PathLike[str], *, frontier: bool | None = None, progress: Progress = None) -> None:
         """Write a report to one HTML file: the figures of the step, and a section for each different part.
 
-        frontier : whether the parts' memory/time curves are searched for, a few seconds each; None: those of small parts.
-            `progress` and errors as `Plan.to_html`.
+        frontier : True: search for the memory/time curve of each part, a few seconds each. `progress` and errors as
+            `Plan.to_html`.
         """
         shown_by("report.make").write_report(self, path, frontier, progress)
 

@@ -36,7 +36,6 @@ def of_plan(plan: Plan, curve: Sequence[Point]) -> dict[str, Any]:
     return {
         "title": name(plan.graph.name),
         "verdict": plan.sentence,
-        "covered": "",
         "parts": [part],
         "strings": strings.texts,
     }
@@ -49,7 +48,7 @@ def of_parts(plan: PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, An
         _part(p, curve, strings, title=_paths(paths)) for (p, paths), curve in zip(distinct(plan), curves, strict=True)
     ]
     return {
-        "title": name(plan.module_name), "verdict": plan.sentence, "covered": plan.covered, "parts": parts,
+        "title": name(plan.module_name), "verdict": plan.sentence, "parts": parts,
         "strings": strings.texts, "facts": _facts_of_parts(plan),
     }  # fmt: skip
 

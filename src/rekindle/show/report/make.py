@@ -21,6 +21,8 @@ def report(plan: Plan | PartsPlan, frontier: Frontier = None, progress: Progress
         return page(document.of_plan(plan, _points(plan, frontier, progress)))
     if frontier is not None and not isinstance(frontier, bool):
         raise UsageError("the plan of a model's parts has a curve for each part; give frontier=True, False or None")
+    # A part is chosen also for what it holds between its forward and its backward, so its own curve says less: unasked, none.
+    frontier = bool(frontier)
     plans = [p for p, _ in document.distinct(plan)]
     return page(document.of_parts(plan, [_points(p, frontier, progress) for p in plans]))
 

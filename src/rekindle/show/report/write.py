@@ -11,10 +11,11 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+# in the order in which they run
 SCRIPTS = (
-    "base.js", "track.js", "marks.js", "cursor.js", "gestures.js", "memory.js", "tree.js", "holders.js", "curve.js", "tables.js",
-    "report.js",
-)  # fmt: skip  # in the order in which they run
+    "base.js", "track.js", "marks.js", "cursor.js", "gestures.js", "memory.js", "tree.js", "holders.js", "curve.js",
+    "tables.js", "report.js",
+)  # fmt: skip
 PAGE = "page"  # the folder of the page's files, beside this one
 
 
