@@ -48,6 +48,7 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
     with fx_traceback.preserve_node_meta():
         # If a backward ends in an error while torch traces it, a mark stays, and all later nodes would count as backward's.
         fx_traceback.current_meta = {}
+        note()
         before = register_module_forward_pre_hook(enter)
         after = register_module_forward_hook(leave, always_call=True)
         try:
