@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import rekindle
 from command_line import Ran
+from rekindle import certificates
 from rekindle.ask import Goal
 from rekindle.errors import UsageError
 from rekindle.model.judge import simulate
@@ -158,13 +159,20 @@ def test_a_plan_in_a_notebook(plan: Plan) -> None:
     assert "<script" not in html
 
 
-def test_the_command_writes_the_page(plan: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_page_and_proves_its_certificate(
+    plan: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, page = tmp_path / "plan.json", tmp_path / "report.html"
     plan.save(file)
     ran = Ran(capfd, "report", file, "--html", page, "--frontier", "none", "--json")
     assert ran.code == 0
-    assert ran.document == {"html": str(page), "bytes": page.stat().st_size, "verdict": rekindle.load(file).sentence}
+    assert ran.document == {"html": str(page), "bytes": page.stat().st_size, "verdict": plan.sentence}
     assert data_of(page.read_text())["parts"][0]["curve"] == []
+    monkeypatch.setattr(
+        certificates, "SETTINGS", certificates.CertificateSettings(looks_s=())
+    )  # reading proves nothing
+    assert not rekindle.load(file).verified
+    assert "not verified" not in Ran(capfd, "report", file, "--frontier", "none", "--json").document["verdict"]
     ran = Ran(capfd, "report", file, "--frontier", "none")
     assert (ran.code, (tmp_path / "plan.html").exists()) == (0, True)
 

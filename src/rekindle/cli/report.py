@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from ..errors import UsageError
+from ..model.plan import Plan
 from ..parts.files import load
 from ..parts.plan import PartsPlan
 from ..printed import name, value
 from ..progress import telling
 from ..show.report.curve import Frontier, points_of_file
-from ..show.report.make import write_report
+from ..show.report.make import proven, write_report
 from .answer import Answer
 from .options import Json, check_writable
 
@@ -44,6 +45,8 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
         raise UsageError(f"the report would be written over the plan {name(str(plan))}; name another file with --html")
     with telling(None):
         made = load(plan)
+        if isinstance(made, Plan):
+            made = proven(made)
         if frontier.endswith(".json") and isinstance(made, PartsPlan):
             raise UsageError(
                 "a frontier file holds one curve, and this plan has one for each part; give --frontier quick"
