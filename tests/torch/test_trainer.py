@@ -123,7 +123,8 @@ def test_weights_are_those_of_the_plain_run(tmp_path: Path, name: str) -> None:
     ran = [b.uses for b in forward.bounds]
     steps = EPOCHS * -(-len(case.lengths) // BATCH)
     assert sum(ran) == steps
-    assert checked.uses > 0 or case.changes_model  # the plan that was checked is the one that runs
+    assert checked.uses > 0 or case.changes_model  # the plan that was checked is the one that runs,
+    assert any(b.uses for b in forward.bounds if b.plan is checked.plan)  # also where the model is captured again
     assert len(ran) <= case.plans
 
 

@@ -83,7 +83,7 @@ def capture(
             "and pass the numbers in"
         )
     captured.written_places = frozenset(effects.written)
-    captured.settles = any(kinds.get(k) != kind for k, kind in flat.kinds.items())
+    captured.settles = flat.cached or any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))

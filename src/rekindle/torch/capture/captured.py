@@ -67,8 +67,8 @@ class Captured:
     # attribute that forward sets to another tensor -> that tensor: an output, counted after the ones in `output_spec`, or a
     # source as in `aliased_inputs`
     assigned: dict[str, Assigned] = field(default_factory=dict)
-    # Forward sets an attribute to a tensor that was none before, or had another shape, dtype or device: the next call has
-    # another signature.
+    # Forward sets an attribute to a tensor that was none before, or had another shape, dtype or device; or a function that it
+    # calls keeps a tensor (`functools.lru_cache`). The next call has another signature, or another graph.
     settles: bool = False
     # names of hooks on submodules, and of patched forwards, with side effects; planned steps do not run their code
     effects: list[str] = field(default_factory=list)

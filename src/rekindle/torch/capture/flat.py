@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...errors import TraceError
-from . import tree
+from . import lru_caches, tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
@@ -64,6 +64,7 @@ class FlatForward(nn.Module):
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
         self.filled: list[str] = []  # arguments whose lists, dicts or objects forward changed
+        self.cached = False  # functions that keep their results kept tensors of a run
         self.goes_on = False  # a run starts with the attributes that the run before left, except tensors
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -90,6 +91,7 @@ class FlatForward(nn.Module):
             now = _held_by(arguments)
             self.filled = [k for k in before if now[k] != before[k]]
             self.inside = tensors_in_attributes(self.model)
+            self.cached = lru_caches.emptied(self.model) or self.cached
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
         }

@@ -148,8 +148,8 @@ class Replanner:
         if found is not None and self._loaded.is_for_later_calls(found):
             self._loaded.first_is_over()
             self._say(
-                f"{new.words}: it sets attributes that later calls find. It runs plain; the loaded plan is for the "
-                "later calls"
+                f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
+                "the loaded plan is for the later calls"
             )
             return None
         return self._planned(new, found)

@@ -1,0 +1,87 @@
+"""Functions that keep their results, with `functools.lru_cache`: those that kept tensors of a capture are emptied."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .private import FunctionalTensor, is_fake
+
+_CACHE = type(functools.lru_cache(int))
+_NESTED = (tuple, list, dict)  # kinds of results in which tensors may stand
+_OWN = ("torch", "rekindle")  # packages whose caches are their own affair
+_CLOSURES_DEEP = 2  # decorators around a cache that are looked through; a guess
+
+
+class _OfFiles:
+    """The caches that loaded Python files define, as functions, as methods, or inside of decorated ones."""
+
+    def __init__(self) -> None:
+        self._files = 0  # that were loaded when they were looked through
+        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def all(self) -> list[Any]:
+        """Every cache; the files are looked through again if new ones were loaded."""
+        if self._files != len(sys.modules):
+            self._files = len(sys.modules)
+            modules = [m for name, m in sys.modules.items() if name.partition(".")[0] not in _OWN]
+            tables = [vars(m) for m in modules if isinstance(m, types.ModuleType)]
+            self._caches = weakref.WeakSet(c for t in tables for x in list(t.values()) for c in _in_definition(x))
+        return list(self._caches)
+
+
+_of_files = _OfFiles()
+
+
+def emptied(model: nn.Module) -> bool:
+    """Empty the caches that kept tensors without data, which a capture of the model left there; whether there were any.
+
+    A plain step would fail on such tensors. A function that kept one keeps a real tensor after the first plain step, and
+    later steps do not compute it again: their graph is another one.
+    """
+    of_model = [c for m in model.modules() for x in list(vars(m).values()) for c in _in_function(x)]
+    filled = [c for c in [*_of_files.all(), *of_model] if _holds_traced(gc.get_referents(c))]
+    for c in filled:
+        c.cache_clear()
+    return bool(filled)
+
+
+def _in_definition(x: Any) -> Iterator[Any]:
+    """Caches in a function or a class."""
+    if isinstance(x, type):
+        for member in list(vars(x).values()):
+            yield from _in_function(getattr(member, "__func__", member))
+    else:
+        yield from _in_function(x)
+
+
+def _in_function(x: Any, depth: int = _CLOSURES_DEEP) -> Iterator[Any]:
+    """Caches that the function is, or that it has in its closure."""
+    if type(x) is _CACHE:
+        yield x
+    elif type(x) is types.FunctionType and x.__closure__ and depth:
+        for cell in x.__closure__:
+            try:
+                inner = cell.cell_contents
+            except ValueError:  # the cell is empty
+                continue
+            yield from _in_function(inner, depth - 1)
+
+
+def _holds_traced(values: Iterable[Any], depth: int = 2) -> bool:
+    """Whether a tensor without data stands among the values, or in a list, tuple or dict among them."""
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            if isinstance(x, FunctionalTensor) or is_fake(x):
+                return True
+        elif depth and type(x) in _NESTED and _holds_traced(x.values() if isinstance(x, dict) else x, depth - 1):
+            return True
+    return False
