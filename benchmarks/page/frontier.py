@@ -1,4 +1,8 @@
-"""One model's picture: peak against extra cost, by FLOPs and by modelled time, with all figures listed below."""
+"""One model's picture: extra cost against peak, by FLOPs and by modelled time, with all figures listed below.
+
+Memory is across and extra cost upwards, as in every picture of the project. Five kinds of methods have words beside their
+marks; all others are grey.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,19 @@ from matplotlib.ticker import PercentFormatter
 from page import text
 from page.rows import picked
 from page.style import BLUE, GREY, INK, ORANGE, RC, RED, SOFT, svg, titled
+from page.words import Words
 from rekindle.errors import UsageError
 
-FARTHEST_SHARE = 0.6  # marks of a larger extra cost stand at the right edge
-NO_PLAN = "#eef1f4"  # the colour below the certified line
+FARTHEST_SHARE = 0.6  # marks of a larger extra cost stand at the upper edge
+NO_PLAN = "#eef1f4"  # the colour beyond the certified line
 TITLES = {"flops": "extra FLOPs (measured)", "seconds": "extra time (modelled)"}
 KINDS = ("plain", "tool", "auto", "solver")
-MARKS = {  # what PyTorch brings; the four budgets of torch.compile share a mark
-    "checkpoint-blocks": "s", "checkpoint-sequential": "D", "selective-matmul": "v", "compile": "^",
+TOOLS = {  # what PyTorch brings, and the marks; the budgets of torch.compile share one
+    "checkpoint-blocks": "s", "compile": "^", "selective-matmul": "v", "checkpoint-sequential": "D",
 }  # fmt: skip
-WIDE, TOP, PANEL, BELOW, LINE, FOOT = (
-    9.6,
-    1.2,
-    3.2,
-    1.0,
-    0.165,
-    0.2,
-)  # inches; LINE: from one line of figures to the next
+LABELLED = 5  # kinds of methods with words in the picture; the first tools of `TOOLS` that ran, beside plain and auto
+# inches; GAP: between two panels; LINE: from one line of figures to the next
+WIDE, TOP, PANEL, BELOW, LINE, FOOT, GAP = 9.6, 0.85, 3.2, 1.0, 0.165, 0.2, 0.85
 
 
 def kind(rows: pd.DataFrame) -> pd.Series:
@@ -94,14 +94,12 @@ def frontier(rows: pd.DataFrame) -> Figure:
         )  # fmt: skip
         most = 1.04 * min(1.25, max(1.0, *(p["share"].max() for p in panels.values())))
         for i, (measure, found) in enumerate(panels.items()):
-            part = (WIDE - 1.15 - 0.55 * (len(panels) - 1)) / len(panels)
-            left = 0.85 + i * (part + 0.55)
+            part = (WIDE - 1.15 - GAP * (len(panels) - 1)) / len(panels)
+            left = 0.85 + i * (part + GAP)
             axes = figure.add_axes((left / WIDE, 1 - (TOP + PANEL) / high, part / WIDE, PANEL / high))
             _panel(axes, found, floors(rows, measure), most)
-            axes.set_xlabel(TITLES[measure])
-            axes.set_ylabel("peak, share of the plain step's" if i == 0 else "")
-            if i == 0:
-                _legend(figure, axes, high)
+            axes.set_xlabel("peak, share of the plain step's")
+            axes.set_ylabel(TITLES[measure])
         _figures(figure, listed, panels, high)
     return figure
 
@@ -121,46 +119,60 @@ def _methods(rows: pd.DataFrame) -> list[tuple[str, str]]:
     return list(zip(found["method"], found["kind"], strict=True))
 
 
-def _panel(axes: Axes, found: pd.DataFrame, steps: pd.DataFrame, top: float) -> None:
+def _panel(axes: Axes, found: pd.DataFrame, steps: pd.DataFrame, right: float) -> None:
     most = min(FARTHEST_SHARE, max(0.1, 1.06 * found["extra"].max()))
     least = min(0.0, 1.1 * found["extra"].min()) - 0.02 * most
-    axes.set_xlim(least, most)
-    axes.set_ylim(0, top)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-    if not steps.empty:  # each step reaches from the one before it to its own extra cost
-        x = [least, *steps["extra"].clip(lower=0.0)]
-        y = [*steps["share"], steps["share"].iloc[-1]]
-        axes.fill_between(x, y, step="post", color=NO_PLAN, linewidth=0)
-        axes.step(x, y, where="post", color=RED, linewidth=1.1, dashes=(4, 2.5), label="certified: no plan below")
-    stairs = staircase(found[found["kind"] == "auto"])
+    axes.set_xlim(0, right)
+    axes.set_ylim(least, most)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None, symbol=" %"))
+    words = Words(axes, found["share"].clip(upper=right), found["extra"].clip(upper=most))
+    if not steps.empty:
+        words.keep_off(*_no_plan(axes, steps, least))
+    stairs = staircase(found[found["kind"] == "auto"])[::-1]  # from the smallest peak on
     if not stairs.empty:
-        x = [*stairs["extra"].clip(upper=most), most]
-        y = [*stairs["share"], stairs["share"].iloc[-1]]
+        x = [*stairs["share"], right]
+        y = [*stairs["extra"].clip(upper=most), stairs["extra"].iloc[-1]]
         axes.step(x, y, where="post", color=BLUE, linewidth=1.6)
-    style = {"clip_on": False, "markeredgecolor": "white", "markeredgewidth": 0.6, "linestyle": "none"}
+        words.keep_off([x[0], *(b for b in x[1:] for _ in range(2))], [*(b for b in y[:-1] for _ in range(2)), y[-1]])
 
-    def draw(these: pd.DataFrame, label: str, mark: str, colour: str, size: float, over: int) -> None:
-        if not these.empty:
-            x, y = these["extra"].clip(upper=most), these["share"].clip(upper=top)
-            axes.plot(x, y, mark, color=colour, markersize=size, zorder=over, label=label, **style)
+    def draw(these: pd.DataFrame, mark: str, colour: str, size: float, over: int) -> None:
+        x, y = these["share"].clip(upper=right), these["extra"].clip(upper=most)
+        style = {"clip_on": False, "markeredgecolor": "white", "markeredgewidth": 0.6, "linestyle": "none"}
+        axes.plot(x, y, mark, color=colour, markersize=size, zorder=over, **style)
 
-    draw(found[found["kind"] == "plain"], "plain step", "o", INK, 7, 6)
-    draw(found[found["kind"] == "auto"], "auto", "o", BLUE, 5, 5)
-    draw(found[found["kind"] == "solver"], "other solvers", "o", GREY, 5, 3)
-    for tool, mark in MARKS.items():
+    labelled: list[tuple[pd.DataFrame, str, str]] = [
+        (found[found["kind"] == "plain"], "plain step", INK),
+        (stairs, "auto", BLUE),
+    ]
+    draw(found[found["kind"] == "solver"], "o", GREY, 4.5, 3)
+    for tool, mark in TOOLS.items():
         mine = found[(found["kind"] == "tool") & found["method"].str.startswith(tool)]
-        label = "compile, 4 budgets" if tool == "compile" else tool
-        draw(mine, label, mark, ORANGE, 6, 4)
+        named = not mine.empty and len(labelled) < LABELLED
+        draw(mine, mark, ORANGE if named else GREY, 6, 5 if named else 4)
+        if named:
+            several = " (several budgets)" if len(mine) > 1 else ""
+            labelled.append((mine, f"{tool}{several}", ORANGE))
+    draw(found[found["kind"] == "auto"], "o", BLUE, 5, 6)
+    draw(found[found["kind"] == "plain"], "o", INK, 7, 7)
+    for these, label, colour in labelled:
+        words.beside(these["share"].clip(upper=right), these["extra"].clip(upper=most), label, colour)
 
 
-def _legend(figure: Figure, axes: Axes, high: float) -> None:
-    """The meaning of the marks, in one row above the panels."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=(0.2 / WIDE, 1 - 0.66 / high), ncols=len(labels),
-        fontsize=7.6, handletextpad=0.4, columnspacing=1.3, borderaxespad=0, borderpad=0.3, handlelength=1.6,
+def _no_plan(axes: Axes, steps: pd.DataFrame, least: float) -> tuple[list[float], list[float]]:
+    """Draw the certified line: up to the extra cost of each step, no plan holds less than its share. Gives its corners."""
+    x, y = [steps["share"].iloc[0]], [least]
+    for share, extra in zip(steps["share"], steps["extra"].clip(lower=0.0), strict=True):
+        x += [share, share]
+        y += [y[-1], extra]
+    axes.fill([0, *x, 0], [least, *y, y[-1]], color=NO_PLAN, linewidth=0)
+    axes.plot(x, y, color=RED, linewidth=1.1, dashes=(4, 2.5))
+    low, high = axes.get_ylim()
+    axes.text(
+        0.012, 0.5 * (max(low, 0) + min(y[-1], high)) / (high - low) - low / (high - low), "certified: no plan here", color=RED,
+        fontsize=7.6, rotation=90, va="center", transform=axes.transAxes,
     )  # fmt: skip
+    return x, y
 
 
 def _figures(

@@ -28,14 +28,19 @@ class CertificateSettings:
 
 
 SETTINGS = CertificateSettings()
+PATIENT = CertificateSettings(looks_s=(0.06, 0.3, 1.0), begin_before_s=1.0)  # for a report: a few seconds
 
 
-def holds(plan: Plan) -> bool:
+def holds(plan: Plan, settings: CertificateSettings | None = None) -> bool:
     """Whether the plan's bounds and its status are proven again from its graph: about 0.2 s each, a second at most.
 
     False means that they were not proven here: they may be false, or may need a longer search.
+
+    settings : how long is searched; None: `SETTINGS`.
     """
     import scipy.optimize  # noqa: F401  imported lazily elsewhere, but that must not take from the time of a proof
+
+    settings = settings or SETTINGS
 
     graph, weights = plan.graph, plan.graph.weights(plan.cost)
     limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
@@ -48,18 +53,18 @@ def holds(plan: Plan) -> bool:
         return plan.least_overhead <= least_overhead(claim, (0.0, seconds)) + EPS
 
     return (
-        _proven(bounded)
-        and (plan.least_overhead <= EPS or _proven(costly))
-        and (plan.status != "optimal" or _proven(lambda s: is_proven(claim, s, (0.0, s))))
+        _proven(bounded, settings)
+        and (plan.least_overhead <= EPS or _proven(costly, settings))
+        and (plan.status != "optimal" or _proven(lambda s: is_proven(claim, s, (0.0, s)), settings))
     )
 
 
-def _proven(claim: Callable[[float], bool]) -> bool:
+def _proven(claim: Callable[[float], bool], settings: CertificateSettings) -> bool:
     """Whether the claim is proven in a short search, or in longer ones while there is time."""
     start = time.thread_time()
-    for seconds in SETTINGS.looks_s:
+    for seconds in settings.looks_s:
         if claim(seconds):
             return True
-        if time.thread_time() - start > SETTINGS.begin_before_s:
+        if time.thread_time() - start > settings.begin_before_s:
             break
     return False

@@ -130,7 +130,20 @@ def test_positions_of_the_other_fields_stay() -> None:
     assert [f.name for f in fields(Op)][:9] == [
         "name", "inputs", "outputs", "seconds", "flops", "workspace", "backward", "recompute", "inplace",
     ]  # fmt: skip
-    assert [f.name for f in fields(Op) if f.kw_only] == [*DESCRIBING]
+    assert [f.name for f in fields(Op) if f.kw_only] == [*DESCRIBING, "source"]
+
+
+def test_the_source_line_is_written_and_read_and_says_nothing_about_the_op() -> None:
+    op = Op("f", (), (0,), module="m", source="models/net.py:8")
+    graph, other = (Graph((Value(1),), (o,), (0,)) for o in (op, replace(op, source="")))
+    assert graph == other
+    assert graph.hash == other.hash
+    doc = formats.graph_to_json(graph)
+    assert formats.graph_from_json(doc).ops[0].source == "models/net.py:8"
+    assert "source" not in formats.graph_to_json(other)["ops"][0]
+    doc["ops"][0]["source"] = 8
+    with pytest.raises(FormatError, match="'source' should be a string"):
+        formats.graph_from_json(doc)
 
 
 OLD_FILE = """{"format": "rekindle.graph/1", "name": "old", "values": [{"bytes": 4}, {"bytes": 8}, {"bytes": 8}, {"bytes": 0}],

@@ -93,7 +93,7 @@ def test_the_peaks_drawn_are_the_peaks_judged() -> None:
     peaks = [simulate(graph, s).peak_bytes for s in (Schedule.baseline(graph), planned)]
     root = parsed(memory_timeline(graph, planned, budget=30 << 20, title="a < b & c"))
     said = [w for w in words(root) if w.startswith("peak ")]
-    ops = [Track.of(graph, s, "").peak_name for s in (Schedule.baseline(graph), planned)]
+    ops = [Track.of(graph, s, "", graph.weights()).peak_name for s in (Schedule.baseline(graph), planned)]
     assert set(said) == {f"peak {format_bytes(p)} in {op}" for p, op in zip(peaks, ops, strict=True)}
     assert "30.0 MiB" in words(root)
     assert words(root).count("backward") == 2

@@ -21,10 +21,12 @@ from rekindle.errors import UsageError
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 
+from matplotlib import pyplot as plt
 from page import frontier, growth, unit_costs
 from page.document import made, write
 from page.published import published_part
 from page.rows import picked, read, table
+from page.words import Words
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report.py"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -214,10 +216,30 @@ def test_a_picture_shows_every_method_and_loads_nothing() -> None:
     assert "kusumoto" not in words
     assert "+250%" in words
     assert "extra time (modelled)" in words
-    assert "certified: no plan below" in words
+    assert "certified: no plan here" in words
     assert "<script" not in svg
     assert "onload" not in svg
     assert svg == frontier.frontier_svg(table(many()))  # equal on every run
+
+
+def test_words_beside_marks_meet_no_other_words() -> None:
+    figure = plt.figure(figsize=(4, 3))
+    axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+    placed = Words(axes, [0.5] * 5, [0.5] * 5)
+    for label in ("plain step", "auto", "checkpoint-blocks", "compile", "selective-matmul"):
+        placed.beside([0.5], [0.5], label, "black")
+    boxes = placed.taken
+    assert len(boxes) == len(axes.texts) == 5
+    assert not any(a.meets(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    plt.close(figure)
+
+
+def test_five_methods_have_words_and_memory_is_across() -> None:
+    axes = frontier.frontier(table(many())).axes[0]
+    written = {t.get_text() for t in axes.texts}
+    assert written == {"plain step", "auto", "checkpoint-blocks", "compile", "certified: no plan here"}
+    assert axes.get_xlabel() == "peak, share of the plain step's"
+    assert axes.get_ylabel() == "extra FLOPs (measured)"
 
 
 def test_the_staircase_and_the_floor() -> None:

@@ -41,7 +41,8 @@ ORDER: list[dict[str, set[str]]] = [
             "registry", "remembered",
         }
     },
-    {"show": set(), "parts": set()},
+    {"parts": set()},
+    {"show": set()},
     {"torch.capture": set()},
     {"torch.costs": set(), "zoo": set()},
     {"torch": set()},

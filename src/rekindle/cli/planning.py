@@ -187,7 +187,10 @@ def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | N
         title = f"Memory of one training step: {made.graph.name}"
         if limit is not None:
             title += f", within {format_bytes(limit)}"
-        write_text(svg, memory_timeline(made.graph, made.schedule, budget=limit, title=title))
+        target = made.trace_options.target
+        write_text(
+            svg, memory_timeline(made.graph, made.schedule, budget=limit, title=title, cost=made.cost, target=target)
+        )
     return svg
 
 

@@ -69,9 +69,12 @@ def check_writable(path: PathLike) -> Path:
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all: after any failure the old file is as it was.
+    """Write a text file in UTF-8. Lone surrogates, which it cannot hold, are spelled out. Else as `write_bytes`."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
-    A file that was there keeps its permissions. Characters that UTF-8 cannot hold (lone surrogates) are spelled out.
+
+def write_bytes(path: PathLike, content: bytes) -> None:
+    """Write a file whole or not at all: after any failure the old file is as it was. It keeps its permissions.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def write_text(path: PathLike, text: str) -> None:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         try:
             with os.fdopen(fd, "wb") as f:
-                f.write(text.encode("utf-8", "backslashreplace"))
+                f.write(content)
                 f.flush()
                 os.fsync(f.fileno())  # or the new name could survive a power failure, and the content not
             _keep_mode(real, new)

@@ -31,7 +31,8 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
             {
                 "name": o.name, "inputs": list(o.inputs), "outputs": list(o.outputs), "seconds": o.seconds,
                 "flops": o.flops, "workspace": o.workspace, "backward": o.backward, "recompute": o.recompute,
-                "inplace": list(o.inplace), **{key: text for key in DESCRIBING if (text := getattr(o, key))},
+                "inplace": list(o.inplace),
+                **{key: text for key in (*DESCRIBING, "source") if (text := getattr(o, key))},
             }
             for o in graph.ops
         ],
@@ -60,7 +61,7 @@ def graph_from_json(doc: Any, where: str = "graph") -> Graph:
             Op(
                 p.text("name"), p.ints("inputs"), p.ints("outputs"), p.number("seconds", 0.0), p.whole("flops", 0),
                 p.whole("workspace", 0), p.flag("backward", False), p.flag("recompute", True), p.ints("inplace", ()),
-                **{key: p.text(key, "") for key in DESCRIBING},
+                **{key: p.text(key, "") for key in (*DESCRIBING, "source")},
             )
         )  # fmt: skip
     return Graph(values, filled_in(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))

@@ -48,12 +48,14 @@ class Op:
     recompute : False forbids running the op twice.
     inplace : inputs over which the op may write its first output.
 
-    Four optional fields describe the op; tracing sets them, and "" means unknown. They are not hashed.
+    Five optional fields describe the op; tracing sets them, and "" means unknown. They are not hashed.
 
     module : path of the module that makes the op, e.g. "layer1.0.conv1"; for "accumulate" the parameter's name.
     kind : one of `KINDS`.
     target : the operator, e.g. "aten.convolution.default"; only where `kind` is "aten".
     shape : dtype and shape of the first output, e.g. "f32[8,64,56,56]".
+    source : the line of the user's code that makes the op, e.g. "models/train.py:88". It says nothing about what the op
+        does, so it is not compared either.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Op:
     kind: str = field(default="", kw_only=True)
     target: str = field(default="", kw_only=True)
     shape: str = field(default="", kw_only=True)
+    source: str = field(default="", kw_only=True, compare=False)
 
     @property
     def described(self) -> bool:
@@ -248,7 +251,7 @@ def _validate(g: Graph) -> None:
             raise FormatError(f"{where}: inplace {list(op.inplace)} must be inputs of the op")
         if op.inplace and not op.outputs:
             raise FormatError(f"{where} has inplace but no output")
-        for key in DESCRIBING:
+        for key in (*DESCRIBING, "source"):
             if not isinstance(text := getattr(op, key), str):
                 raise FormatError(f"{where}: {key!r} should be a string, not {printed(text)}")
         if op.kind and op.kind not in KINDS:

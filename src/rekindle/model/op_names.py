@@ -24,11 +24,19 @@ def op_words(op: Op) -> str:
     >>> op_words(Op("matmul_1", (), ()))
     'matmul_1'
     """
-    does = operator_name(op.target) if op.target else WORDS.get(op.kind, "")
-    if not does:
+    if not (op.target or op.kind in WORDS):
         return name(op.name)
-    details = ", ".join(part for part in (does, op.shape) if part)
+    details = ", ".join(part for part in (does(op), op.shape) if part)
     return name(f"{op.module} ({details})" if op.module else details)
+
+
+def does(op: Op) -> str:
+    """What the op does, in a word or a few; its own name where the graph does not say.
+
+    >>> does(Op("a", (), (), target="aten.convolution.default")), does(Op("b", (), (), kind="boundary"))
+    ('convolution', 'the end of forward')
+    """
+    return operator_name(op.target) if op.target else WORDS.get(op.kind) or op.name
 
 
 def op_words_of(graph: Graph, op_name: str) -> str:

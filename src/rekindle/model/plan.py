@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import Any
 
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..printed import name
+from ..progress import Progress
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
 from ..version import __version__
@@ -159,6 +161,34 @@ class Plan:
         """
         formats.write_json(file_name(path), self.to_json())
 
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        frontier: Sequence[Plan] | bool | None = None,
+        progress: Progress = None,
+    ) -> None:
+        """Write a report to one HTML file, which needs no network: memory over time, holders of the peak, what is recomputed.
+
+        frontier : the memory/time curve that the report shows: plans of the same graph, as `rekindle.frontier` gives them;
+            True: a search of a few seconds; False: none; None: a search if the graph is small.
+        progress : as in `rekindle.plan`.
+
+        Raises
+        ------
+        UsageError : as `save`; also where `frontier` is something else, or holds plans of another graph.
+        RekindleError : as `save`.
+        """
+        shown_by("report.make").write_report(self, path, frontier, progress)
+
+    def to_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted memory over time as a snapshot of PyTorch's allocator, which pytorch.org/memory_viz shows.
+
+        It can be looked at beside a measured one, of `torch.cuda.memory._dump_snapshot`. The file is a pickle, as PyTorch's
+        format asks; Rekindle never reads one. Raises as `save`.
+        """
+        shown_by("snapshot").write_snapshot(self, path)
+
     @property
     def doubt(self) -> str:
         """Text that follows a certificate which was read from a file and not proven again; else ""."""
@@ -187,7 +217,12 @@ class Plan:
         return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return str(shown_by("report.notebook").of_plan(self))
+
+
+def shown_by(module: str) -> Any:
+    """A module of `show`. That room stands above this one and planning does without it, so it is imported when it is used."""
+    return importlib.import_module(f"..show.{module}", __package__)
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..model import formats, options_file
 from ..model.graph import Graph
-from ..model.plan import Plan, schedule_document
+from ..model.plan import Plan, schedule_document, shown_by
 from ..model.schedule import Schedule
 from ..printed import name
+from ..progress import Progress
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes, of_bytes
 from ..version import __version__
@@ -150,6 +151,17 @@ class PartsPlan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plans of all parts to one JSON file, whole or not at all. Raises as `Plan.save`."""
         formats.write_json(file_name(path), self.to_json())
+
+    def to_html(self, path: str | os.PathLike[str], *, frontier: bool | None = None, progress: Progress = None) -> None:
+        """Write a report to one HTML file: the figures of the step, and a section for each different part.
+
+        frontier : True: search for the memory/time curve of each part, a few seconds each. `progress` and errors as
+            `Plan.to_html`.
+        """
+        shown_by("report.make").write_report(self, path, frontier, progress)
+
+    def _repr_html_(self) -> str:
+        return str(shown_by("report.notebook").of_parts(self))
 
     def without_traces(self) -> PartsPlan:
         """The same plans as a file holds them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..model.plan import Plan
+from ..shares import percent
 from ..sizes import format_bytes
 from .svg import Canvas, byte_unit, n, number, ticks
 
@@ -17,9 +18,10 @@ class FrontierLayout:
 
     width_px, height_px : of the picture.
     left_px, right_px, top_px, bottom_px : from its edges to the curve's frame.
-    apart_px : least distance between two points that have words.
+    letter_px, line_px : width of a letter, and height of a line, of the words beside a point.
     words_px : width of the words at an edge of the frame; nearer to it they start, or end, at their line.
     plain_px : least distance between the lines of the bound and of the plain step for both to have words.
+    dearest_share : overhead up to which the picture is drawn to scale; dearer plans stand at its upper edge.
     side_share, above_share : space beside the curve and above it, as a share of its width and its height.
     """
 
@@ -29,9 +31,11 @@ class FrontierLayout:
     right_px: int = 40
     top_px: int = 84
     bottom_px: int = 66
-    apart_px: int = 46
+    letter_px: float = 8.6
+    line_px: int = 15
     words_px: int = 60
     plain_px: int = 330
+    dearest_share: float = 1.5
     side_share: float = 0.06
     above_share: float = 0.12
 
@@ -63,14 +67,15 @@ class _Scales:
         left = min(plans[0].peak_bytes, *(p.bound_bytes for p in plans))
         right = max(plans[0].baseline_peak_bytes, plans[-1].peak_bytes)
         pad = LAYOUT.side_share * (right - left) or max(1.0, 0.05 * right)
-        top = max(0.02, (1 + LAYOUT.above_share) * max(p.overhead for p in plans))
+        dearest = max(p.overhead for p in plans)
+        top = max(0.02, (1 + LAYOUT.above_share) * min(dearest, LAYOUT.dearest_share))
         return cls(max(0.0, left - pad), right + pad, top)
 
     def x(self, size_bytes: float) -> float:
         return LAYOUT.left_px + (size_bytes - self.low) / (self.high - self.low) * (LAYOUT.right - LAYOUT.left_px)
 
     def y(self, overhead: float) -> float:
-        return LAYOUT.bottom - max(0.0, overhead) / self.top * (LAYOUT.bottom - LAYOUT.top_px)
+        return LAYOUT.bottom - min(max(0.0, overhead) / self.top, 1.0) * (LAYOUT.bottom - LAYOUT.top_px)
 
 
 def frontier_svg(plans: Sequence[Plan], title: str | None = None) -> str:
@@ -88,7 +93,7 @@ def frontier_svg(plans: Sequence[Plan], title: str | None = None) -> str:
     if not plans:
         raise UsageError("a frontier needs at least one plan")
     plans = sorted(plans, key=lambda p: p.peak_bytes)
-    title = title or f"What memory costs: {plans[0].graph.name}"
+    title = title or f"Peak memory against extra cost: {plans[0].graph.name}"
     bound = min(p.bound_bytes for p in plans)
     to = _Scales.of(plans)
     c = Canvas(LAYOUT.width_px, LAYOUT.height_px)
@@ -151,16 +156,16 @@ def _axis_titles(c: Canvas, unit: str, cost: str) -> None:
 
 
 def _points(c: Canvas, plans: Sequence[Plan], places: Sequence[tuple[float, float]]) -> None:
-    """Draw a dot per plan, with words where the last words are far enough; the first dot always has words."""
-    last: tuple[float, float] | None = None
+    """Draw a dot per plan, with words where they meet no other words; the first dot always has words."""
+    taken: list[tuple[float, float, float]] = []  # left end, right end and height of words
     for p, (px, py) in zip(plans, places, strict=True):
-        facts = (
-            f"{format_bytes(p.peak_bytes)}, +{p.overhead:.1%}, +{p.flops_overhead:.1%} FLOPs, {p.solver}, {p.status}"
-        )
+        price = percent(p.overhead)
+        facts = f"{format_bytes(p.peak_bytes)}, {price}, {percent(p.flops_overhead)} FLOPs, {p.solver}, {p.status}"
         c.dot(px, py, "point", facts)
-        if last is None or abs(px - last[0]) + abs(py - last[1]) > LAYOUT.apart_px:
-            c.text(px + 7, py - 8, f"+{p.overhead:.1%}", "mark small", halo=True)
-            last = (px, py)
+        left, right, y = px + 7, px + 7 + LAYOUT.letter_px * len(price), max(py - 8, LAYOUT.top_px + 14)
+        if all(right < a or left > b or abs(y - z) > LAYOUT.line_px for a, b, z in taken):
+            c.text(left, y, price, "mark small", halo=True)
+            taken.append((left, right, y))
 
 
 def _anchor(x: float) -> str:
@@ -173,9 +178,9 @@ def _anchor(x: float) -> str:
 def _subtitle(plans: Sequence[Plan]) -> str:
     least = plans[0]
     if len(plans) == 1:
-        return f"1 plan: {format_bytes(least.peak_bytes)} at +{least.overhead:.1%}."
+        return f"1 plan: {format_bytes(least.peak_bytes)} at {percent(least.overhead)}."
     return (
         f"{len(plans)} plans from {format_bytes(least.peak_bytes)} at "
-        f"+{least.overhead:.1%} to {format_bytes(plans[-1].peak_bytes)} at +{plans[-1].overhead:.1%}; "
+        f"{percent(least.overhead)} to {format_bytes(plans[-1].peak_bytes)} at {percent(plans[-1].overhead)}; "
         f"plain training holds {format_bytes(least.baseline_peak_bytes)}."
     )

@@ -1,4 +1,4 @@
-"""The memory timeline: an SVG of the memory held during each run of a schedule, plain above planned, on one scale."""
+"""The memory timeline: an SVG of the memory that a schedule holds over time, plain above planned, on one scale."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from ..model.graph import Graph
 from ..model.schedule import Schedule
+from ..shares import percent
 from ..sizes import format_bytes
 from .svg import Canvas, byte_unit, n, number, ticks
+from .time_axis import TimeAxis
 from .tracks import Track, short_name
 
 
@@ -63,29 +65,32 @@ def memory_timeline(
     *,
     budget: int | None = None,
     title: str | None = None,
+    cost: str = "seconds",
+    target: str | None = None,
 ) -> str:
-    """An SVG of the memory held during each run: the schedule `plain` above the schedule `planned`, on one scale.
+    """An SVG of the memory held over time: the schedule `plain` above the schedule `planned`, on one scale.
 
     plain : None takes the baseline, which recomputes nothing.
     budget : bytes, resident bytes included, drawn as a line.
     title : None takes one with the graph's name.
+    cost : the unit of the time where no op has seconds. target : the device whose roofline gave the seconds, for the title.
 
     Where most of the peak is held during the whole step, the picture starts above that memory and says so. Where there are
-    more runs than pixels, each pixel shows the most memory of its runs, so the peak drawn is the peak judged.
+    several runs in one pixel, it shows the most memory of its runs, so the peak drawn is the peak judged.
 
     Raises
     ------
     FormatError : a schedule is not valid for the graph.
     """
-    at = LAYOUT
+    at, time = LAYOUT, TimeAxis.of(graph, cost, target)
     tracks = [
-        Track.of(graph, plain if plain is not None else Schedule.baseline(graph), "Plain"),
-        Track.of(graph, planned, "Planned"),
+        Track.of(graph, plain if plain is not None else Schedule.baseline(graph), "Plain", time.weights),
+        Track.of(graph, planned, "Planned", time.weights),
     ]
     title = title or f"Memory of one training step: {graph.name}"
     top = max(t.judged.peak_bytes for t in tracks)
     floor = graph.resident_bytes if graph.resident_bytes > at.resident_share * top else 0
-    view = _View(graph, tracks, floor, budget, (max(top, budget or 0) - floor) * (1 + at.headroom_share) or 1.0)
+    view = _View(graph, tracks, floor, budget, (max(top, budget or 0) - floor) * (1 + at.headroom_share) or 1.0, time)
     c = Canvas(at.width_px, at.top_px + 2 * at.panel_px + at.gap_px + at.bottom_px)
     c.text(at.left_px, 34, title, "title")
     _legend(c, view, 60)
@@ -94,7 +99,8 @@ def memory_timeline(
     middle = at.top_px + at.panel_px + at.gap_px / 2
     above = f" above the {format_bytes(floor)} held all step" if floor else ""
     c.text(22, middle, f"memory held{above} ({view.unit})", "soft", "middle", turn=-90)
-    c.text((at.left_px + at.right) / 2, c.height - 14, "operator runs, in the order of the schedule", "soft", "middle")
+    words = f"{time.title} ({time.scale(view.length)[0]})"
+    c.text((at.left_px + at.right) / 2, c.height - 14, words, "soft", "middle")
     return c.render(title, _describe(tracks, budget))
 
 
@@ -111,17 +117,19 @@ class _View:
     floor: int
     budget: int | None
     span: float
+    time: TimeAxis
 
     @property
     def unit(self) -> str:
         return byte_unit(self.span)[0]
 
     @property
-    def runs(self) -> int:
-        return max(1, *(len(t.memory) for t in self.tracks))
+    def length(self) -> float:
+        """The time of the longer schedule."""
+        return max(t.length for t in self.tracks) or 1.0
 
-    def x(self, run: float) -> float:
-        return LAYOUT.left_px + run / self.runs * LAYOUT.across
+    def x(self, moment: float) -> float:
+        return LAYOUT.left_px + moment / self.length * LAYOUT.across
 
     def y(self, size: float, bottom: float) -> float:
         return bottom - (size - self.floor) / self.span * LAYOUT.panel_px
@@ -130,8 +138,8 @@ class _View:
 def _panel(c: Canvas, view: _View, track: Track, top: float, last: bool) -> None:
     bottom, right = top + LAYOUT.panel_px, LAYOUT.right
     _grid(c, view, top, bottom, right, last)
-    end = view.x(len(track.memory))
-    starts, most, share = track.columns(view.runs, LAYOUT.across)
+    end = view.x(track.length)
+    starts, most, share = track.columns(view.length, LAYOUT.across)
     xs = [view.x(s) for s in starts] + [end]
     ys = [view.y(m, bottom) for m in most]
     c.path(_area(xs, ys, bottom, np.ones(len(ys), np.bool_)), "area")
@@ -146,7 +154,7 @@ def _panel(c: Canvas, view: _View, track: Track, top: float, last: bool) -> None
     c.line(LAYOUT.left_px, bottom, right, bottom, "axis")
     _heading(c, track, top)
     if track.boundary is not None:
-        x = view.x(track.boundary + 1)
+        x = view.x(float(track.ends[track.boundary]))
         c.line(x, top - 2, x, bottom, "phase")
         c.text(x - 7, top - 6, "forward", "soft small", "end")
         c.text(x + 7, top - 6, "backward", "soft small")
@@ -164,12 +172,11 @@ def _grid(c: Canvas, view: _View, top: float, bottom: float, right: float, last:
         y = bottom - t * size / view.span * LAYOUT.panel_px
         c.line(LAYOUT.left_px, y, right, y, "grid")
         c.text(LAYOUT.left_px - 8, y + 4, number(t), "soft small", "end")
-    for t in ticks(0, view.runs, 8):
-        if t != round(t):
-            continue
-        c.line(view.x(t), top, view.x(t), bottom, "grid")
+    scale = view.time.scale(view.length)[1]
+    for t in ticks(0, view.length / scale, 8):
+        c.line(view.x(t * scale), top, view.x(t * scale), bottom, "grid")
         if last:
-            c.text(view.x(t), bottom + 18, number(t), "soft small", "middle")
+            c.text(view.x(t * scale), bottom + 18, number(t), "soft small", "middle")
 
 
 def _heading(c: Canvas, track: Track, top: float) -> None:
@@ -177,7 +184,7 @@ def _heading(c: Canvas, track: Track, top: float) -> None:
     facts = f"{len(track.memory):,} runs"
     if again:
         extra = [("time", track.judged.overhead), ("FLOPs", track.judged.flops_overhead)]
-        facts += f", {again:,} of them recomputed (" + ", ".join(f"+{x:.1%} {what}" for what, x in extra) + ")"
+        facts += f", {again:,} of them recomputed (" + ", ".join(f"{percent(x)} {what}" for what, x in extra) + ")"
     c.text(LAYOUT.left_px, top - 26, track.label, "head", then=facts)
 
 
@@ -185,7 +192,7 @@ def _peak(c: Canvas, view: _View, track: Track, bottom: float) -> None:
     """Draw the dot at the peak and its words, above the budget's line where the two would meet."""
     if track.peak_op is None:
         return
-    x, y = view.x(track.peak_run + 0.5), view.y(track.judged.peak_bytes, bottom)
+    x, y = view.x(track.middle(track.peak_run)), view.y(track.judged.peak_bytes, bottom)
     c.dot(x, y)
     words = y - 11
     if view.budget is not None and abs(view.y(view.budget, bottom) - words + 4) < LAYOUT.words_apart_px:

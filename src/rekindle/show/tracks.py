@@ -1,4 +1,4 @@
-"""The memory that a schedule holds, run by run, thinned to the pixels of a picture."""
+"""The memory that a schedule holds over time, thinned to the pixels of a picture."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Track:
     judged : the judge's figures for the schedule.
     memory : int64 [runs], bytes during each run, resident bytes included.
     again : bool [runs], whether the op ran before.
+    ends : float64 [runs], the time at which the run ends.
     boundary : index of the first run after which backward begins, or None.
     peak_run, peak_op : index of the run at the peak, and its op; None where nothing runs.
     """
@@ -29,13 +30,17 @@ class Track:
     judged: Simulation
     memory: np.ndarray
     again: np.ndarray
+    ends: np.ndarray
     boundary: int | None
     peak_run: int
     peak_op: Op | None
 
     @classmethod
-    def of(cls, graph: Graph, schedule: Schedule, label: str) -> Track:
-        """The track of a schedule of the graph. Raises as `simulate`."""
+    def of(cls, graph: Graph, schedule: Schedule, label: str, weights: np.ndarray) -> Track:
+        """The track of a schedule of the graph. Raises as `simulate`.
+
+        weights : float64 [ops], the time of one run of each op.
+        """
         judged = simulate(graph, schedule)
         steps = schedule.array
         is_run = steps[:, 0] == RUN
@@ -46,26 +51,37 @@ class Track:
         starts = np.flatnonzero(ops == graph.boundary if graph.boundary is not None else backward)
         peak = int(memory.argmax()) if len(memory) else 0
         peak_op = graph.ops[ops[peak]] if len(ops) else None
-        return cls(label, judged, memory, again, int(starts[0]) if len(starts) else None, peak, peak_op)
+        ends = np.cumsum(weights[ops])
+        return cls(label, judged, memory, again, ends, int(starts[0]) if len(starts) else None, peak, peak_op)
 
     @property
     def peak_name(self) -> str:
         """The name of the op at the peak; "" where nothing runs."""
         return "" if self.peak_op is None else self.peak_op.name
 
-    def columns(self, runs: int, pixels: int) -> tuple[list[float], np.ndarray, np.ndarray]:
-        """(first run, most bytes, share of recomputed runs) of each column of a picture that shows `runs` runs.
+    @property
+    def length(self) -> float:
+        """The time of the whole schedule."""
+        return float(self.ends[-1]) if len(self.ends) else 0.0
 
-        A column is one run, or one of the `pixels` where there are more runs than pixels.
+    def middle(self, run: int) -> float:
+        """The time in the middle of a run."""
+        return float(self.ends[run] + (self.ends[run - 1] if run else 0.0)) / 2
+
+    def columns(self, length: float, pixels: int) -> tuple[list[float], np.ndarray, np.ndarray]:
+        """(start, most bytes, share of time that is run again) of each column of a picture whose pixels show `length` together.
+
+        A column is one run, or the runs that begin within one pixel.
         """
-        count = len(self.memory)
-        if not count:
+        if not len(self.memory):
             return [], np.zeros(0), np.zeros(0)
-        edges = np.arange(count) if runs <= pixels else np.unique((np.arange(pixels) * runs / pixels).astype(np.int64))
-        edges = edges[edges < count]
-        width = np.diff(np.append(edges, count))
-        most = np.maximum.reduceat(self.memory, edges)
-        return edges.tolist(), most, np.add.reduceat(self.again.astype(np.float64), edges) / width
+        starts = np.concatenate([[0.0], self.ends[:-1]])
+        pixel = np.floor(starts / length * pixels) if length else np.zeros(len(starts))
+        first = np.flatnonzero(np.diff(pixel, prepend=-1.0))
+        most = np.maximum.reduceat(self.memory, first)
+        taken = np.diff(self.ends, prepend=0.0)
+        again, all_of_it = (np.add.reduceat(x, first) for x in (taken * self.again, taken))
+        return starts[first].tolist(), most, np.divide(again, all_of_it, out=np.zeros(len(first)), where=all_of_it > 0)
 
 
 def short_name(op: Op) -> str:

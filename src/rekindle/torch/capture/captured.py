@@ -62,6 +62,7 @@ class Captured:
     # output leaf -> the input that it is, by index, or the parameter or buffer, by name
     aliased_inputs: dict[int, int | str] = field(default_factory=dict)
     module_path: dict[fx.Node, str] = field(default_factory=dict)
+    source: dict[fx.Node, str] = field(default_factory=dict)  # node -> file and line of the user's code, where known
     ignored_outputs: dict[int, str] = field(default_factory=dict)  # output -> its place; taken as not differentiated
     # attribute that forward sets to another tensor -> that tensor: an output, counted after the ones in `output_spec`, or a
     # source as in `aliased_inputs`

@@ -11,7 +11,7 @@ from torch import fx
 from ...errors import TraceError
 from . import tree
 from .captured import Captured
-from .module_paths import module_path
+from .module_paths import module_path, source_line
 from .private import aot, tree_leaves
 from .trace_errors import NO_BACKWARD
 
@@ -108,6 +108,8 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
                 reason="makes a tensor that is not dense",
             )
     c.nodes.append(n)
+    if line := source_line(n):
+        c.source[n] = line
     c.module_path[n] = path or by_seq.get(seq, "")
     if c.module_path[n] and not n.meta.get("autograd_backward"):
         by_seq.setdefault(seq, c.module_path[n])

@@ -1,4 +1,4 @@
-"""The paths of modules: which submodule made a node of a graph, and which paths the user marked."""
+"""The paths of modules: which submodule and which line of the user's made a node of a graph; which paths the user marked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,28 @@ import torch.fx.traceback as fx_traceback
 from torch import fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-_PATH = "rekindle_module_path"
+from .source_lines import line_now
+
+_PATH, _LINE = "rekindle_module_path", "rekindle_line"
+
+
+class _Here(dict[str, tuple[str, str]]):
+    """The module stack while a module runs. Torch copies it into every node that it makes: the copy has the line as well."""
+
+    def __copy__(self) -> dict[str, tuple[str, str]]:
+        return {**self, _LINE: (line_now(), _LINE)}
 
 
 @contextlib.contextmanager
 def module_paths_recorded(model: nn.Module) -> Iterator[None]:
-    """A context in which every new node carries the name of the innermost submodule that made it, as its module stack."""
+    """A context in which every new node carries the name of the innermost submodule that made it, and the user's line, as its
+    module stack."""
     names = {id(m): name for name, m in model.named_modules()}
     entered: list[str] = [""]
     here = threading.get_ident()  # modules may be called in other threads meanwhile
 
     def note() -> None:
-        fx_traceback.current_meta["nn_module_stack"] = {_PATH: (entered[-1], _PATH)}
+        fx_traceback.current_meta["nn_module_stack"] = _Here({_PATH: (entered[-1], _PATH)})
 
     def enter(module: nn.Module, args: Any) -> None:
         if threading.get_ident() == here:
@@ -38,6 +48,7 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
     with fx_traceback.preserve_node_meta():
         # If a backward ends in an error while torch traces it, a mark stays, and all later nodes would count as backward's.
         fx_traceback.current_meta = {}
+        note()
         before = register_module_forward_pre_hook(enter)
         after = register_module_forward_hook(leave, always_call=True)
         try:
@@ -50,8 +61,17 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
 
 def module_path(n: fx.Node) -> str:
     """Qualified name of the innermost module that made the node, or "". A backward node has the name of its forward's."""
-    stack = n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
+    stack = _stack(n)
     return stack[_PATH][0] if _PATH in stack else ""
+
+
+def source_line(n: fx.Node) -> str:
+    """File and line of the user's code that made the node, or "". A backward node has the line of its forward's."""
+    return next((s[_LINE][0] for s in (n.meta.get("fwd_nn_module_stack"), _stack(n)) if s and _LINE in s), "")
+
+
+def _stack(n: fx.Node) -> Any:
+    return n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
 
 
 def printable(name: str) -> str:

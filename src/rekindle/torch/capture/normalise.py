@@ -125,7 +125,9 @@ class _Lowering:
         over = s.overwritable(n) if n not in self.c.writing else {}
         shape = describe(made[0][1]) if made else ""
         op = _op(OPERATOR, inputs, outputs, module=printable(path), target=str(n.target), shape=shape)
-        op = replace(op, backward=backward, recompute=not run_once, inplace=tuple(over))
+        op = replace(
+            op, backward=backward, recompute=not run_once, inplace=tuple(over), source=self.c.source.get(n, "")
+        )
         self._add(op, OpCall(OPERATOR, n, over))
 
     def _made_by(self, n: fx.Node) -> list[int]:

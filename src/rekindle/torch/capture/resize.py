@@ -182,6 +182,7 @@ class _Assembly:
             output_spec=c.output_spec,
             aliased_inputs=dict(c.aliased_inputs),
             module_path={new[n]: x for n, x in c.module_path.items() if n in new},
+            source={new[n]: x for n, x in c.source.items() if n in new},
             ignored_outputs=dict(c.ignored_outputs),
             assigned={k: Assigned(*a) for k, a in c.assigned.items()},
             settles=c.settles,

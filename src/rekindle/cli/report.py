@@ -1,0 +1,57 @@
+"""The command `report`: a plan file as one HTML page. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from ..model.plan import Plan
+from ..parts.files import load
+from ..parts.plan import PartsPlan
+from ..printed import name, value
+from ..progress import telling
+from ..show.report.curve import Frontier, points_of_file
+from ..show.report.make import proven, write_report
+from .answer import Answer
+from .options import Json, check_writable
+
+PlanFile = Annotated[Path, typer.Argument(help="A plan file, as `rekindle plan --out` or plan.save writes it.")]
+Html = Annotated[Path | None, typer.Option(help="File to write. Default: the plan's name with .html.")]
+Curve = Annotated[
+    str,
+    typer.Option("--frontier", help="The memory/time curve to show: auto (searched for where that is quick), quick (a search "
+                                    "of a few seconds), none, or a file of `rekindle frontier --out`."),
+]  # fmt: skip
+SEARCHES: dict[str, Frontier] = {"auto": None, "quick": True, "none": False}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(report)
+
+
+def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Json = False) -> Answer:
+    """Show a plan file as one HTML page: memory over time, holders of the peak, the curve, what is recomputed."""
+    if frontier not in SEARCHES and not frontier.endswith(".json"):
+        raise UsageError(
+            f"--frontier {value(frontier)} is unknown; choose one of {', '.join(SEARCHES)}, or name a .json file"
+        )
+    target = html if html is not None else plan.with_suffix(".html")
+    check_writable(target)
+    if target.resolve() == plan.resolve():
+        raise UsageError(f"the report would be written over the plan {name(str(plan))}; name another file with --html")
+    with telling(None):
+        made = load(plan)
+        if isinstance(made, Plan):
+            made = proven(made)
+        if frontier.endswith(".json") and isinstance(made, PartsPlan):
+            raise UsageError(
+                "a frontier file holds one curve, and this plan has one for each part; give --frontier quick"
+            )
+        curve = SEARCHES[frontier] if frontier in SEARCHES else points_of_file(frontier, made)  # type: ignore[arg-type]
+        write_report(made, target, curve)
+    document = {"html": str(target), "bytes": target.stat().st_size, "verdict": made.sentence}
+    return Answer(document, lambda: [made.sentence, f"wrote {name(str(target))}"])

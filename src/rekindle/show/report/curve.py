@@ -1,0 +1,151 @@
+"""The points of a memory/time curve for the report: each plan's figures and its memory over time in few columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...ask import Goal, PlanOptions
+from ...errors import FormatError, UsageError
+from ...frontiers import frontier_graph
+from ...model.formats import Reader, read_json
+from ...model.graph import Graph
+from ...model.judge import simulate
+from ...model.plan import Plan
+from ...model.schedule import RUN, Schedule
+from ...printed import name, value
+from ...progress import Progress, announce, telling
+
+FRONTIER = "rekindle.frontier/1"
+
+
+@dataclass(frozen=True)
+class CurveSettings:
+    """Guesses that keep a report small and its making short.
+
+    columns : of the memory of each point of the curve.
+    search_s : seconds that the search for a curve may take.
+    most_ops : ops of the largest graph for which a curve is searched unasked.
+    """
+
+    columns: int = 400
+    search_s: float = 5.0
+    most_ops: int = 12_000
+
+
+SETTINGS = CurveSettings()
+
+
+@dataclass(frozen=True)
+class Point:
+    """One plan of a curve: its figures, and its memory in few columns where its schedule is known.
+
+    verified : False: the certificate is a file's own.
+    ends, bytes : the end of each stretch of time, and the most bytes held in it; both empty where the schedule is not known.
+    """
+
+    peak_bytes: int
+    overhead: float
+    flops_overhead: float
+    bound_bytes: int
+    least_overhead: float
+    status: str
+    solver: str
+    verified: bool = True
+    ends: tuple[float, ...] = ()
+    bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, weights: np.ndarray) -> Point:
+        """The point of a plan. weights : float64 [ops], the time of one run of each op."""
+        ends, most = columns(plan.graph, plan.schedule, weights)
+        return cls(
+            plan.peak_bytes, plan.overhead, plan.flops_overhead, plan.bound_bytes, plan.least_overhead, plan.status,
+            plan.solver, plan.verified, tuple(ends), tuple(most),
+        )  # fmt: skip
+
+
+Frontier = Sequence[Plan | Point] | bool | None  # True: search, False: none, None: search if the graph is small
+
+
+def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Progress = None) -> list[Point]:
+    """The points of the curve that a report shows, in order of falling peak; none where no curve is wanted.
+
+    frontier : plans of the same graph, or points; True: a search of a few seconds; False: none; None: a search if the graph
+        is small.
+    weights : float64 [ops], the time of one run of each op.
+
+    Raises
+    ------
+    UsageError : `frontier` is something else, or one of its plans is for a different graph.
+    """
+    if frontier is None:
+        frontier = len(plan.graph.ops) <= SETTINGS.most_ops
+    if isinstance(frontier, bool):
+        frontier = _searched(plan, progress) if frontier else []
+    if isinstance(frontier, str) or not isinstance(frontier, Sequence):
+        raise UsageError(
+            f"frontier={value(frontier)} is no list of plans; give rekindle.frontier(...), True, False or None"
+        )
+    for p in frontier:
+        if not isinstance(p, Plan | Point):
+            raise UsageError(f"frontier takes the plans that rekindle.frontier gives, not {type(p).__name__}")
+        if isinstance(p, Plan) and p.graph_hash != plan.graph_hash:
+            raise UsageError(
+                f"the frontier is for graph {p.graph_hash[:12]}, and the plan for graph {plan.graph_hash[:12]}; "
+                "give rekindle.frontier(...) the trace or graph that the plan was made for"
+            )
+    points = [p if isinstance(p, Point) else Point.of(p, weights) for p in frontier]
+    return sorted(points, key=lambda p: -p.peak_bytes)
+
+
+def points_of_file(path: str, plan: Plan) -> list[Point]:
+    """The points of a file `rekindle.frontier/1`. They hold figures alone, and their certificates are the file's own.
+
+    Raises
+    ------
+    FormatError : the file is damaged or foreign, or its plans are for a different graph than `plan`.
+    """
+    where = name(path)
+    points = []
+    for i, doc in enumerate(Reader(read_json(path), where, FRONTIER).items("plans")):
+        r = Reader(doc, f"{where}: plan {i}")
+        if r.text("graph_hash") != plan.graph_hash or r.text("cost") != plan.cost:
+            raise FormatError(
+                f"{where}: plan {i} is for another graph or another cost than the plan of the report; make both for the "
+                "same model, sample and --cost"
+            )
+        points.append(Point(
+            r.whole("peak_bytes"), r.number("overhead"), r.number("flops_overhead"), r.whole("bound_bytes"),
+            r.number("least_overhead", 0.0), r.text("status"), r.text("solver"), verified=False,
+        ))  # fmt: skip
+    return points
+
+
+def _searched(plan: Plan, progress: Progress) -> list[Plan]:
+    options = PlanOptions(
+        Goal(least_memory=True), cost=plan.cost, effort="quick", time_limit=SETTINGS.search_s, seed=plan.options.seed,
+        cache=plan.options.cache, progress=progress,
+    )  # fmt: skip
+    with telling(progress):
+        announce(progress, "searching for the memory/time curve that the report shows")
+        return frontier_graph(plan.graph, options)
+
+
+def columns(graph: Graph, schedule: Schedule, weights: np.ndarray) -> tuple[list[float], list[int]]:
+    """The memory of a schedule in `SETTINGS.columns` stretches of equal time: the end of each, and the most bytes in it.
+
+    weights : float64 [ops], the time of one run of each op.
+    """
+    is_run = schedule.array[:, 0] == RUN
+    memory = simulate(graph, schedule).memory[is_run]
+    ends = np.cumsum(weights[schedule.array[is_run, 1]])
+    if not len(ends) or not ends[-1]:
+        return [], []
+    # a run belongs to the column in which it ends
+    column = np.minimum((ends / ends[-1] * SETTINGS.columns).astype(np.int64), SETTINGS.columns - 1)
+    starts = np.flatnonzero(np.diff(column, prepend=-1))
+    last = np.append(starts[1:], len(ends)) - 1
+    return [float(f"{x:.5g}") for x in ends[last]], np.maximum.reduceat(memory, starts).tolist()

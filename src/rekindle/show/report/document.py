@@ -1,0 +1,211 @@
+"""The data of a report: the figures of a plan, or of the plans of a model's parts, as one JSON document.
+
+The document is read by the page's own script alone, so its form may change with every version. Long lists stand in columns,
+and texts in one table, so that the report of 7,000 ops stays below 3 MB.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...model import verdict
+from ...model.graph import Graph
+from ...model.op_names import does
+from ...model.plan import Plan
+from ...model.schedule import Schedule
+from ...parts.plan import PartsPlan
+from ...printed import name
+from ...shares import COST_WORDS, percent
+from ...sizes import format_bytes
+from ..time_axis import TimeAxis
+from .curve import Point
+from .folding import folded
+from .held import Held
+from .recomputed import recomputed
+from .strings import Strings
+
+MOST_ROWS = 200  # of the table of what is recomputed; the rest is one row
+
+
+def of_plan(plan: Plan, curve: Sequence[Point]) -> dict[str, Any]:
+    """The document of one plan. curve : the points of its memory/time curve, or none."""
+    strings = Strings()
+    part = _part(plan, curve, strings, title="")
+    return {
+        "title": name(plan.graph.name),
+        "verdict": plan.sentence,
+        "parts": [part],
+        "strings": strings.texts,
+    }
+
+
+def of_parts(plan: PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
+    """The document of the plans of a model's parts. curves : for each of `distinct(plan)`, the points of its curve."""
+    strings = Strings()
+    parts = [
+        _part(p, curve, strings, title=_paths(paths)) for (p, paths), curve in zip(distinct(plan), curves, strict=True)
+    ]
+    return {
+        "title": name(plan.module_name), "verdict": plan.sentence, "parts": parts,
+        "strings": strings.texts, "facts": _facts_of_parts(plan),
+    }  # fmt: skip
+
+
+def distinct(plan: PartsPlan) -> list[tuple[Plan, list[str]]]:
+    """Each different plan of the parts, with the paths of the submodules that run by it."""
+    found: dict[Any, tuple[Plan, list[str]]] = {}
+    for part in plan.parts:
+        for p in part.plans:
+            found.setdefault((p.graph_hash, p.schedule), (p, []))[1].append(part.path)
+    return list(found.values())
+
+
+def time_axis(plan: Plan) -> TimeAxis:
+    """The time axis of a plan's pictures."""
+    return TimeAxis.of(plan.graph, plan.cost, plan.trace_options.target)
+
+
+def _paths(paths: Sequence[str]) -> str:
+    patterns = Counter(folded(path) for path in paths)
+    return name(", ".join(p if n == 1 and "*" not in p else f"{n} × {p}" for p, n in patterns.items()))
+
+
+def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> dict[str, Any]:
+    graph = plan.graph
+    time = time_axis(plan)
+    held = [Held.of(graph, s) for s in (Schedule.baseline(graph), plan.schedule)]
+    limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
+    return {
+        "title": title, "sentence": plan.sentence, "facts": _facts(plan), "claims": _claims(plan),
+        "resident": graph.resident_bytes, "budget": limit, "bound": plan.bound_bytes, "peak": plan.peak_bytes,
+        "plainPeak": plan.baseline_peak_bytes, "overhead": plan.overhead, "gap": plan.gap,
+        "least": plan.least_overhead, "isBudget": limit is not None, "verified": plan.verified,
+        "unit": time.unit, "timeTitle": time.title, "costWords": COST_WORDS[plan.cost],
+        "ops": _ops(graph, time, strings),
+        "tracks": [_track(x, h) for x, h in zip(("plain", "planned"), held, strict=True)],
+        "holders": [_holders(graph, h, strings) for h in held],
+        "recomputed": _recomputed(plan, time, strings),
+        "curve": [_point(p) for p in curve],
+        "made": _made(plan),
+    }  # fmt: skip
+
+
+def _facts(plan: Plan) -> list[list[str]]:
+    """Rows of (name, plain, planned)."""
+    runs = plan.schedule.runs
+    return [
+        ["peak of the step", format_bytes(plan.baseline_peak_bytes), format_bytes(plan.peak_bytes)],
+        ["of which held all step", *[format_bytes(plan.graph.resident_bytes)] * 2],
+        [
+            "of which activations",
+            format_bytes(plan.baseline_activation_bytes),
+            format_bytes(plan.activation_peak_bytes),
+        ],
+        ["operator runs", f"{len(set(runs)):,}", f"{len(runs):,}"],
+        [f"extra {COST_WORDS[plan.cost]}", "", percent(plan.overhead)],
+        *([["extra FLOPs", "", percent(plan.flops_overhead)]] if plan.cost != "flops" else []),
+    ]
+
+
+def _facts_of_parts(plan: PartsPlan) -> list[list[str]]:
+    plain = "not measured" if plan.baseline_peak_bytes is None else format_bytes(plan.baseline_peak_bytes)
+    return [
+        ["peak of the step", plain, format_bytes(plan.peak_bytes)],
+        ["of which held all step", "", format_bytes(plan.resident_bytes)],
+        [f"extra {COST_WORDS[plan.cost]}, at most", "", percent(plan.overhead)],
+    ]
+
+
+def _claims(plan: Plan) -> list[list[str]]:
+    """The certificate as rows of (name, words)."""
+    rows = [["smallest peak", f"{verdict.peak_claim(plan)} (gap {plan.gap:.1%})".replace("%)", " %)")]]
+    if plan.goal.budget is not None or plan.goal.fraction is not None:
+        rows.append(["least extra cost in the budget", verdict.cost_claim(plan)])
+    rows.append(["bound on the peak", verdict.bound_words(plan)])
+    if plan.splitting_op:
+        rows.append(["going lower", f"split {plan.splitting_words}: it alone needs that much"])
+    if not plan.verified:
+        rows.append(["proof", "the certificate is the file's own; it could not be proven again in short time"])
+    return rows
+
+
+def _made(plan: Plan) -> list[list[str]]:
+    goal = ", ".join(f"{k} {x}" for k, x in plan.goal.to_json().items())
+    rows = [
+        ["goal", goal], ["solver", f"{plan.solver}, {plan.status}{plan.doubt}"],
+        ["solved in", f"{plan.solve_seconds:.1f} s"], ["cost", COST_WORDS[plan.cost]],
+        ["graph", f"{len(plan.graph.ops):,} ops, {plan.graph_hash[:16]}"],
+    ]  # fmt: skip
+    rows += [[k, v] for k, v in plan.created_with.items()]
+    return [[name(k), name(v)] for k, v in rows]
+
+
+def _ops(graph: Graph, time: TimeAxis, strings: Strings) -> dict[str, list[Any]]:
+    ops = graph.ops
+    return {
+        "module": [strings.add(o.module) for o in ops],
+        "does": [strings.add(does(o)) for o in ops],
+        "shape": [strings.add(o.shape) for o in ops],
+        "source": [strings.add(o.source) for o in ops],
+        "bytes": [sum(graph.values[v].bytes for v in o.outputs) for o in ops],
+        "workspace": [o.workspace for o in ops],
+        "time": [_short(x) for x in time.weights],
+    }  # fmt: skip
+
+
+def _track(label: str, held: Held) -> dict[str, Any]:
+    return {
+        "label": label, "peak": held.peak, "boundary": held.boundary, "runs": held.ops.tolist(),
+        "parts": [row.tolist() for row in held.parts],
+    }  # fmt: skip
+
+
+def _holders(graph: Graph, held: Held, strings: Strings) -> list[list[int]]:
+    """Rows of (module pattern, what the op does, shape, part, workspace, values, bytes) of what is held at the peak."""
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for h in held.at_peak:
+        op = graph.ops[h.op]
+        key = (
+            strings.add(folded(op.module)), strings.add(does(op)), strings.add(op.shape), h.part, int(h.is_workspace),
+        )  # fmt: skip
+        row = rows.setdefault(key, [0, 0])
+        row[0] += 1
+        row[1] += h.bytes
+    return [[*key, *row] for key, row in sorted(rows.items(), key=lambda item: -item[1][1])]
+
+
+def _recomputed(plan: Plan, time: TimeAxis, strings: Strings) -> list[list[Any]]:
+    """Rows of (module pattern, what the op does, ops, times, cost, freed bytes, first and last time)."""
+    rows = recomputed(plan.graph, plan.schedule, time.weights)
+    return [
+        [
+            strings.add(r.module),
+            strings.add(r.does),
+            r.ops,
+            r.times,
+            *_shorts(r.cost),
+            r.freed_bytes,
+            *_shorts(r.first, r.last),
+        ]
+        for r in rows[:MOST_ROWS]
+    ]
+
+
+def _point(p: Point) -> dict[str, Any]:
+    return {
+        "peak": p.peak_bytes, "overhead": p.overhead, "flops": p.flops_overhead, "bound": p.bound_bytes,
+        "least": p.least_overhead, "status": name(p.status), "solver": name(p.solver), "verified": p.verified,
+        "ends": p.ends, "bytes": p.bytes,
+    }  # fmt: skip
+
+
+def _shorts(*xs: float) -> Iterable[float]:
+    return map(_short, xs)
+
+
+def _short(x: float) -> float:
+    """To five digits, as a whole number where it is one: short in JSON."""
+    y = float(f"{x:.5g}")
+    return int(y) if y == int(y) and abs(y) < 2**53 else y

@@ -1,0 +1,90 @@
+// Builds the page: a heading with the verdict, then the sections of the plan, or of each part of the model.
+
+const WORDS = {
+  memory:
+    "Drag or turn the wheel to zoom, on a phone use two fingers. Point at the picture to see the operator that runs.",
+  holders: "Areas are bytes. Modules that differ only in their number are one. Choose a tile to look inside.",
+  curve:
+    "Every point is a plan of the same step; none of them is better in both. In the grey area no plan exists, as " +
+    "certified. Choose a point to see its figures.",
+  noCurve:
+    "This report was made without the memory/time curve. To see it here: plan.to_html(path, frontier=True), or " +
+    "rekindle report plan.json --frontier quick.",
+  recomputed:
+    "Operators that run again, dearest first: the time that they add, and the bytes of their results that are free " +
+    "between two runs.",
+  certificate: "Proven for every possible schedule of this step, not only for those that the search looked at.",
+  partCurve:
+    " A part is also chosen for what it holds between its forward and its backward, which this curve does not show.",
+};
+
+function section(title, words, ...content) {
+  return el("section", {}, el("h2", {}, title), words ? el("p", { class: "soft" }, words) : null, ...content);
+}
+
+function figure(label, value, note) {
+  return el(
+    "div", { class: "tile-figure" },
+    el("span", { class: "label" }, label), el("strong", {}, value), el("span", { class: "soft" }, note),
+  );
+}
+
+function figures(part) {
+  const { peak, plainPeak, overhead, bound, gap, verified, isBudget } = part;
+  const saved = plainPeak ? 100 * (1 - peak / plainPeak) : 0;
+  const least = percent(Math.floor(part.least * 1000 + 1e-6) / 1000); // never rounded up
+  const price = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the plain step's";
+  const proof = verified ? "" : "not verified, ";
+  return el(
+    "div", { class: "figures" },
+    figure("peak of the step", bytes(peak), `plain ${bytes(plainPeak)}`),
+    figure("memory saved", bytes(plainPeak - peak), `${saved.toFixed(1)} % of the plain peak`),
+    figure(`extra ${part.costWords}`, percent(overhead), price),
+    figure("certified", bytes(bound), `${proof}${(100 * gap).toFixed(1)} % below the plan's peak`),
+  );
+}
+
+function curveSection(part) {
+  const title = "Memory against time";
+  if (!part.curve.length) return section(title, "", el("p", {}, WORDS.noCurve));
+  return section(title, WORDS.curve + (part.title ? WORDS.partCurve : ""), new Curve(part).element);
+}
+
+function sections(part) {
+  const made = el("details", {}, el("summary", {}, "How this plan was made"), table(["", ""], part.made));
+  return [
+    section("Memory over time", WORDS.memory, new MemoryChart(part).element),
+    section("Held at the peak", WORDS.holders, new Holders(part).element),
+    curveSection(part),
+    section("Recomputed", WORDS.recomputed, recomputedTable(part)),
+    section("Certificate", WORDS.certificate, claimsList(part.claims)),
+    section("Figures", "", factsTable(part.facts), made),
+  ];
+}
+
+/** One part of a model, which is drawn when it is opened. */
+function block(part, index) {
+  const content = el("div", {});
+  const draw = () => {
+    if (!whole.open || content.children.length) return;
+    content.append(el("p", { class: "verdict" }, unbroken(part.sentence)), figures(part), ...sections(part));
+  };
+  const whole = el("details", { class: "part", ontoggle: draw }, el("summary", {}, part.title), content);
+  whole.open = index === 0;
+  return whole;
+}
+
+function build() {
+  const heading = el(
+    "header", {},
+    el("p", { class: "kicker" }, "Rekindle plan report"),
+    el("h1", {}, data.title),
+    el("p", { class: "verdict" }, unbroken(data.verdict)),
+  );
+  const content = data.facts
+    ? [section("Figures", "", factsTable(data.facts)), ...data.parts.map(block)]
+    : [figures(data.parts[0]), ...sections(data.parts[0])];
+  document.getElementById("report").replaceChildren(heading, ...content);
+}
+
+build();

@@ -1,0 +1,47 @@
+"""The line of the user's code that runs while a graph is captured, in short: "models/train.py:88"."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from types import CodeType
+
+from ...printed import printable
+
+_LIBRARIES = frozenset(("torch", "rekindle")) | sys.stdlib_module_names
+_END = "rekindle.torch.capture.attempts"  # its frames call the capture: what is above them runs the capture
+_ZOO = "rekindle.zoo"  # models like the user's own
+PARTS = 2  # of a file's path that are kept
+
+
+def line_now() -> str:
+    """File and line of the innermost frame that runs the user's code inside the capture; "" where there is none, as in the
+    backward of PyTorch's own ops."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        kind = _kind(frame.f_code, frame.f_globals.get("__name__", ""))
+        if kind == "":
+            return ""
+        if kind is not None:
+            return f"{kind}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _kind(code: CodeType, module: str) -> str | None:
+    """The short name of the file of the user's code; "": the frame that began the capture; None: a library's frame."""
+    if module == _END:
+        return ""
+    is_library = module.partition(".")[0] in _LIBRARIES and not module.startswith(_ZOO)
+    return None if is_library or code.co_filename.startswith("<") else short_file(code.co_filename)
+
+
+def short_file(path: str) -> str:
+    """The last two parts of a file's path, so that no folder of the user's machine is told.
+
+    >>> short_file("/home/me/project/models/train.py")
+    'models/train.py'
+    """
+    return printable("/".join(path.replace(os.sep, "/").split("/")[-PARTS:]))

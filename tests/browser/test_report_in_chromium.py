@@ -1,0 +1,244 @@
+"""The report in a real browser, at the widths of a desk and of a phone: it says nothing on the console, asks nothing of the
+network, and hover, zoom and clicks work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rekindle
+from rekindle.ask import Goal
+from rekindle.parts.plan import Part, PartsPlan
+from traced_steps import PAGE, blocks
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+WIDTHS = (1280, 390)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report with a hostile name, one of a plan without a curve, and one of a model's parts."""
+    folder = tmp_path_factory.mktemp("reports")
+    found = {name: folder / f"{name}.html" for name in ("plan", "bare", "parts")}
+    graph = blocks(8, name=EVIL, model=f"layers.{EVIL.replace('.', '')}")
+    plan = rekindle.plan(graph, 0.6, solver="every", cache=False)
+    front = rekindle.frontier(graph, solver="rotor", cache=False)
+    plan.to_html(found["plan"], frontier=front)
+    plan.to_html(found["bare"], frontier=False)
+    head = rekindle.plan(blocks(3), 0.8, solver="every", cache=False)
+    parts = PartsPlan(
+        EVIL, (Part("blocks.0", (plan,)), Part("head", (head,))), 400 * PAGE, None,
+        30 * PAGE, None, 0.1, 0.0, Goal(max_overhead=0.1), "seconds", f"planned: {EVIL}", 1.0,
+    )  # fmt: skip
+    parts.to_html(found["parts"], frontier=False)
+    return found
+
+
+class Page:
+    """A report that a browser of some width has opened."""
+
+    def __init__(self, chromium: Any, path: Path, width: int):
+        self.chromium = chromium
+        self.read_logs()
+        self.width = width
+        self.command(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
+        chromium.get(path.as_uri())
+        self.drawn()
+
+    def command(self, name: str, **given: Any) -> Any:
+        return self.chromium.execute_cdp_cmd(name, given)
+
+    def js(self, script: str, *given: Any) -> Any:
+        return self.chromium.execute_script(script, *given)
+
+    def read_logs(self) -> tuple[list[Any], list[str]]:
+        """Console messages, and the addresses of all requests, since the last call."""
+        console = self.chromium.get_log("browser")
+        sent = [json.loads(e["message"])["message"] for e in self.chromium.get_log("performance")]
+        urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
+        return console, urls
+
+    def drawn(self) -> None:
+        """Wait until the browser has drawn what has changed."""
+        self.js("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def center(self, selector: str, across: float = 0.5, down: float = 0.5) -> tuple[float, float]:
+        """A point of an element that is scrolled into view, in pixels of the window."""
+        self.js("document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})", selector)
+        box = self.js("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector)
+        return box["x"] + across * box["width"], box["y"] + down * box["height"]
+
+    def mouse(self, kind: str, at: tuple[float, float], **more: Any) -> None:
+        self.command("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], **more)
+
+    def click(self, selector: str) -> None:
+        at = self.center(selector)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self.mouse(kind, at, button="left" if kind != "mouseMoved" else "none", clickCount=1)
+
+    def shown(self) -> tuple[float, float]:
+        """From when to when the memory chart shows the step."""
+        return self.js("const d = document.querySelector('.memory').dataset; return [Number(d.from), Number(d.to)]")
+
+    def axis(self) -> str:
+        return self.js("return document.querySelector('.memory .time-axis').textContent")
+
+    def tooltip(self) -> str:
+        return self.js("const t = document.getElementById('tooltip'); return t.hidden ? '' : t.innerText")
+
+
+@pytest.fixture(params=WIDTHS, ids=lambda w: f"{w}px")
+def width(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.mark.parametrize("which", ["plan", "bare", "parts"])
+def test_no_message_no_request_no_sideways_scrolling(
+    chromium: Any, pages: dict[str, Path], width: int, which: str
+) -> None:
+    page = Page(chromium, pages[which], width)
+    assert EVIL in page.js("return document.querySelector('h1').textContent")
+    assert page.js("return document.images.length") == 0
+    assert page.js("return document.documentElement.scrollWidth") <= width
+    for opened in range(page.js("return document.querySelectorAll('details').length")):
+        page.js("document.querySelectorAll('details')[arguments[0]].open = true", opened)
+    console, urls = page.read_logs()
+    assert console == []
+    assert urls == [pages[which].as_uri()]
+
+
+def test_hover_names_the_operator(chromium: Any, pages: dict[str, Path], width: int) -> None:
+    page = Page(chromium, pages["plan"], width)
+    assert page.tooltip() == ""
+    page.mouse("mouseMoved", page.center(".memory", 0.5, 0.75))
+    said = page.tooltip()
+    assert "f32[" in said
+    assert f"layers.{EVIL.replace('.', '')}" in said
+    assert "models/net.py:" in said
+    assert "memory held" in said
+    page.mouse("mouseMoved", page.center("h1"))
+    assert page.tooltip() == ""
+    assert page.read_logs()[0] == []
+
+
+def test_wheel_drag_and_buttons_zoom(chromium: Any, pages: dict[str, Path], width: int) -> None:
+    page = Page(chromium, pages["plan"], width)
+    whole, words = page.shown(), page.axis()
+    page.mouse("mouseWheel", page.center(".memory"), deltaX=0, deltaY=-300)
+    page.drawn()
+    near = page.shown()
+    assert near[1] - near[0] < 0.9 * (whole[1] - whole[0])
+    assert page.axis() != words
+    page.click("button[title='Show the whole step']")
+    assert page.shown() == whole
+    left, right = page.center(".memory", 0.4), page.center(".memory", 0.6)
+    page.mouse("mousePressed", left, button="left", clickCount=1)
+    page.mouse("mouseMoved", right, button="left")
+    page.mouse("mouseReleased", right, button="left", clickCount=1)
+    dragged = page.shown()
+    assert 0.1 < (dragged[1] - dragged[0]) / (whole[1] - whole[0]) < 0.4
+    page.click("button[title='Zoom out']")
+    assert page.shown()[1] - page.shown()[0] > dragged[1] - dragged[0]
+    page.click("button[title='Later']")
+    assert page.shown()[0] > dragged[0] - (dragged[1] - dragged[0])
+    assert page.read_logs()[0] == []
+
+
+def test_two_fingers_zoom(chromium: Any, pages: dict[str, Path]) -> None:
+    page = Page(chromium, pages["plan"], 390)
+    page.command("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
+    try:
+        whole = page.shown()
+        a, b = page.center(".memory", 0.45), page.center(".memory", 0.55)
+        touch = lambda kind, *at: page.command(  # noqa: E731
+            "Input.dispatchTouchEvent",
+            type=kind,
+            touchPoints=[{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(at)],
+        )
+        touch("touchStart", a, b)
+        for step in range(1, 6):
+            touch("touchMove", (a[0] - 12 * step, a[1]), (b[0] + 12 * step, b[1]))
+        touch("touchEnd")
+        near = page.shown()
+    finally:
+        page.command("Emulation.setTouchEmulationEnabled", enabled=False)
+    assert near[1] - near[0] < 0.6 * (whole[1] - whole[0])
+
+
+def test_keys_move_and_zoom(chromium: Any, pages: dict[str, Path]) -> None:
+    page = Page(chromium, pages["plan"], 1280)
+    page.js("document.querySelector('.memory').focus()")
+    press = lambda key: page.js(  # noqa: E731
+        "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))", key
+    )
+    press("ArrowRight")
+    first = page.tooltip()
+    press("ArrowRight")
+    assert first != page.tooltip() != ""
+    whole = page.shown()
+    press("+")
+    assert page.shown() != whole
+    press("0")
+    assert page.shown() == whole
+    press("Escape")
+    assert page.tooltip() == ""
+
+
+def test_a_click_on_the_curve_changes_the_figures(chromium: Any, pages: dict[str, Path], width: int) -> None:
+    page = Page(chromium, pages["plan"], width)
+    details = lambda: page.js("return document.querySelector('.details').innerText")  # noqa: E731
+    before = details()
+    assert before.startswith("This plan")
+    page.click("[data-point='0'] .shown")
+    first = details()
+    assert first.startswith("Point 1 of")
+    assert page.js("return document.querySelectorAll('.details figure svg path').length") == 3
+    last = page.js("return document.querySelectorAll('.point').length") - 2
+    page.click(f"[data-point='{last}'] .shown")
+    assert details() not in (before, first)
+    assert page.read_logs()[0] == []
+
+
+def test_tiles_open_and_the_trail_leads_back(chromium: Any, pages: dict[str, Path], width: int) -> None:
+    page = Page(chromium, pages["plan"], width)
+    trail = lambda: page.js("return document.querySelector('.trail').innerText")  # noqa: E731
+    labels = lambda: page.js("return [...document.querySelectorAll('.tile')].map(t => t.ariaLabel)")  # noqa: E731
+    before, tiles = trail(), labels()
+    assert any("held all step" in words for words in tiles)
+    page.mouse("mouseMoved", page.center(".tile:not(.resident)"))
+    assert "bytes" in page.tooltip()
+    page.click(
+        ".tile.group" if page.js("return document.querySelector('.tile.group') !== null") else ".tile:not(.resident)"
+    )
+    assert trail() != before
+    page.click(".trail button")
+    assert trail() == before
+    page.click("section:nth-of-type(2) button[aria-pressed='false']")
+    assert labels() != tiles
+    assert page.read_logs()[0] == []
+
+
+def test_the_second_part_is_drawn_when_it_is_opened(chromium: Any, pages: dict[str, Path], width: int) -> None:
+    page = Page(chromium, pages["parts"], width)
+    count = lambda: page.js("return document.querySelectorAll('.memory').length")  # noqa: E731
+    assert count() == 1
+    page.click(".part:nth-of-type(2) > summary")
+    page.drawn()
+    assert count() == 2
+    assert page.js("return document.querySelectorAll('.memory')[1].querySelectorAll('path').length") > 0
+    assert page.read_logs()[0] == []
+
+
+def test_dark_and_light_differ(chromium: Any, pages: dict[str, Path]) -> None:
+    page = Page(chromium, pages["plan"], 1280)
+    grounds = set()
+    for scheme in ("light", "dark"):
+        page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        grounds.add(page.js("return getComputedStyle(document.body).backgroundColor"))
+    page.command("Emulation.setEmulatedMedia", features=[])
+    assert len(grounds) == 2

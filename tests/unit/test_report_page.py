@@ -1,0 +1,205 @@
+"""The report's page: its figures are the judge's, it is one safe file, and it stays small."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rekindle
+from command_line import Ran
+from rekindle import certificates
+from rekindle.ask import Goal
+from rekindle.errors import UsageError
+from rekindle.model.judge import simulate
+from rekindle.model.plan import Plan
+from rekindle.model.schedule import RUN, Schedule
+from rekindle.parts.plan import Part, PartsPlan
+from rekindle.show.report import document
+from rekindle.show.report.held import PARTS, RECOMPUTED, SAVED, Held
+from rekindle.show.report.make import report
+from rekindle.show.report.recomputed import recomputed
+from strategies import graphs, run_sequences
+from traced_steps import PAGE, blocks
+
+EVIL = "</script><img src=x onerror=alert(1)>\x1b[2J<!--"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return rekindle.plan(blocks(8), 0.6, solver="every", cache=False)
+
+
+def data_of(page: str) -> Any:
+    """The data that a page holds."""
+    found = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+@given(st.data())
+def test_the_parts_of_memory_add_up_to_the_judges(data: st.DataObject) -> None:
+    graph = data.draw(graphs())
+    schedule = Schedule.from_runs(graph, data.draw(run_sequences(graph)))
+    held = Held.of(graph, schedule)
+    memory = simulate(graph, schedule).memory[schedule.array[:, 0] == RUN]
+    assert (held.parts >= 0).all()
+    assert (held.parts.sum(axis=0) + graph.resident_bytes == memory).all()
+    if held.peak >= 0:
+        assert sum(h.bytes for h in held.at_peak) + graph.resident_bytes == held.judged.peak_bytes
+        by_part = [sum(h.bytes for h in held.at_peak if h.part == part) for part in range(len(PARTS))]
+        assert by_part == held.parts[:, held.peak].tolist()
+    extra = sum(r.cost for r in recomputed(graph, schedule, graph.weights("unit")))
+    assert extra == held.judged.runs @ graph.weights("unit") - graph.weights("unit")[held.judged.runs > 0].sum()
+
+
+def test_what_is_saved_and_what_is_recomputed_is_told_apart(plan: Plan) -> None:
+    plain, planned = (Held.of(plan.graph, s) for s in (Schedule.baseline(plan.graph), plan.schedule))
+    assert plain.parts[SAVED].max() > planned.parts[SAVED].max() > 0
+    assert planned.parts[RECOMPUTED].max() > plain.parts[RECOMPUTED].max() == 0
+    assert planned.again.sum() == len(plan.schedule.runs) - len(set(plan.schedule.runs))
+
+
+def test_the_page_holds_the_plans_figures(plan: Plan) -> None:
+    page = report(plan, frontier=[plan])
+    data = data_of(page)
+    (part,) = data["parts"]
+    assert data["verdict"] == plan.sentence
+    assert (part["peak"], part["plainPeak"]) == (plan.peak_bytes, plan.baseline_peak_bytes)
+    for track, schedule in zip(part["tracks"], (Schedule.baseline(plan.graph), plan.schedule), strict=True):
+        totals = [part["resident"] + sum(row) for row in zip(*track["parts"], strict=True)]
+        assert track["runs"] == schedule.runs
+        assert max(totals) == totals[track["peak"]] == simulate(plan.graph, schedule).peak_bytes
+    assert {data["strings"][i] for i in part["ops"]["source"]} == {"", *(f"models/net.py:{10 + k}" for k in range(3))}
+    assert any(data["strings"][row[0]] == "layers.*.fc1" for row in part["holders"][1])
+    added = sum(row[4] for row in part["recomputed"])
+    assert added == pytest.approx(plan.seconds - simulate(plan.graph, Schedule.baseline(plan.graph)).seconds, rel=1e-3)
+    assert part["curve"][0]["peak"] == max(part["curve"][0]["bytes"]) == plan.peak_bytes
+
+
+def test_no_text_of_a_model_becomes_markup(tmp_path: Path) -> None:
+    graph = blocks(4, name=EVIL, model=EVIL)
+    made = rekindle.plan(graph, 0.7, solver="every", cache=False)
+    plan = replace(made, created_with={EVIL: EVIL}, solver=EVIL[:60])
+    page = report(plan, frontier=[plan])
+    assert page.count("<script") == 2
+    assert page.count("</script>") == 2
+    assert "<img" not in page
+    assert "<!--" not in page
+    assert "\x1b" not in page
+    assert EVIL.replace("\x1b", "\\x1b") in data_of(page)["title"]
+    assert "<img" not in plan._repr_html_()
+
+
+def test_the_page_asks_nothing_of_the_network(plan: Plan) -> None:
+    page = report(plan)
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", page)
+    assert "default-src 'none'" in page
+    assert re.findall(r"(?:src|href)=\"([^\"]*)\"", page) == ["data:,"]
+
+
+def test_the_report_of_7000_ops_stays_small() -> None:
+    graph = blocks(1000)
+    assert len(graph.ops) > 7000
+    runs = [*range(3 * 1000 + 1), *range(3000), *range(3 * 1000 + 1, len(graph.ops))]
+    planned = Schedule.from_runs(graph, runs)
+    judged = simulate(graph, planned)
+    plain = rekindle.plan(graph, 1.0, solver="none", cache=False)
+    plan = replace(
+        plain, schedule=planned, peak_bytes=judged.peak_bytes, overhead=judged.overhead, goal=Goal(least_memory=True)
+    )
+    page = report(plan, frontier=[plan] * 24)
+    assert len(page.encode()) < 3_000_000
+
+
+def test_plans_of_parts_have_a_section_for_each_different_part(plan: Plan, tmp_path: Path) -> None:
+    other = rekindle.plan(blocks(3), 0.8, solver="every", cache=False)
+    parts = PartsPlan(
+        "Model", (Part("blocks.0", (plan,)), Part("blocks.1", (plan,)), Part("head", (other,)), Part("x", again=True)),
+        400 * PAGE, None, 30 * PAGE, None, 0.1, 0.0, Goal(max_overhead=0.1), "seconds", "planned: 3 of 4 parts", 1.0,
+    )  # fmt: skip
+    parts.to_html(tmp_path / "report.html", frontier=False)
+    data = data_of((tmp_path / "report.html").read_text())
+    assert [p["title"] for p in data["parts"]] == ["2 × blocks.*", "head"]
+    assert "planned: 3 of 4 parts" in data["verdict"]
+    assert "planned: 3 of 4 parts" in parts._repr_html_()
+    with pytest.raises(UsageError, match="a curve for each part"):
+        parts.to_html(tmp_path / "report.html", frontier=[plan])  # type: ignore[arg-type]
+
+
+def test_a_curve_of_another_graph_is_refused(plan: Plan) -> None:
+    other = rekindle.plan(blocks(3), 0.8, solver="every", cache=False)
+    with pytest.raises(UsageError, match="the frontier is for graph"):
+        report(plan, frontier=[other])
+    with pytest.raises(UsageError, match="is no list of plans"):
+        report(plan, frontier="quick")  # type: ignore[arg-type]
+
+
+def test_nothing_is_written_where_the_report_fails(plan: Plan, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("old")
+    with pytest.raises(UsageError):
+        plan.to_html(page, frontier=[3])  # type: ignore[list-item]
+    assert page.read_text() == "old"
+    with pytest.raises(UsageError, match="it is a folder"):
+        plan.to_html(tmp_path)
+
+
+def test_a_plan_in_a_notebook(plan: Plan) -> None:
+    html = plan._repr_html_()
+    assert html.startswith("<div>")
+    assert html.count("<svg") == html.count("</svg>") == 1
+    assert plan.sentence in html
+    assert "<script" not in html
+
+
+def test_the_command_writes_the_page_and_proves_its_certificate(
+    plan: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, page = tmp_path / "plan.json", tmp_path / "report.html"
+    plan.save(file)
+    ran = Ran(capfd, "report", file, "--html", page, "--frontier", "none", "--json")
+    assert ran.code == 0
+    assert ran.document == {"html": str(page), "bytes": page.stat().st_size, "verdict": plan.sentence}
+    assert data_of(page.read_text())["parts"][0]["curve"] == []
+    monkeypatch.setattr(
+        certificates, "SETTINGS", certificates.CertificateSettings(looks_s=())
+    )  # reading proves nothing
+    assert not rekindle.load(file).verified
+    assert "not verified" not in Ran(capfd, "report", file, "--frontier", "none", "--json").document["verdict"]
+    ran = Ran(capfd, "report", file, "--frontier", "none")
+    assert (ran.code, (tmp_path / "plan.html").exists()) == (0, True)
+
+
+def test_the_command_takes_a_frontier_file(plan: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file, page, curve = tmp_path / "plan.json", tmp_path / "report.html", tmp_path / "frontier.json"
+    plan.save(file)
+    curve.write_text(json.dumps({"format": "rekindle.frontier/1", "plans": [plan.figures()]}))
+    assert Ran(capfd, "report", file, "--html", page, "--frontier", curve).code == 0
+    (point,) = data_of(page.read_text())["parts"][0]["curve"]
+    assert (point["peak"], point["verified"], point["bytes"]) == (plan.peak_bytes, False, [])
+    curve.write_text(json.dumps({"format": "rekindle.frontier/1", "plans": [plan.figures() | {"graph_hash": "x"}]}))
+    refused = Ran(capfd, "report", file, "--html", page, "--frontier", curve)
+    assert (refused.code, "another graph" in refused.err) == (1, True)
+
+
+def test_the_command_refuses_early(plan: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    plan.save(file)
+    before = file.read_bytes()
+    assert Ran(capfd, "report", file, "--html", file).code == 2
+    assert Ran(capfd, "report", file, "--frontier", "best").code == 2
+    assert Ran(capfd, "report", tmp_path / "missing.json").code == 1
+    assert file.read_bytes() == before
+
+
+def test_equal_plans_of_parts_are_one(plan: Plan) -> None:
+    parts = (Part("a.0", (plan,)), Part("a.1", (replace(plan),)))
+    whole = PartsPlan("M", parts, 1, None, 0, None, 0.0, 0.0, Goal(max_overhead=0.1), "seconds", "", 0.0)
+    assert [paths for _, paths in document.distinct(whole)] == [["a.0", "a.1"]]
