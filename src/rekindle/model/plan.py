@@ -7,7 +7,8 @@ import platform
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
@@ -21,6 +22,9 @@ from .floor import single_op
 from .graph import Graph
 from .op_names import op_words_of
 from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from ..explain import Explanation
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,11 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+    def explain(self) -> Explanation:
+        """Where the plan's memory goes, by module, and who holds its peak: printed, one screen of 80 columns."""
+        explain = import_module("rekindle.explain").explain  # by name: the room of explanations stands above this one
+        return explain(self)  # type: ignore[no-any-return]
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:
