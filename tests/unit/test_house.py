@@ -41,6 +41,7 @@ ORDER: list[dict[str, set[str]]] = [
             "registry", "remembered",
         }
     },
+    {"explain": set()},
     {"show": set(), "parts": set()},
     {"torch.capture": set()},
     {"torch.costs": set(), "zoo": set()},
@@ -56,7 +57,7 @@ ORDER: list[dict[str, set[str]]] = [
 ]  # fmt: skip
 RANK = {room: i for i, row in enumerate(ORDER) for room in row}
 ROOM_OF_FILE = {file: room for row in ORDER for room, files in row.items() for file in files}
-WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]} | {"show", "parts"}
+WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]} | {"explain", "show", "parts"}
 COMMANDS = ("bench", "compare", "demo", "estimate", "explain", "frontier", "plan", "report", "solve", "solvers")
 OPERATORS = ("zoo.lstm_steps",)  # parameters of a torch operator are its inputs
 PLANNER_FILES = ("planner", "candidates", "carrying", "certify", "frontiers")

@@ -24,7 +24,7 @@ class Held:
 
     op : the op that made them, or whose workspace they are.
     value : the storage; None for workspace.
-    role : "workspace" and "running" (made by the op that runs), "gradient" (made by backward), "saved" (made by forward and held
+    role : "workspace" and "running" (made by the op that runs), "gradient" (made by backward), "saved" (made by forward, held
         for backward), "recomputed" (made again by ops of forward, in backward), or "forward" (used by forward alone).
     """
 

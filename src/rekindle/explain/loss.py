@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..model.graph import Graph
 from ..model.op_names import operator_name
+from .holding import is_gradient
 
 LOSSES = (
     "nll_loss", "cross_entropy", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
@@ -22,14 +23,16 @@ def is_loss(target: str) -> bool:
 def loss_ops(graph: Graph) -> frozenset[int]:
     """The ops of forward that compute the loss: losses, and what makes their inputs ready (log_softmax, casts, copies)."""
     producer = graph.arrays.producer.tolist()
-    found = {i for i, op in enumerate(graph.ops) if is_loss(op.target) and not op.backward}
+    found = {i for i, op in enumerate(graph.ops) if is_loss(op.target) and not is_gradient(graph, i)}
     todo = list(found)
     while todo:
         for v in graph.ops[todo.pop()].inputs:
             maker = producer[v]
-            if maker < 0 or maker in found or operator_name(graph.ops[maker].target) not in BEFORE_A_LOSS:
+            if maker < 0 or maker in found or is_gradient(graph, maker):
                 continue
-            if all(reader in found or graph.ops[reader].backward for reader in graph.consumers[v]):
+            if operator_name(graph.ops[maker].target) in BEFORE_A_LOSS and all(
+                reader in found or is_gradient(graph, reader) for reader in graph.consumers[v]
+            ):
                 found.add(maker)
                 todo.append(maker)
     return frozenset(found)
@@ -40,7 +43,9 @@ def scores_ops(graph: Graph) -> frozenset[int]:
     a loss, and what makes its input."""
     producer = graph.arrays.producer.tolist()
     found: set[int] = set()
-    todo = [i for i, op in enumerate(graph.ops) if op.target and operator_name(op.target) in SOFTMAX and not op.backward]
+    todo = [
+        i for i, op in enumerate(graph.ops) if op.target and operator_name(op.target) in SOFTMAX and not op.backward
+    ]
     todo = [i for i in todo if len(dimensions(graph.ops[i].shape)) >= 3]
     while todo:
         i = todo.pop()

@@ -1,17 +1,15 @@
 """The modules of a graph as a tree in which numbered siblings with equal ops are one: `transformer.h.*`.
 
-Only ops of forward make the tree: their modules are known, and each layer has the same ones. A recomputed op belongs to its own.
+Only ops of forward make the tree: their modules are known, and each layer has the same ones.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..model.graph import Graph
-
-NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
+from .patterns import NUMBERED, ranges
 
 
 @dataclass
@@ -78,7 +76,7 @@ def _fold(graph: Graph, node: Node, known: dict[object, int]) -> int:
         if others:
             stem = stems[first]
             all_of_them = 1 + len(others) == sum(s == stem for s in stems.values())
-            label = stem + ("*" if all_of_them else _ranges(int(name[len(stem) :]) for name in (first, *others)))
+            label = stem + ("*" if all_of_them else ranges(int(name[len(stem) :]) for name in (first, *others)))
         for name in others:
             _join(node.children[first], node.children[name])
         folded[label] = node.children[first]
@@ -99,15 +97,3 @@ def _name(node: Node, pattern: str) -> None:
     node.pattern = pattern
     for label, child in node.children.items():
         _name(child, f"{pattern}.{label}" if pattern else label)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers as ranges: "0,2-5,9"; only the first and the last range where there are more than three."""
-    found: list[list[int]] = []
-    for n in sorted(numbers):
-        if found and n == found[-1][1] + 1:
-            found[-1][1] = n
-        else:
-            found.append([n, n])
-    words = [f"{a}" if a == b else f"{a}-{b}" for a, b in found]
-    return ",".join(words if len(words) <= 3 else [words[0], "…", words[-1]])

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..model.graph import Graph
 from .holding import WORKSPACE, Peak, is_gradient
-from .loss import loss_ops
 from .modules import Node, module_tree
 
 MODULE, OWN, OTHERS, LOSS, GRADIENTS = "module", "own ops", "others", "loss", "gradients"
@@ -127,7 +126,7 @@ def rows(graph: Graph, plain: Peak, planned: Peak, tree: Node, loss: frozenset[i
     found.append(sums.row("gradients, in backward", GRADIENTS, 1, backward))
     workspaces = [sum(h.bytes for h in p.held if h.role == WORKSPACE) for p in (plain, planned)]
     if any(workspaces):
-        found.append(Row("workspace of one op", WORKSPACE, 1, 0, 0, 0, *workspaces, 0, 0.0, 0))
+        found.append(Row("workspace of one op", WORKSPACE, 1, 0, 0, 0, workspaces[0], workspaces[1], 0, 0.0, 0))
     return tuple(found)
 
 
@@ -167,12 +166,10 @@ def _module_rows(sums: _Sums, root: Node, most: int) -> list[Row]:
                 opened = True
                 break
     shown.sort(key=lambda e: (min(e.ops, default=0), e.node.pattern, not e.whole))
-    heavy = [e for e in shown if e.weight >= least]
-    light_ops = [i for e in shown if e.weight < least for i in e.ops]
-    found = [_row(sums, e) for e in heavy]
-    if light_ops:
-        count = sum(e.node.count for e in shown if e.weight < least)
-        found.append(sums.row("other modules", OTHERS, count, light_ops))
+    found = [_row(sums, e) for e in shown if e.weight >= least]
+    if light := [e for e in shown if e.weight < least]:
+        count = sum(e.node.count for e in light)
+        found.append(sums.row("other modules", OTHERS, count, [i for e in light for i in e.ops]))
     return found
 
 

@@ -39,9 +39,12 @@ def table_screen(rows: Sequence[Row]) -> list[str]:
     saved = sum(r.saved_bytes for r in rows)
     digits = decimals(abs(saved) / MIB)
     more = decimals(abs(sum(added(r, rows) for r in rows)))
-    cells = [[row_words(r), f"{r.count:,}" if r.count > 1 and r.kind != OTHERS else "", *_figures([r], rows, digits, more)] for r in rows]
+    cells = [heads]
+    for r in rows:
+        count = f"{r.count:,}" if r.count > 1 and r.kind != OTHERS else ""
+        cells.append([row_words(r), count, *_figures([r], rows, digits, more)])
     cells.append(["total", "", *_figures(rows, rows, digits, more)])
-    lines = aligned([heads, *cells])
+    lines = aligned(cells)
     rule = "─" * max(map(cell_len, lines))
     return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
 
@@ -54,10 +57,14 @@ def holders_screen(every: Sequence[Holder], peak_bytes: int, shown: int) -> list
     cells = [["holds", "share", "×", "as", "value"]]
     for h in most:
         count = f"{h.count:,}" if h.count > 1 else ""
-        cells.append([format_bytes(h.bytes), _share(h.bytes, peak_bytes), count, h.role, printable(h.words[:LONGEST_CELL])])
+        cells.append(
+            [format_bytes(h.bytes), _share(h.bytes, peak_bytes), count, h.role, printable(h.words[:LONGEST_CELL])]
+        )
     if rest:
         left = sum(h.bytes for h in rest)
-        cells.append([format_bytes(left), _share(left, peak_bytes), f"{sum(h.count for h in rest):,}", "", "all others"])
+        cells.append(
+            [format_bytes(left), _share(left, peak_bytes), f"{sum(h.count for h in rest):,}", "", "all others"]
+        )
     return aligned(cells, left=(3, 4), free=4)
 
 
@@ -74,9 +81,7 @@ def wrapped(text: str) -> list[str]:
     return lines
 
 
-def aligned(
-    cells: Sequence[Sequence[str]], left: Sequence[int] = (0,), free: int = 0
-) -> list[str]:
+def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,), free: int = 0) -> list[str]:
     """Rows of cells as lines of at most 80 columns, with two blanks between cells.
 
     left : columns that are aligned to the left; the others are figures. free : the column that is shortened to fit.
@@ -118,22 +123,30 @@ def decimals(total: float, rows: int = 20) -> int:
 
 def added_head(rows: Sequence[Row]) -> str:
     """The unit of the last column: milliseconds, or what the graph knows in their place."""
-    return "ms added" if any(r.added_seconds for r in rows) else "GFLOP added" if any(r.added_flops for r in rows) else "runs added"
+    if any(r.added_seconds for r in rows):
+        return "ms added"
+    return "GFLOP added" if any(r.added_flops for r in rows) else "runs added"
 
 
 def added(r: Row, rows: Sequence[Row]) -> float:
     """The cost that the plan adds in a row, in the unit of `added_head`."""
     head = added_head(rows)
-    return r.added_seconds * 1e3 if head == "ms added" else r.added_flops / 1e9 if head == "GFLOP added" else r.added_runs
+    return (
+        r.added_seconds * 1e3 if head == "ms added" else r.added_flops / 1e9 if head == "GFLOP added" else r.added_runs
+    )
 
 
 def _figures(some: Sequence[Row], rows: Sequence[Row], digits: int, more: int) -> list[str]:
     sizes = [sum(getattr(r, key) for r in some) for key in ("kept_bytes", "recomputed_bytes", "saved_bytes")]
     cost = sum(added(r, rows) for r in some)
-    return [*(_number(x / MIB, digits) for x in sizes), f"{cost:,}" if added_head(rows) == "runs added" else _number(cost, more)]
+    return [
+        *(number(x / MIB, digits) for x in sizes),
+        f"{cost:,}" if added_head(rows) == "runs added" else number(cost, more),
+    ]
 
 
-def _number(x: float, digits: int) -> str:
+def number(x: float, digits: int) -> str:
+    """A figure with so many decimals; "-" for nothing."""
     return f"{x:,.{digits}f}" if x else "-"
 
 

@@ -53,7 +53,8 @@ def remarks(
     found += _workspace(graph, planned, own)
     most = next((h for h in largest if h.role != RESIDENT), None)
     if most is not None and not found[-1].startswith(AT_THE_LOSS):
-        found.insert(1, f"Beside what the whole step holds, most is held by {name(most.words)}: {_bytes(most)}, {ROLES[most.role]}.")
+        held = f"{name(most.words)}: {_bytes(most)}, {ROLES[most.role]}"
+        found.insert(1, f"Beside what the whole step holds, most is held by {held}.")
     found += _floor(graph, planned, own)
     found += _resident(graph, planned, state_bytes)
     return tuple(found)
@@ -92,7 +93,9 @@ def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int) -> list[str]:
     times = f", {len(sized)} times at once" if len(sized) > 1 else ""
     entropy = any("nll" in graph.ops[i].target or "cross_entropy" in graph.ops[i].target for i in losses)
     remedy = "a chunked cross-entropy would lower it" if entropy and len(shape) > 1 else "in slices it would hold less"
-    place = AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} beside what the whole step holds"
+    place = (
+        AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} beside what the whole step holds"
+    )
     return [f"{place}: {what}, {format_bytes(biggest.bytes)}{times}; {remedy}."]
 
 
@@ -120,7 +123,9 @@ def _floor(graph: Graph, p: Peak, own: int) -> list[str]:
     """Says that one op alone needs the peak: no schedule goes lower."""
     if p.op is None or own > SETTINGS.floor_most * working_set(graph, p.op):
         return []
-    return ["This op alone needs that much, its inputs and outputs at once: no schedule goes lower, only a split of the op."]
+    return [
+        "This op alone needs that much, its inputs and outputs at once: no schedule goes lower, only a split of the op."
+    ]
 
 
 def _resident(graph: Graph, p: Peak, state_bytes: int | None) -> list[str]:

@@ -17,6 +17,7 @@ from ..printed import name
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes, of_bytes
 from ..version import __version__
+from .explaining import PartsExplanation, explain_parts
 from .save_rule import SaveRule
 
 FORMAT = "rekindle.parts/1"
@@ -109,9 +110,9 @@ class PartsPlan:
         width = max(len(k) for k, _ in rows)
         return "\n".join([f"{k:<{width}}  {x}" for k, x in rows] + [self.sentence])
 
-    def explain(self) -> str:
-        """The plan as text: the table of its parts."""
-        return str(self)
+    def explain(self) -> PartsExplanation:
+        """Where the memory goes: per part, times its count, and in the total. Printed, one screen of 80 columns."""
+        return explain_parts(self)
 
     def figures(self) -> dict[str, Any]:
         """The figures of the plan by name."""
