@@ -16,10 +16,14 @@ from ..printed import printable
 from .answer import Answer
 
 OK, FAILED, USAGE, INFEASIBLE = 0, 1, 2, 3
+DEBUG = "--debug"
 
 
-def failed(error: BaseException) -> tuple[int, Answer]:
-    """Print one paragraph about `error` on stderr. Returns the exit code and the answer for --json."""
+def failed(error: BaseException, debug: bool = False) -> tuple[int, Answer]:
+    """Print one paragraph about `error` on stderr. Returns the exit code and the answer for --json.
+
+    debug : print the traceback too; the environment variable REKINDLE_TRACEBACK asks for it as well.
+    """
     name, message, code = type(error).__name__, _text(error), FAILED
     if isinstance(error, UsageError):
         code = USAGE
@@ -34,7 +38,7 @@ def failed(error: BaseException) -> tuple[int, Answer]:
     paragraph = printable(" ".join(message.split()))
     if paragraph:  # empty where typer shows the help
         say_error(paragraph)
-    if os.environ.get("REKINDLE_TRACEBACK"):
+    if debug or os.environ.get("REKINDLE_TRACEBACK"):
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exception(error)
     more = {k: v for k, v in vars(error).items() if isinstance(error, RekindleError) and _is_plain(v)}
@@ -63,7 +67,7 @@ def _text(error: BaseException) -> str:
 def _where(error: BaseException) -> str:
     """The file and line that raised, for errors that are not Rekindle's."""
     frames = traceback.extract_tb(error.__traceback__)
-    hint = "set REKINDLE_TRACEBACK=1 to see the whole traceback"
+    hint = f"{DEBUG} shows the whole traceback"
     return f" (raised at {frames[-1].filename}:{frames[-1].lineno}; {hint})" if frames else ""
 
 

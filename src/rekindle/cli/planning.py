@@ -22,7 +22,7 @@ from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
 from ..sizes import format_bytes
-from .answer import Answer
+from .answer import Answer, Whole
 from .models import load_graph, load_model
 from .options import (  # fmt: skip
     Batch,
@@ -192,4 +192,4 @@ def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | N
 
 
 def _wrote(*paths: Path | None) -> list[str]:
-    return [f"wrote {name(str(p))}" for p in paths if p is not None]
+    return [Whole(f"wrote {name(str(p))}") for p in paths if p is not None]
