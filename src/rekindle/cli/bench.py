@@ -110,7 +110,7 @@ def _compare(old: Path, new: Path, subset: bool) -> Answer:
         f"{len(changes)} changes, {worse} of them regressions"
     )
     table = [text.changes_table(document["changes"])] if changes else []
-    return Answer(document, lambda: [*table, sentence], 1 if worse else 0)
+    return Answer(document, lambda: [*table, "", sentence], 1 if worse else 0)
 
 
 def _names(listed: str | None) -> list[str] | None:

@@ -68,7 +68,7 @@ class Row:
         return asdict(self) | {"saved_bytes": self.saved_bytes}
 
 
-class _Sums:
+class Sums:
     """Figures of single ops, to be added up for rows."""
 
     def __init__(self, graph: Graph, plain: Peak, planned: Peak):
@@ -118,7 +118,7 @@ def rows(graph: Graph, plain: Peak, planned: Peak, tree: Node, loss: frozenset[i
     tree : as `forward_tree` gives it. loss : the ops of the loss.
     Their `saved_bytes` add up to `plain.bytes - planned.bytes`, and their `added_seconds` to the seconds that the plan adds.
     """
-    sums = _Sums(graph, plain, planned)
+    sums = Sums(graph, plain, planned)
     found = _module_rows(sums, tree, SETTINGS.rows_most)
     if loss:
         found.append(sums.row("the loss", LOSS, 1, loss))
@@ -148,7 +148,7 @@ class _Entry:
     weight: float
 
 
-def _module_rows(sums: _Sums, root: Node, most: int) -> list[Row]:
+def _module_rows(sums: Sums, root: Node, most: int) -> list[Row]:
     """At most `most` rows: the heaviest module is opened as long as they suffice for its submodules."""
     shown = [_entry(sums, root, True)]
     least = max(1e-12, SETTINGS.share_least * shown[0].weight)
@@ -173,12 +173,12 @@ def _module_rows(sums: _Sums, root: Node, most: int) -> list[Row]:
     return found
 
 
-def _entry(sums: _Sums, node: Node, whole: bool) -> _Entry:
+def _entry(sums: Sums, node: Node, whole: bool) -> _Entry:
     ops = list(node.all_ops()) if whole else node.ops
     return _Entry(node, whole, ops, sum(sums.weight(i) for i in ops))
 
 
-def _opened(sums: _Sums, e: _Entry) -> list[_Entry]:
+def _opened(sums: Sums, e: _Entry) -> list[_Entry]:
     """The submodules of an entry, and its own ops as one more; [] where it has no submodules."""
     if not e.whole or not e.node.children or not e.weight:
         return []
@@ -186,6 +186,6 @@ def _opened(sums: _Sums, e: _Entry) -> list[_Entry]:
     return [*own, *(_entry(sums, child, True) for child in e.node.children.values())]
 
 
-def _row(sums: _Sums, e: _Entry) -> Row:
+def _row(sums: Sums, e: _Entry) -> Row:
     alone = not e.whole and bool(e.node.children)
     return sums.row(e.node.pattern, OWN if alone else MODULE, e.node.count, e.ops)
