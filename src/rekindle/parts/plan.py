@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
@@ -17,8 +17,10 @@ from ..printed import name
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes, of_bytes
 from ..version import __version__
-from .explaining import PartsExplanation, explain_parts
 from .save_rule import SaveRule
+
+if TYPE_CHECKING:
+    from .explaining import PartsExplanation
 
 FORMAT = "rekindle.parts/1"
 
@@ -112,6 +114,8 @@ class PartsPlan:
 
     def explain(self) -> PartsExplanation:
         """Where the memory goes: per part, times its count, and in the total. Printed, one screen of 80 columns."""
+        from .explaining import explain_parts  # it imports rich, which `import rekindle` does without
+
         return explain_parts(self)
 
     def figures(self) -> dict[str, Any]:

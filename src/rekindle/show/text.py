@@ -119,32 +119,36 @@ def zoo_table(models: Iterable[Listed]) -> Table:
 
 
 BENCH_COLUMNS = {
-    "model": "model", "batch": "batch", "method": "method", "peak_mb": "peak MB", "plain_mb": "plain MB",
-    "flops_overhead": "FLOPs", "overhead": "cost", "gap": "gap", "published_ogc_mb": "OGC MB", "solve_seconds": "solve s",
+    "peak_mb": "peak MB", "of_plain": "of plain", "flops_overhead": "FLOPs", "overhead": "cost", "gap": "gap",
+    "published_ogc_mb": "OGC MB",
 }  # fmt: skip
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Table:
-    """One row per model and method, the notes of those that failed below. `--json` prints the other fields of the rows.
-
-    FLOPs and cost : extra ones. OGC : the published solver's peak.
-    """
+    """One row per method below each model, and the notes of those that failed at the end. FLOPs and cost are the extra ones,
+    OGC the published solver's peak. `--json` prints the other fields of the rows."""
+    rows = [{**row, "of_plain": _share(row.get("peak_mb"), row.get("plain_mb"))} for row in rows]
     shown = [c for c in BENCH_COLUMNS if any(row.get(c) not in (None, "") for row in rows)]
-    table = _table(title, *(BENCH_COLUMNS[c] for c in shown))
-    for c, column in zip(shown, table.columns, strict=True):
-        column.justify = "left" if c in ("model", "method") else "right"
+    table = _table(title, "model, method", *(BENCH_COLUMNS[c] for c in shown))
+    for column in table.columns[1:]:
+        column.no_wrap = True
     last = None
     for row in rows:
-        if last is not None and row.get("model") != last:
-            table.add_section()
-        last = row.get("model")
-        table.add_row(*(_bench_figure(c, row.get(c)) for c in shown))
+        if row.get("model") != last:
+            last = row.get("model")
+            batch = f" (batch {row['batch']:,})" if row.get("batch") else ""
+            table.add_row(Text(printable(f"{last}{batch}"), "bold"))
+        table.add_row(f"  {printable(str(row.get('method')))}", *(_bench_figure(c, row.get(c)) for c in shown))
     notes = [
         f"{r.get('model')} {r.get('method')}: {r['note']}" for r in rows if r.get("status") != "ok" and r.get("note")
     ]
     if notes:
         table.caption, table.caption_justify = Text("\n".join(map(printable, notes))), "left"
     return table
+
+
+def _share(part: float | None, whole: float | None) -> str | None:
+    return f"{100 * part / whole:.0f} %" if part is not None and whole else None
 
 
 def _bench_figure(column: str, x: Any) -> str:
@@ -197,7 +201,7 @@ def losses_table(row: Mapping[str, Any]) -> Table:
 def _table(title: str, *columns: str, numbers: bool = True) -> Table:
     """An empty table. numbers : every column but the first holds figures, aligned to the right."""
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
     )
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")

@@ -1,4 +1,4 @@
-"""What is known of each model of the zoo without building it: suite, default batch, parameters.
+"""Suite, default batch and parameters of each model of the zoo, without building it.
 
 `measured` builds a model to count them. The file zoo.json holds its answers, so that listing the zoo needs no
 torch: `python -m rekindle.zoo.listing` writes it again.
