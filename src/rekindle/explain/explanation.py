@@ -100,7 +100,7 @@ def explain(plan: Plan) -> Explanation:
     """
     trace = plan.trace
     state = plan.captured.state_bytes if trace is None else getattr(trace, "state_bytes", None)
-    return explain_schedule(plan.graph, plan.schedule, plan.cost, state)
+    return explain_schedule(plan.graph, plan.schedule, plan.cost, state or None)
 
 
 def explain_schedule(

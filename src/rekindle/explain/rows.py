@@ -25,7 +25,7 @@ class TableSettings:
     rows_most : rows of modules. share_least : of all bytes and seconds, that a row of its own has.
     """
 
-    rows_most: int = 14
+    rows_most: int = 12
     share_least: float = 0.004
 
 

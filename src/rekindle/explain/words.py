@@ -54,7 +54,7 @@ def remarks(
     most = next((h for h in largest if h.role != RESIDENT), None)
     if most is not None and not found[-1].startswith(AT_THE_LOSS):
         held = f"{name(most.words)}: {_bytes(most)}, {ROLES[most.role]}"
-        found.insert(1, f"Beside what the whole step holds, most is held by {held}.")
+        found.insert(1, f"Of the activations, most is held by {held}.")
     found += _floor(graph, planned, own)
     found += _resident(graph, planned, state_bytes)
     return tuple(found)
@@ -94,7 +94,7 @@ def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int) -> list[str]:
     entropy = any("nll" in graph.ops[i].target or "cross_entropy" in graph.ops[i].target for i in losses)
     remedy = "a chunked cross-entropy would lower it" if entropy and len(shape) > 1 else "in slices it would hold less"
     place = (
-        AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} beside what the whole step holds"
+        AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} of activations"
     )
     return [f"{place}: {what}, {format_bytes(biggest.bytes)}{times}; {remedy}."]
 
