@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import traceback
 from typing import Any
@@ -36,6 +37,8 @@ def failed(error: BaseException, debug: bool = False) -> tuple[int, Answer]:
     elif not isinstance(error, RekindleError):
         message = f"{name}: {message or 'no message'}{_where(error)}"
     paragraph = printable(" ".join(message.split()))
+    if isinstance(error, UsageError | InfeasibleBudget):
+        paragraph = as_options(paragraph)
     if paragraph:  # empty where typer shows the help
         say_error(paragraph)
     if debug or os.environ.get("REKINDLE_TRACEBACK"):
@@ -43,6 +46,21 @@ def failed(error: BaseException, debug: bool = False) -> tuple[int, Answer]:
             traceback.print_exception(error)
     more = {k: v for k, v in vars(error).items() if isinstance(error, RekindleError) and _is_plain(v)}
     return code, Answer({"error": {"type": name, "message": paragraph, **more}}, list, code)
+
+
+# An argument as errors name it: budget=150, minimize="memory", solver='auto'.
+ARGUMENT = re.compile(
+    r"\b(budget|max_overhead|minimize|solver|cost|effort|time_limit|seed|target|batch)="
+    r"""("[^"\s]*"|'[^'\s]*'|[\w.+-]+)(?![\w(])"""
+)
+
+
+def as_options(paragraph: str) -> str:
+    """The paragraph with arguments of Python's functions as options of commands: "--minimize memory". A paragraph that quotes
+    a call stays as it is."""
+    if re.search(r"\w\([^)]*=", paragraph):
+        return paragraph
+    return ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')} {m[2].strip(chr(34) + chr(39))}", paragraph)
 
 
 def say_error(paragraph: str) -> None:

@@ -113,7 +113,9 @@ def row_words(r: Row) -> str:
     """What a row of the table stands for."""
     if r.kind not in (MODULE, OWN):
         return f"{r.count} other modules" if r.kind == OTHERS else r.pattern
-    return (r.pattern or "(the model)") + (" (own ops)" if r.kind == OWN and r.pattern else "")
+    if not r.pattern:
+        return "(own ops)" if r.kind == OWN else "(the whole model)"
+    return f"{r.pattern} (own ops)" if r.kind == OWN else r.pattern
 
 
 def decimals(total: float, rows: int = 20) -> int:

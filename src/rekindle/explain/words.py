@@ -56,8 +56,8 @@ def remarks(
         held = f"{name(most.words)}: {_bytes(most)}, {ROLES[most.role]}"
         found.insert(1, f"Of the activations, most is held by {held}.")
     found += _floor(graph, planned, own)
-    found += _resident(graph, planned, state_bytes)
-    return tuple(found)
+    found.append(resident_words(graph.resident_bytes, planned.bytes, state_bytes))
+    return tuple(sentence for sentence in found if sentence)
 
 
 def peak_place(graph: Graph, p: Peak) -> str:
@@ -93,9 +93,7 @@ def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int) -> list[str]:
     times = f", {len(sized)} times at once" if len(sized) > 1 else ""
     entropy = any("nll" in graph.ops[i].target or "cross_entropy" in graph.ops[i].target for i in losses)
     remedy = "a chunked cross-entropy would lower it" if entropy and len(shape) > 1 else "in slices it would hold less"
-    place = (
-        AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} of activations"
-    )
+    place = AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} of activations"
     return [f"{place}: {what}, {format_bytes(biggest.bytes)}{times}; {remedy}."]
 
 
@@ -128,14 +126,15 @@ def _floor(graph: Graph, p: Peak, own: int) -> list[str]:
     ]
 
 
-def _resident(graph: Graph, p: Peak, state_bytes: int | None) -> list[str]:
-    if not graph.resident_bytes or graph.resident_bytes < SETTINGS.resident_least * p.bytes:
-        return []
+def resident_words(resident_bytes: int, peak_bytes: int, state_bytes: int | None) -> str:
+    """A sentence where most of the peak is held during the whole step; else "". state_bytes : of the optimizer's state."""
+    if not resident_bytes or resident_bytes < SETTINGS.resident_least * peak_bytes:
+        return ""
     state = f" (of which the optimizer's state {format_bytes(state_bytes)})" if state_bytes else ""
-    return [
-        f"Parameters, gradients, buffers and inputs{state} take {of_bytes(graph.resident_bytes, p.bytes)}: no plan for "
+    return (
+        f"Parameters, gradients, buffers and inputs{state} take {of_bytes(resident_bytes, peak_bytes)}: no plan for "
         "activations lowers them; sharding, fewer trained parameters or an optimizer with less state does."
-    ]
+    )
 
 
 def _bytes(h: Holder) -> str:

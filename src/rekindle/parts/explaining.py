@@ -11,6 +11,7 @@ from ..explain import Explanation, explain
 from ..explain.holding import peak
 from ..explain.patterns import paths_pattern
 from ..explain.screen import MIB, aligned, decimals, number, shortened, table_screen, wrapped
+from ..explain.words import resident_words
 from ..model.schedule import Schedule
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
@@ -90,11 +91,18 @@ class PartsExplanation:
 
     def lines(self) -> list[str]:
         """The screen, line by line."""
-        plain = "not measured" if self.baseline_peak_bytes is None else format_bytes(self.baseline_peak_bytes)
-        saved = "" if self.saved_bytes is None else f"{format_bytes(self.saved_bytes)} saved "
+        name, planned = shortened(self.name, 40), format_bytes(self.peak_bytes)
+        price = f"for at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
+        if self.baseline_peak_bytes is None or self.saved_bytes is None:
+            head = [f"{name}: {planned} at the peak {price};", "the plain step was not measured"]
+        else:
+            plain = format_bytes(self.baseline_peak_bytes)
+            head = [
+                f"{name}: {planned} at the peak in place of {plain},",
+                f"{format_bytes(self.saved_bytes)} saved {price}",
+            ]
         lines = [
-            f"{shortened(self.name, 30)}: {format_bytes(self.peak_bytes)} at the peak, plain {plain},",
-            f"{saved}for at most {percent(self.overhead)} {COST_WORDS[self.cost]}",
+            *head,
             *wrapped(self.covered),
             "",
             "In MiB: kept from the parts' forward for their backward, recomputed, and saved.",
@@ -104,6 +112,8 @@ class PartsExplanation:
             first = next(r for r in self.rows if r.kind != AGAIN)
             lines += ["", *wrapped(f"Inside one {first.kind} ({first.pattern}), at its own peak:")]
             lines += table_screen(self.inside[0].rows)
+        if said := resident_words(self.resident_bytes, self.peak_bytes, None):
+            lines += ["", *wrapped(said)]
         return lines
 
     def _table(self) -> list[str]:
