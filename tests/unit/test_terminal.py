@@ -208,3 +208,10 @@ def test_explain_of_a_graph_says_how_to_make_a_plan(capfd: pytest.CaptureFixture
     said = Ran(capfd, "explain", graph).err
     assert "holds no plan" in said
     assert "rekindle plan" in said
+
+
+def test_the_docs_name_every_command() -> None:
+    page = (Path(__file__).parents[2] / "docs/command-line.md").read_text()
+    for command in COMMANDS:
+        assert f"\n## {command}\n" in page
+        assert f"rekindle {command}" in page

@@ -40,8 +40,14 @@ class Command(TyperCommand):
 
 
 def plain_flags(params: Any) -> Any:
-    """The parameters of a command, with an empty word in place of the type of every flag."""
+    """The parameters of a command, with an empty word in place of the type of flags and arguments, which their names tell."""
     for p in params:
         if getattr(p, "is_flag", False) and p.metavar is None:
             p.metavar = ""
+        elif p.param_type_name == "argument":
+            p.display_type_rich = _nothing  # of one object: typer has no option for it
     return params
+
+
+def _nothing(ctx: Any) -> str:
+    return ""

@@ -71,7 +71,7 @@ SolverName = Annotated[
     str,
     typer.Option(
         "--solver", metavar="NAME", autocompletion=completing.solvers,
-        help="{solvers}. `rekindle solvers` says what each one does.",
+        help="One of {solvers}. `rekindle solvers` says what each one does.",
     ),
 ]  # fmt: skip
 Cost = Annotated[

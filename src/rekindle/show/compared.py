@@ -23,8 +23,8 @@ LABELS = {
 def compared_view(c: Comparison) -> list[str]:
     """The figures of both plans, then the modules that differ, then where the graphs differ: lines of at most 80 columns."""
     lines = [*wrapped(f"a: {c.a}"), *wrapped(f"b: {c.b}"), "", *_figures(c), ""]
-    if c.modules:
-        lines += ["Modules that differ, in MiB:", *_modules(c.modules), ""]
+    if modules := [d for d in c.modules if _shown(d.a) != _shown(d.b)]:
+        lines += ["Modules that differ, in MiB:", *_modules(modules), ""]
     elif not c.graphs:
         lines += ["No module is treated differently.", ""]
     for sentence in c.graphs or ("Both plans are for the same graph, with the same costs.",):
@@ -60,7 +60,7 @@ def _goal(goal: dict[str, Any]) -> str:
 
 def _modules(differences: Sequence[Difference]) -> list[str]:
     shown, others = differences[:MODULES_MOST], differences[MODULES_MOST:]
-    digits = decimals(max(max(x.kept_bytes, x.recomputed_bytes) for d in differences for x in (d.a, d.b)) / MIB)
+    digits = decimals(max(max(_shown(x)) for d in differences for x in (d.a, d.b)) / MIB)
     cells = [["module", "×", "kept a", "b", "recomputed a", "b"]]
     cells += [_row(d.pattern, d.count, d.a, d.b, digits) for d in shown]
     if others:
@@ -70,5 +70,9 @@ def _modules(differences: Sequence[Difference]) -> list[str]:
 
 
 def _row(pattern: str, count: int, a: Sizes, b: Sizes, digits: int) -> list[str]:
-    sizes = [getattr(x, key) for key in ("kept_bytes", "recomputed_bytes") for x in (a, b)]
-    return [pattern, f"{count:,}" if count > 1 else "", *(number(s / MIB, digits) for s in sizes)]
+    kept, again = zip(_shown(a), _shown(b), strict=True)
+    return [pattern, f"{count:,}" if count > 1 else "", *(number(s / MIB, digits) for s in (*kept, *again))]
+
+
+def _shown(x: Sizes) -> tuple[int, int]:
+    return x.kept_bytes, x.recomputed_bytes

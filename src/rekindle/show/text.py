@@ -51,6 +51,7 @@ def plan_table(plan: Plan) -> Table:
 def graph_table(figures: Mapping[str, Any]) -> Table:
     """The figures of a captured step, as `cli.trace.graph_figures` gives them."""
     table = _table(f"{name(figures['name'])}: one training step", "", "")
+    table.show_header = False
     table.add_row("ops", f"{figures['ops']:,}")
     table.add_row("values", f"{figures['values']:,}")
     table.add_row("peak", format_bytes(figures["baseline_peak_bytes"]))
