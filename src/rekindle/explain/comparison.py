@@ -147,10 +147,15 @@ def graph_differences(a: Graph, b: Graph, names: tuple[str, str]) -> tuple[str, 
     modules = [_modules(g) for g in (a, b)]
     for here, there, whose in ((*modules, one), (*reversed(modules), two)):
         if alone := [m for m in here if m not in there]:
-            found.append(f"{len(alone):,} modules are in {whose} alone: {_some(alone)}.")
+            found.append(f"{they_are(len(alone), 'module')} in {whose} alone: {_some(alone)}.")
     if changed := [m for m in modules[0] if m in modules[1] and modules[0][m] != modules[1][m]]:
-        found.append(f"{len(changed):,} modules have other ops or shapes: {_some(changed)}.")
+        found.append(f"Other ops or shapes in {len(changed):,} of the modules of both: {_some(changed)}.")
     return tuple(found)
+
+
+def they_are(count: int, noun: str) -> str:
+    """ "1 module is" or "2 modules are"."""
+    return f"{count:,} {noun}{' is' if count == 1 else 's are'}"
 
 
 def _cost(op: Op) -> tuple[float, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..explain.comparison import Comparison, Sizes, compare_plans, differences, graph_differences
+from ..explain.comparison import Comparison, Sizes, compare_plans, differences, graph_differences, they_are
 from ..explain.patterns import paths_pattern
 from ..model.plan import Plan
 from .explaining import explain_parts
@@ -47,7 +47,7 @@ def _graphs(a: PartsPlan, b: PartsPlan, names: tuple[str, str]) -> tuple[str, ..
     found = []
     for one, two, whose in ((here, there, names[0]), (there, here, names[1])):
         if alone := [path for path in one if path not in two]:
-            found.append(f"{len(alone):,} parts are in {whose} alone: {paths_pattern(alone, list(one))}.")
+            found.append(f"{they_are(len(alone), 'part')} in {whose} alone: {paths_pattern(alone, list(one))}.")
     for path in here:
         pairs = zip(here[path].plans, there[path].plans, strict=False) if path in there else ()
         for p, q in pairs:
