@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ..model.op_names import op_words_of
 from ..model.plan import Plan
 from ..model.verdict import bound_words, least_cost_words
 from ..printed import name, printable
@@ -41,7 +42,9 @@ def plan_table(plan: Plan) -> Table:
         table.add_row("  at least, in this budget", "", least)
     if plan.cost != "flops":
         table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
-    table.add_row("no schedule below", "", bound_words(plan))
+    table.add_row("no schedule below", "", bound_words(plan, with_op=False))
+    if plan.bound_op:
+        table.add_row("  set by", "", op_words_of(plan.graph, plan.bound_op))
     if plan.splitting_op:
         table.add_row("to go lower, split", "", f"{plan.splitting_words}: it alone needs that much")
     table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
