@@ -62,12 +62,14 @@ def does(op: Op) -> str:
     'layer_norm'
     >>> does(Op("a", (), (), target="aten._scaled_dot_product_flash_attention.default"))
     'attention'
+    >>> does(Op("a", (), (), target="aten._native_batch_norm_legit_functional.default"))
+    'batch_norm'
     """
     if not op.target:
         return WORDS.get(op.kind, "") or op.name
     operator = operator_name(op.target)
     attention = re.fullmatch(r"_?scaled_dot_product_.*attention\w*?(_backward)?", operator)
-    return f"attention{attention[1] or ''}" if attention else re.sub(r"^_+|\bnative_", "", operator)
+    return f"attention{attention[1] or ''}" if attention else re.sub(r"^_*(native_)?|_legit\w*", "", operator)
 
 
 def _shape(graph: Graph, op: Op, value: int | None) -> str:
