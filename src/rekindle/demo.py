@@ -78,8 +78,9 @@ def run(out_dir: str | Path = ".", console: Console | None = None, quick: bool =
     rows = []
     for training in settings.models:
         row = _train_both(training, settings, folder, console)
-        console.print(text.losses_table(row), text.demo_table(row), sep="\n\n")
-        console.print(f"timeline, before and after: {row['picture']}\n", style="bold")
+        for part in ("", text.losses_table(row), "", text.demo_table(row), ""):
+            console.print(part)
+        console.print(f"timeline, before and after: {row['picture']}\n", style="bold", soft_wrap=True)
         rows.append(row)
     ok = all(row["ok"] for row in rows)
     return {"ok": ok, "models": rows, "seconds": time.monotonic() - start}

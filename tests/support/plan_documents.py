@@ -9,10 +9,12 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from command_line import step
 from rekindle.ask import Goal, PlanOptions
 from rekindle.model import formats
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.plan import Plan
+from rekindle.parts.plan import Part, PartsPlan
 from rekindle.planner import plan_graph
 
 one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -62,3 +64,13 @@ def damaged(draw: st.DrawFn, doc: Any) -> Any:
 def tampered(tmp_path: Path, **fields: Any) -> Path:
     formats.write_json(tmp_path / "plan.json", toy_plan().to_json() | fields)
     return tmp_path / "plan.json"
+
+
+def parts_plan(baseline: int | None = 900, paths: tuple[str, ...] = ("h.0", "h.1", "h.2")) -> PartsPlan:
+    """Equal parts that recompute what they can, and one that runs again whole."""
+    own = plan_graph(step(), PlanOptions(Goal(least_memory=True), solver="exact"))
+    parts = (*(Part(path, (own,)) for path in paths), Part("head", again=True))
+    return PartsPlan(
+        "Model", parts, peak_bytes=700, measured_bytes=690, resident_bytes=300, baseline_peak_bytes=baseline, overhead=0.25,
+        least_overhead=0.0, goal=Goal(budget=800), cost="seconds", covered="planned: 3 of 4 parts", solve_seconds=1.0,
+    )  # fmt: skip

@@ -306,8 +306,11 @@ def test_commands_that_take_a_graph_say_what_such_a_file_is(
     path.write_text(json.dumps(saved))
     ran = Ran(capfd, command[0], path, *command[1:], "--json")
     assert (ran.code, ran.document["error"]["type"]) == (2, "UsageError")
-    assert "plans for the parts of a model that cannot be captured whole (rekindle.parts/1)" in ran.err
-    assert "rekindle.load(" in ran.err
+    assert "plans for the parts of a model (rekindle.parts/1)" in ran.err
+    assert f"rekindle explain {path}" in ran.err
+    explained = Ran(capfd, "explain", path, "--json").document
+    assert explained["saved_bytes"] == saved["baseline_peak_bytes"] - saved["peak_bytes"]
+    assert explained["saved_bytes"] == explained["rest_bytes"] + sum(r["saved_bytes"] for r in explained["rows"])
 
 
 @pytest.mark.parametrize("command", [("plan", "--max-overhead", "0.2"), ("frontier",)])

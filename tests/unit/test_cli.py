@@ -213,15 +213,34 @@ def test_bench_prints_and_appends_each_row(tmp_path: Path, capfd: pytest.Capture
 
 
 @pytest.mark.parametrize("command", [("solve", "--budget", "1GiB"), ("frontier",)])
-def test_a_plan_in_place_of_a_graph_is_named(
+def test_a_plan_file_serves_as_its_graph(
     graph: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     path = tmp_path / "plan.json"
     rekindle.plan(formats.graph_from_json(formats.read_json(graph)), budget=PLAIN, solver="none").save(path)
+    plan, own = (Ran(capfd, command[0], p, *command[1:], "--solver", "none", "--json") for p in (path, graph))
+    assert plan.code == 0
+    found, expected = (x.document.get("plans", [x.document]) for x in (plan, own))
+    for key in ("graph_hash", "peak_bytes", "seconds", "overhead"):
+        assert [p[key] for p in found] == [p[key] for p in expected]
+
+
+@pytest.mark.parametrize("command", [("solve", "--budget", "1GiB"), ("frontier",)])
+@pytest.mark.parametrize(
+    ("doc", "says"),
+    [
+        ({"format": "rekindle.parts/1"}, "the parts of a model"),
+        ({"format": "rekindle.schedule/1"}, "a schedule and no graph"),
+    ],
+)
+def test_a_file_without_one_graph_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: tuple[str, ...], doc: dict[str, str], says: str
+) -> None:
+    path = tmp_path / "other.json"
+    formats.write_json(path, doc)
     ran = Ran(capfd, command[0], path, *command[1:])
     assert ran.code == 2
-    assert "holds the plan of a model (rekindle.plan/1)" in ran.err
-    assert "rekindle.load(" in ran.err
+    assert says in ran.err
 
 
 @pytest.mark.parametrize("spec", ["resnet50", "nowhere.py:make", "file.txt:make", ":make", "file.py:"])

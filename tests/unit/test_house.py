@@ -42,6 +42,7 @@ ORDER: list[dict[str, set[str]]] = [
         }
     },
     {"parts": set()},
+    {"explain": set()},
     {"show": set()},
     {"torch.capture": set()},
     {"torch.costs": set(), "zoo": set()},
@@ -57,7 +58,7 @@ ORDER: list[dict[str, set[str]]] = [
 ]  # fmt: skip
 RANK = {room: i for i, row in enumerate(ORDER) for room in row}
 ROOM_OF_FILE = {file: room for row in ORDER for room, files in row.items() for file in files}
-WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]} | {"show", "parts"}
+WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]} | {"explain", "show", "parts"}
 COMMANDS = ("bench", "compare", "demo", "estimate", "explain", "frontier", "plan", "report", "solve", "solvers")
 OPERATORS = ("zoo.lstm_steps",)  # parameters of a torch operator are its inputs
 PLANNER_FILES = ("planner", "candidates", "carrying", "certify", "frontiers")

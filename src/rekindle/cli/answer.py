@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+
+COLUMNS = 80  # of a table at most
+
+
+class Whole(str):
+    """A line that is printed without breaks however long it is: it names a file."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,9 @@ class Answer:
 
 
 def out_console() -> Console:
-    """A console on stdout, wide in files and pipes so that tables do not break there."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    """A console on stdout: as wide as the terminal, and 80 columns in files and pipes, which all tables fit."""
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else COLUMNS
+    return Console(width=width, highlight=False, markup=False)
 
 
 def err_console() -> Console:

@@ -14,9 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from ..version import __version__
-from . import bench, ctrl_c, demo, planning, report, solvers, warm
-from .answer import Answer, out_console
-from .failures import FAILED, OK, failed, say, say_error
+from . import bench, compare, ctrl_c, demo, explain, helping, planning, report, solvers, trace, warm, zoo
+from .answer import Answer, Whole, out_console
+from .failures import DEBUG, FAILED, OK, failed, say, say_error
 from .streams import drop_the_rest, flush, nothing_on_stdout, open_standard_files
 
 SIGNALLED = 128  # greater exit codes name the signal that ended a program
@@ -27,7 +27,18 @@ class _Raised(Exception):
 
 
 class _Group(TyperGroup):
+    """The commands. Before one of them runs, only the shell's completion ends the program by SystemExit.
+
+    running : whether a command has begun.
+    """
+
+    running = False
+
+    def get_params(self, ctx: Any) -> Any:
+        return helping.plain_flags(super().get_params(ctx))
+
     def invoke(self, ctx: Any) -> Any:
+        _Group.running = True
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, EOFError, OSError) as e:
@@ -42,24 +53,27 @@ def _version(wanted: bool) -> None:
 
 app = typer.Typer(
     cls=_Group,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Makes a PyTorch model train inside a memory budget, with the same numbers bit for bit. "
     "Every command takes --json: one JSON document on stdout.",
+    epilog="Exit codes: 0 success, 1 failure, 2 bad usage, 3 infeasible budget.",
 )
 
 
 @app.callback()
 def _common(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, DEBUG, help="Show the traceback of an error. Every command takes it."),
 ) -> None:
     pass
 
 
-for module in (demo, planning, report, solvers, bench, warm):
+for module in (demo, planning, explain, compare, trace, zoo, report, solvers, bench, warm):
     module.register(app)
+for command in app.registered_commands:
+    command.cls, command.epilog = helping.Command, helping.EPILOG
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -70,11 +84,13 @@ def main(args: Sequence[str] | None = None) -> int:
     args : without the program's name. None: those of this process, whose streams and signals the command line then sets up.
     """
     given = list(sys.argv[1:] if args is None else args)
+    if debug := DEBUG in _options(given):
+        given = [a for a in _options(given) if a != DEBUG] + given[len(_options(given)) :]
     if args is None:
         open_standard_files()
         ctrl_c.watch("--json" in given)
     with ctrl_c.raising():
-        code = _main(given)
+        code = _main(given, debug)
     if args is None:
         _end(code, "--json" in given)
     return code
@@ -93,21 +109,26 @@ def _end(code: int, document: bool) -> None:
         os._exit(code)
 
 
-def _main(given: list[str]) -> int:
+def _options(given: list[str]) -> list[str]:
+    """The arguments up to "--", after which no argument is an option."""
+    return given[: given.index("--")] if "--" in given else given
+
+
+def _main(given: list[str], debug: bool) -> int:
     if "--json" not in given or {"--help", "-h"} & set(given):
-        code, answer = _run(given)
+        code, answer = _run(given, debug)
 
         def show() -> None:
             console = out_console()
             for part in answer.view() if answer is not None else ():
-                console.print(part)
+                console.print(part, soft_wrap=isinstance(part, Whole))
 
         return _printed(show, code)
     if set(given) == {"--json", "--version"}:
         code, document = OK, {"version": __version__}
     else:
         with nothing_on_stdout():
-            code, answer = _run(given)
+            code, answer = _run(given, debug)
             document = {} if answer is None else answer.document
     text = json.dumps(document, allow_nan=False, default=_plain)
     return _printed(lambda: print(text), code)
@@ -136,14 +157,15 @@ def _printed(show: Any, code: int) -> int:
     return code or FAILED
 
 
-def _run(args: list[str]) -> tuple[int, Answer | None]:
+def _run(args: list[str], debug: bool) -> tuple[int, Answer | None]:
+    _Group.running = False
     try:
         result = app(args, prog_name="rekindle", standalone_mode=False)
         if isinstance(result, Answer):
             if ctrl_c.pressed():
                 say("interrupted: this is the best found until then")
             return result.code, result
-        return failed(KeyboardInterrupt()) if ctrl_c.pressed() else (int(result or OK), None)
+        return failed(KeyboardInterrupt(), debug) if ctrl_c.pressed() else (int(result or OK), None)
     except BaseException as e:
         error: BaseException = e.__cause__ if isinstance(e, _Raised) and e.__cause__ is not None else e
         if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > SIGNALLED:
@@ -152,7 +174,9 @@ def _run(args: list[str]) -> tuple[int, Answer | None]:
             return FAILED, None  # rich raises it when the pipe is closed while typer prints the help
         if ctrl_c.pressed():  # an import or a compilation that was cut off may raise anything
             error = KeyboardInterrupt()
-        return failed(error)
+        elif isinstance(error, SystemExit) and not _Group.running and isinstance(error.code, int | None):
+            return error.code or OK, None  # the shell's completion has said all there is to say
+        return failed(error, debug)
 
 
 def _plain(x: Any) -> Any:

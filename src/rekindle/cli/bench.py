@@ -14,24 +14,44 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import UsageError
 from ..shares import percent
 from ..show import text
+from . import completing
 from .answer import Answer, err_console
-from .options import Json, Out, check_writable
+from .options import Json, check_writable, target_name
 
 if TYPE_CHECKING:
     from ..bench.row import Row
 
-Suite = Annotated[str, typer.Option(help="seeds (the published table), modern, deep, cpu or smoke.")]
-Names = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
+Suite = Annotated[str, typer.Option(metavar="NAME", help="seeds (the published table), modern, deep, cpu or smoke.")]
+Names = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these, separated by commas.")]
 Methods = Annotated[
     str | None,
-    typer.Option(help="Only these, separated by commas: plain, comparators, a solver's name (least memory), auto@8% (least "
+    typer.Option(metavar="NAMES",
+                 help="Only these, separated by commas: plain, comparators, a solver's name (least memory), auto@8% (least "
                       "memory within 8 % extra cost), auto=0.5 (least cost within half of the plain activations), auto=ogc "
                       "(within the published solver's memory)."),
 ]  # fmt: skip
+Rows = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON-lines file to append each row to.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure rows again that --out already holds.")]
-Jobs = Annotated[int | None, typer.Option(help="Processes, each measuring one model at a time; up to two by default.")]
-Target = Annotated[str, typer.Option(help="Device whose roofline gives the modelled seconds.")]
-CostOf = Annotated[str | None, typer.Option("--cost", help="seconds, flops or unit; the suite's own by default.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Processes, each measuring one model at a time; up to two by default."),
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE", callback=target_name, autocompletion=completing.targets,
+        help="Take modelled seconds from the roofline of this device: {devices}.",
+    ),
+]  # fmt: skip
+CostOf = Annotated[
+    str | None,
+    typer.Option(
+        "--cost",
+        metavar="UNIT",
+        help="seconds, flops or unit. Default: the suite's own.",
+        autocompletion=completing.costs,
+    ),
+]
 Compare = Annotated[
     tuple[Path, Path] | None,
     typer.Option(metavar="OLD NEW", help="Run nothing; list changes from OLD to NEW. Exit code 1 on a regression."),
@@ -50,7 +70,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Out = None, fresh: Fresh = False,
+    suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Rows = None, fresh: Fresh = False,
     jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, compare: Compare = None, subset: Subset = False,
     json: Json = False,
 ) -> Answer:  # fmt: skip
@@ -110,7 +130,7 @@ def _compare(old: Path, new: Path, subset: bool) -> Answer:
         f"{len(changes)} changes, {worse} of them regressions"
     )
     table = [text.changes_table(document["changes"])] if changes else []
-    return Answer(document, lambda: [*table, sentence], 1 if worse else 0)
+    return Answer(document, lambda: [*table, "", sentence], 1 if worse else 0)
 
 
 def _names(listed: str | None) -> list[str] | None:

@@ -10,7 +10,7 @@ import typer
 from .answer import Answer, err_console, out_console
 from .options import Json
 
-Folder = Annotated[Path, typer.Option(help="Folder to write the SVG pictures to.")]
+Folder = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write the SVG pictures to.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Take smaller models and fewer steps.")]
 
 

@@ -10,36 +10,75 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import RekindleError, UsageError
-from ..model.formats import GRAPH, PLAN, graph_from_json, read_json
+from ..errors import RekindleError, TraceError, UsageError
+from ..kernels import companion
+from ..model.formats import GRAPH, PLAN, SCHEDULE, Reader, graph_from_json, read_json
 from ..model.graph import Graph
 from ..parts.plan import FORMAT as PARTS
 from ..printed import value
-
-# Files that are Rekindle's but hold no graph alone: what they are, and the Python call that takes them.
-OTHER_FILES = {
-    PLAN: "the plan of a model",
-    PARTS: "plans for the parts of a model that cannot be captured whole",
-}
+from ..progress import announce
 
 
 def load_graph(path: str | Path) -> Graph:
-    """The graph in a `rekindle.graph/1` file.
+    """The graph in a graph file, or in the file of a plan of a whole model.
 
     Raises
     ------
-    UsageError : the file holds plans of a model.
+    UsageError : the file holds plans for the parts of a model, so several graphs, or a schedule, so none.
     FormatError : the file is damaged or foreign.
     """
     doc = read_json(path)
     held = doc.get("format") if isinstance(doc, dict) else None
-    if isinstance(held, str) and held in OTHER_FILES:
+    if held == PLAN:
+        return graph_from_json(Reader(doc, str(path), PLAN).table("graph"), f"{path}: graph")
+    if held == PARTS:
         raise UsageError(
-            f"{path} holds {OTHER_FILES[held]} ({held}), and this command takes a {GRAPH} file. In Python "
-            f"print(rekindle.load({str(path)!r})) shows the plans, and rekindle.apply(model, rekindle.load({str(path)!r})) "
-            "puts them on the model"
+            f"{path} holds plans for the parts of a model ({PARTS}), so a graph for each part, and this command takes one "
+            f"graph ({GRAPH}, or the plan of a whole model). `rekindle explain {path}` shows the plans"
         )
+    if held == SCHEDULE:
+        raise UsageError(f"{path} holds a schedule and no graph; give the graph file that `solve` made it from")
     return graph_from_json(doc, str(path))
+
+
+def check_is_plan(path: str | Path) -> None:
+    """Check that a file is a plan, by the format that it says it has; `load` checks the rest.
+
+    Raises
+    ------
+    UsageError : it is a graph, a schedule or a frontier.
+    FormatError : it cannot be read.
+    """
+    doc = read_json(path)
+    held = doc.get("format") if isinstance(doc, dict) else None
+    if held in (GRAPH, SCHEDULE, "rekindle.frontier/1"):
+        raise UsageError(
+            f"{path} holds no plan ({held}); `rekindle plan zoo:NAME --budget 0.5 --out plan.json` writes one, and in Python "
+            "plan.save(path)"
+        )
+
+
+def trace_model(spec: str, batch: int | None, target: str | None, optimizer: str | None = None) -> Any:
+    """The Trace of the model that a command line names. optimizer : the name of one whose state counts.
+
+    Raises
+    ------
+    UsageError : as `load_model`.
+    TraceError : the model cannot be captured whole.
+    """
+    companion.start()  # the search is compiled while torch is imported and the model is built
+    announce(None, f"loading {spec}")
+    model, sample = load_model(spec, batch)
+    from ..torch.trace import trace
+
+    try:
+        return trace(model, sample, target=target, optimizer=optimizer)
+    except TraceError as e:
+        why = str(e).rstrip(".")
+        raise TraceError(
+            f"{why}. This command plans whole models. If the model works on its sample, plan its largest parts in Python: "
+            "rekindle.checkpoint(model, sample, budget=…), which takes the same goals"
+        ) from e
 
 
 def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:

@@ -10,40 +10,103 @@ import typer
 from ..ask import Goal
 from ..errors import UsageError
 from ..model import files
+from ..printed import value
+from ..torch.costs import devices
+from . import completing
+
+BATCH_MOST, SEED_MOST, TIME_LIMIT_MOST_S = 2**31, 2**63 - 1, 1e9
+
+
+def _batch(given: int | None) -> int | None:
+    if given is not None and given > BATCH_MOST:
+        raise UsageError(f"--batch {given} is more than any step takes; give at most {BATCH_MOST}")
+    return given
+
+
+def _seed(given: int) -> int:
+    if not -SEED_MOST - 1 <= given <= SEED_MOST:
+        raise UsageError(f"--seed {value(given)} does not fit into 64 bits; give a smaller number")
+    return given
+
+
+def _time_limit(given: float | None) -> float | None:
+    if given is not None and not given <= TIME_LIMIT_MOST_S:  # nan too
+        raise UsageError(f"--time-limit {given} is no time of a search; give at most {TIME_LIMIT_MOST_S:g} seconds")
+    return given
+
+
+def target_name(given: str | None) -> str | None:
+    """The name of a device with known rates; None: none is given.
+
+    Raises
+    ------
+    UsageError : another name; the message lists the choices.
+    """
+    if given is not None:
+        devices.get(given)
+    return given
+
 
 Model = Annotated[
-    str, typer.Argument(help="zoo:NAME, or path/to/file.py:function, where function() returns (model, sample).")
+    str,
+    typer.Argument(
+        help="zoo:NAME, or path/to/file.py:function, where function() returns (model, sample).",
+        autocompletion=completing.models,
+    ),
 ]
-Batch = Annotated[int | None, typer.Option(max=2**31, help="Batch size. Default: the model's own.")]
+Batch = Annotated[int | None, typer.Option(metavar="N", callback=_batch, help="Batch size. Default: the model's own.")]
 Budget = Annotated[
     str | None,
-    typer.Option(help="Peak memory of the whole step (8GiB, 512MiB or bytes), or a fraction of the plain step's "
-                      "activation peak (0.5)."),
+    typer.Option(metavar="SIZE", help="Peak memory of the whole step (8GiB, 512MiB or bytes), or a fraction of the plain "
+                                      "step's activation peak (0.5)."),
 ]  # fmt: skip
 MaxOverhead = Annotated[
-    float | None, typer.Option(help="Least memory within this extra cost, as a fraction: 0.1 is 10 %.")
+    float | None, typer.Option(metavar="SHARE", help="Least memory within this extra cost, as a fraction: 0.1 is 10 %.")
 ]
-Minimize = Annotated[str | None, typer.Option(help='"memory": least memory at any cost.')]
-SolverName = Annotated[str, typer.Option("--solver", help="A name that `rekindle solvers` lists.")]
-Cost = Annotated[str, typer.Option(help="The cost to keep low: seconds, flops or unit (runs of ops).")]
+Minimize = Annotated[
+    str | None,
+    typer.Option(metavar="memory", help="Least memory at any cost.", autocompletion=completing.minimized),
+]
+SolverName = Annotated[
+    str,
+    typer.Option(
+        "--solver", metavar="NAME", autocompletion=completing.solvers,
+        help="One of {solvers}. `rekindle solvers` says what each one does.",
+    ),
+]  # fmt: skip
+Cost = Annotated[
+    str,
+    typer.Option(
+        metavar="UNIT",
+        help="The cost to keep low: seconds, flops or unit (runs of ops).",
+        autocompletion=completing.costs,
+    ),
+]
 Target = Annotated[
-    str | None, typer.Option(help="Take seconds from the roofline of this device (h200) instead of measuring them.")
-]
+    str | None,
+    typer.Option(
+        metavar="DEVICE", autocompletion=completing.targets, callback=target_name,
+        help="Take seconds from the roofline of this device instead of measuring them: {devices}.",
+    ),
+]  # fmt: skip
 Effort = Annotated[
-    str, typer.Option(help="How long `auto` searches: quick, normal, or thorough (the best plan it can find).")
-]
-Cache = Annotated[
-    bool, typer.Option("--cache/--no-cache", help="Remember plans on disk, and read them from there (default: yes).")
-]
+    str,
+    typer.Option(
+        metavar="EFFORT", autocompletion=completing.efforts,
+        help="How long `auto` searches: quick, normal, or thorough (the best plan it can find).",
+    ),
+]  # fmt: skip
+Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Remember plans on disk, and read them from there.")]
 TimeLimit = Annotated[
-    float | None, typer.Option(max=1e9, help="Seconds that the search may take. Default: as long as it needs.")
+    float | None,
+    typer.Option(metavar="SECONDS", callback=_time_limit, help="For the search at most. Default: as long as it needs."),
 ]
 Seed = Annotated[
     int,
-    typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of randomised solvers: the same seed gives the same plan."),
+    typer.Option(metavar="N", callback=_seed, help="Of randomised solvers: the same seed gives the same plan."),
 ]
-Out = Annotated[Path | None, typer.Option(help="File to write the result to.")]
-Svg = Annotated[Path | None, typer.Option(help="File to write an SVG picture to.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write the result to.")]
+Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write an SVG picture to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there.")]
 
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from .. import api, registry
 from ..arguments import choice
 from ..ask import EFFORTS
-from ..errors import TraceError
-from ..kernels import companion
 from ..model.files import write_text
 from ..model.formats import write_json
 from ..model.graph import COSTS
 from ..model.plan import Plan, schedule_document
 from ..printed import name
-from ..progress import announce, telling
+from ..progress import telling
 from ..show import text
 from ..show.frontier_svg import frontier_svg
 from ..show.timeline import memory_timeline
 from ..sizes import format_bytes
-from .answer import Answer
-from .models import load_graph, load_model
+from . import completing
+from .answer import Answer, Whole
+from .models import load_graph, trace_model
 from .options import (  # fmt: skip
     Batch,
     Budget,
@@ -44,8 +43,13 @@ from .options import (  # fmt: skip
     read_goal,
 )
 
-GraphFile = Annotated[Path, typer.Argument(help="A rekindle.graph/1 file.")]
-AnyModel = Annotated[str, typer.Argument(help="zoo:NAME, path/to/file.py:function, or a rekindle.graph/1 file.")]
+GraphFile = Annotated[Path, typer.Argument(help="A graph file, as `trace` writes it, or a plan file.")]
+AnyModel = Annotated[
+    str,
+    typer.Argument(
+        help="zoo:NAME, path/to/file.py:function, a graph file or a plan file.", autocompletion=completing.models
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -79,7 +83,7 @@ def plan(
     goal = read_goal(budget, max_overhead, minimize)
     _check(solver, cost, effort, out, svg)
     with telling(None):
-        traced = _trace(model, batch, target)
+        traced = trace_model(model, batch, target)
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
             effort=effort, time_limit=time_limit, seed=seed, cache=cache,
@@ -88,7 +92,7 @@ def plan(
         made.save(out)
     limit = goal.limit(made.graph.resident_bytes, made.baseline_activation_bytes)
     written = _write_timeline(made, limit, svg)
-    return Answer(made.figures(), lambda: [text.plan_table(made), made.sentence, *_wrote(out, written)])
+    return Answer(made.figures(), lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, written)])
 
 
 def frontier(
@@ -105,10 +109,10 @@ def frontier(
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
-    """List the best plans of a model or graph file, from least time to least memory; --svg draws the curve."""
+    """List the best plans of a model, graph file or plan file, from least time to least memory; --svg draws the curve."""
     _check(solver, cost, effort, out, svg)
     with telling(None):
-        traced = load_graph(model) if model.endswith(".json") else _trace(model, batch, target)
+        traced = load_graph(model) if model.endswith(".json") else trace_model(model, batch, target)
         plans = api.frontier(
             traced,
             solver=solver,
@@ -123,7 +127,7 @@ def frontier(
         write_json(out, document)
     if svg is not None:
         write_text(svg, frontier_svg(plans))
-    return Answer(document, lambda: [text.frontier_table(plans), *_wrote(out, svg)])
+    return Answer(document, lambda: [text.frontier_table(plans), "", *_wrote(out, svg)])
 
 
 def solve(
@@ -141,7 +145,7 @@ def solve(
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
-    """Schedule a graph file for one goal, without PyTorch; --out writes the schedule as JSON."""
+    """Schedule the graph of a graph or plan file for one goal, without PyTorch; --out writes the schedule as JSON."""
     goal = read_goal(budget, max_overhead, minimize)
     _check(solver, cost, effort, out, svg)
     read = load_graph(graph)
@@ -154,7 +158,7 @@ def solve(
     written = _write_timeline(made, goal.limit(read.resident_bytes, made.baseline_activation_bytes), svg)
     return Answer(
         schedule_document(made, steps=False),
-        lambda: [text.plan_table(made), made.sentence, *_wrote(out, written)],
+        lambda: [text.plan_table(made), "", made.sentence, *_wrote(out, written)],
     )
 
 
@@ -164,22 +168,6 @@ def _check(solver: str, cost: str, effort: str, *files: Path | None) -> None:
     registry.get(solver)
     choice("cost", cost, COSTS)
     choice("effort", effort, EFFORTS)
-
-
-def _trace(spec: str, batch: int | None, target: str | None) -> Any:
-    companion.start()  # the search is compiled while torch is imported and the model is built
-    announce(None, f"loading {spec}")
-    model, sample = load_model(spec, batch)
-    from ..torch.trace import trace
-
-    try:
-        return trace(model, sample, target=target)
-    except TraceError as e:
-        why = str(e).rstrip(".")
-        raise TraceError(
-            f"{why}. This command plans whole models. If the model works on its sample, plan its largest parts in Python: "
-            "rekindle.checkpoint(model, sample, budget=…), which takes the same goals"
-        ) from e
 
 
 def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:
@@ -195,4 +183,4 @@ def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | N
 
 
 def _wrote(*paths: Path | None) -> list[str]:
-    return [f"wrote {name(str(p))}" for p in paths if p is not None]
+    return [Whole(f"wrote {name(str(p))}") for p in paths if p is not None]

@@ -1,16 +1,25 @@
-"""The command `solvers`: a list of every solver. Imports no torch."""
+"""The command `solvers`: every solver in one line, or the details of some. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from .. import registry
 from ..problem import Solver
 from ..show import text
+from . import completing
 from .answer import Answer
 from .options import Json
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Show all that is known of these solvers. Default: one line for each of all.",
+        autocompletion=completing.solvers,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -18,10 +27,13 @@ def register(app: typer.Typer) -> None:
     app.command()(solvers)
 
 
-def solvers(json: Json = False) -> Answer:
-    """List every solver: the graphs it takes, its objective, optimality claim, complexity and citation."""
-    known = registry.all_solvers()
-    return Answer({"solvers": [_entry(s) for s in known]}, lambda: [text.solvers_table(known)])
+def solvers(names: Names = None, json: Json = False) -> Answer:
+    """List every solver in a line; with names: the objective, optimality claim, complexity and citation of each."""
+    known = [registry.get(name) for name in names] if names else registry.all_solvers()
+    document = {"solvers": [_entry(s) for s in known]}
+    if names:
+        return Answer(document, lambda: [text.solver_table(s) for s in known])
+    return Answer(document, lambda: [text.solvers_table(known), "", "`rekindle solvers NAME` says more."])
 
 
 def _entry(s: Solver) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
@@ -23,6 +23,9 @@ from .floor import single_op
 from .graph import Graph
 from .op_names import op_words_of
 from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from ..explain import Explanation
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ class Plan:
         UsageError : as `save`; also where `frontier` is something else, or holds plans of another graph.
         RekindleError : as `save`.
         """
-        shown_by("report.make").write_report(self, path, frontier, progress)
+        room_above("show.report.make").write_report(self, path, frontier, progress)
 
     def to_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write the predicted memory over time as a snapshot of PyTorch's allocator, which pytorch.org/memory_viz shows.
@@ -187,7 +190,12 @@ class Plan:
         It can be looked at beside a measured one, of `torch.cuda.memory._dump_snapshot`. The file is a pickle, as PyTorch's
         format asks; Rekindle never reads one. Raises as `save`.
         """
-        shown_by("snapshot").write_snapshot(self, path)
+        room_above("show.snapshot").write_snapshot(self, path)
+
+    def explain(self) -> Explanation:
+        """Where the plan's memory goes, by module, and who holds its peak: printed, one screen of 80 columns."""
+        explanation: Explanation = room_above("explain").explain(self)
+        return explanation
 
     @property
     def doubt(self) -> str:
@@ -217,12 +225,13 @@ class Plan:
         return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
 
     def _repr_html_(self) -> str:
-        return str(shown_by("report.notebook").of_plan(self))
+        return str(room_above("show.report.notebook").of_plan(self))
 
 
-def shown_by(module: str) -> Any:
-    """A module of `show`. That room stands above this one and planning does without it, so it is imported when it is used."""
-    return importlib.import_module(f"..show.{module}", __package__)
+def room_above(module: str) -> Any:
+    """A module of `show` or `explain`. These rooms stand above this one and planning does without them, so they are imported
+    when they are used."""
+    return importlib.import_module(f"..{module}", __package__)
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:

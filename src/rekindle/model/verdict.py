@@ -46,9 +46,9 @@ def peak_claim(plan: Plan) -> str:
     return bound if plan.verified else f"its file says {bound}: not verified"
 
 
-def bound_words(plan: Plan) -> str:
+def bound_words(plan: Plan, with_op: bool = True) -> str:
     """The bound on the peak with the cost up to which it holds, and the op that sets it: the value of a table's row."""
-    setter = f", set by {op_words_of(plan.graph, plan.bound_op)}" if plan.bound_op else ""
+    setter = f", set by {op_words_of(plan.graph, plan.bound_op)}" if plan.bound_op and with_op else ""
     return f"{format_bytes(plan.bound_bytes)} at up to {percent_down(plan.overhead)}{setter}{plan.doubt}"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..model import formats, options_file
 from ..model.graph import Graph
-from ..model.plan import Plan, schedule_document, shown_by
+from ..model.plan import Plan, schedule_document, room_above
 from ..model.schedule import Schedule
 from ..printed import name
 from ..progress import Progress
@@ -19,6 +19,9 @@ from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes, of_bytes
 from ..version import __version__
 from .save_rule import SaveRule
+
+if TYPE_CHECKING:
+    from .explaining import PartsExplanation
 
 FORMAT = "rekindle.parts/1"
 
@@ -110,9 +113,11 @@ class PartsPlan:
         width = max(len(k) for k, _ in rows)
         return "\n".join([f"{k:<{width}}  {x}" for k, x in rows] + [self.sentence])
 
-    def explain(self) -> str:
-        """The plan as text: the table of its parts."""
-        return str(self)
+    def explain(self) -> PartsExplanation:
+        """Where the memory goes: per part, times its count, and in the total. Printed, one screen of 80 columns."""
+        from .explaining import explain_parts  # it imports rich, which `import rekindle` does without
+
+        return explain_parts(self)
 
     def figures(self) -> dict[str, Any]:
         """The figures of the plan by name."""
@@ -158,10 +163,10 @@ class PartsPlan:
         frontier : True: search for the memory/time curve of each part, a few seconds each. `progress` and errors as
             `Plan.to_html`.
         """
-        shown_by("report.make").write_report(self, path, frontier, progress)
+        room_above("show.report.make").write_report(self, path, frontier, progress)
 
     def _repr_html_(self) -> str:
-        return str(shown_by("report.notebook").of_parts(self))
+        return str(room_above("show.report.notebook").of_parts(self))
 
     def without_traces(self) -> PartsPlan:
         """The same plans as a file holds them."""

@@ -24,7 +24,7 @@ def figure(name: str, x: Any) -> str:
     if name.endswith("overhead"):
         return percent(x)
     if name == "gap":
-        return f"{x:.1%}"
+        return f"{100 * x:.1f} %"
     return f"{x:,}" if isinstance(x, int) else f"{x:,.4g}" if abs(x) < 1000 else f"{x:,.1f}"
 
 

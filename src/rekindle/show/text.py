@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ..model.op_names import op_words_of
 from ..model.plan import Plan
 from ..model.verdict import bound_words, least_cost_words
-from ..printed import name
+from ..printed import name, printable
 from ..problem import Solver
 from ..shares import COST_WORDS, percent, percent_down
 from ..sizes import format_bytes
 from .figures import figure, yes_no
+
+if TYPE_CHECKING:
+    from ..zoo.listing import Listed
 
 
 def plan_table(plan: Plan) -> Table:
@@ -35,76 +42,134 @@ def plan_table(plan: Plan) -> Table:
         table.add_row("  at least, in this budget", "", least)
     if plan.cost != "flops":
         table.add_row("extra FLOPs", "", percent(plan.flops_overhead))
-    table.add_row("no schedule below", "", bound_words(plan))
+    table.add_row("no schedule below", "", bound_words(plan, with_op=False))
+    if plan.bound_op:
+        table.add_row("  set by", "", op_words_of(plan.graph, plan.bound_op))
     if plan.splitting_op:
         table.add_row("to go lower, split", "", f"{plan.splitting_words}: it alone needs that much")
     table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
     return table
 
 
+def graph_table(figures: Mapping[str, Any]) -> Table:
+    """The figures of a captured step, as `cli.trace.graph_figures` gives them."""
+    table = _table(f"{name(figures['name'])}: one training step", "", "")
+    table.show_header = False
+    table.add_row("ops", f"{figures['ops']:,}")
+    table.add_row("values", f"{figures['values']:,}")
+    table.add_row("peak", format_bytes(figures["baseline_peak_bytes"]))
+    table.add_row("  of which activations", format_bytes(figures["baseline_activation_bytes"]))
+    table.add_row("  held throughout", format_bytes(figures["resident_bytes"]))
+    table.add_row("time", f"{1e3 * figures['seconds']:,.4g} ms")
+    table.add_row("arithmetic", f"{figures['flops'] / 1e9:,.4g} GFLOP")
+    table.add_row("graph", figures["graph_hash"][:12])
+    return table
+
+
 def frontier_table(plans: Sequence[Plan]) -> Table:
-    """The memory/time curve: one row per plan. "At least" bounds the extra cost within the plan's peak, "no schedule below"
-    the peak within the plan's extra cost."""
+    """The memory/time curve: one row per plan. "At least" bounds the extra cost within the plan's peak, "none below" the peak
+    within the plan's extra cost."""
     unit = COST_WORDS[plans[0].cost] if plans else "step time"
     title = f"{name(plans[0].graph.name)}: memory against {unit}" if plans else "no plan"
-    columns = (
-        "peak",
-        "activations",
-        "of plain",
-        f"extra {unit}",
-        "at least",
-        "extra FLOPs",
-        "no schedule below",
-        "status",
-    )
+    columns = ("peak", "of plain", f"extra {unit}", "at least", "extra FLOPs", "none below", "status")
     table = _table(title, *columns)
     for p in plans:
         share = p.activation_peak_bytes / p.baseline_activation_bytes if p.baseline_activation_bytes else 1.0
         table.add_row(
-            format_bytes(p.peak_bytes), format_bytes(p.activation_peak_bytes), f"{share:.0%}", percent(p.overhead),
-            percent_down(p.least_overhead), percent(p.flops_overhead), format_bytes(p.bound_bytes),
-            p.status + ("" if p.verified else ", not verified"),
+            format_bytes(p.peak_bytes), f"{100 * share:.0f} %", percent(p.overhead), percent_down(p.least_overhead),
+            percent(p.flops_overhead), format_bytes(p.bound_bytes), p.status + ("" if p.verified else "?"),
         )  # fmt: skip
+    if not all(p.verified for p in plans):
+        table.caption, table.caption_justify = "? as its file says: not verified", "left"
     return table
 
 
 def solvers_table(solvers: Iterable[Solver]) -> Table:
-    """One row per solver: graphs, objective, optimality, complexity, citation."""
-    table = _table("solvers", "name", "graphs", "minimises", "optimal", "complexity", "citation", numbers=False)
+    """One line per solver: the graphs that it takes, and what it is."""
+    table = _table("solvers", "name", "graphs", "", numbers=False)
     for s in solvers:
-        table.add_row(s.name, s.graphs, s.objective, s.optimal or "no claim", s.complexity, s.citation)
-    table.show_lines = True
+        table.add_row(s.name, s.graphs, _clause(s.doc.partition("\n")[0]))
     return table
 
 
-BENCH_COLUMNS = (
-    "model", "batch", "method", "peak_mb", "plain_mb", "flops_overhead", "seconds_overhead", "overhead", "gap",
-    "published_ogc_mb", "measured_ogc_nonreentrant_mb", "solve_seconds", "status", "note",
-)  # fmt: skip
+def _clause(line: str, most: int = 54) -> str:
+    """The beginning of a sentence, up to the last mark that leaves it short enough."""
+    if len(line) <= most:
+        return line
+    ends = [m.start() for m in re.finditer(r"[:;,.] ", line) if m.start() <= most]
+    return line[: ends[-1]] if ends else textwrap.shorten(line, most, placeholder="…")
+
+
+def solver_table(s: Solver) -> Table:
+    """All that is known of one solver."""
+    table = _table(s.name, "", "", numbers=False)
+    table.show_header = False
+    for label, words in (
+        ("", " ".join(s.doc.split())), ("graphs", "chains; others as a series of blocks" if s.graphs == "chain" else "any"),
+        ("minimises", s.objective), ("optimal", s.optimal or "no claim"), ("complexity", s.complexity),
+        ("citation", s.citation),
+    ):  # fmt: skip
+        table.add_row(label, words)
+    return table
+
+
+def zoo_table(models: Iterable[Listed]) -> Table:
+    """One line per model of the zoo."""
+    table = _table("zoo", "name", "suite", "batch", "parameters")
+    table.columns[1].justify = "left"
+    for m in models:
+        table.add_row(m.name, m.suite or "-", f"{m.batch:,}", f"{m.parameters / 1e6:,.1f} M")
+    return table
+
+
+BENCH_COLUMNS = {
+    "peak_mb": "peak MB", "of_plain": "of plain", "flops_overhead": "FLOPs", "overhead": "cost", "gap": "gap",
+    "published_ogc_mb": "OGC MB",
+}  # fmt: skip
 
 
 def bench_table(rows: Sequence[Mapping[str, Any]], title: str = "bench") -> Table:
-    """One row per model and method. Rows with more keys than `BENCH_COLUMNS` show only these; `--json` prints them all."""
-    columns = list(dict.fromkeys(k for row in rows for k in row))
-    if len(columns) > len(BENCH_COLUMNS):
-        columns = [c for c in BENCH_COLUMNS if c in columns and any(row.get(c) not in (None, "") for row in rows)]
-    table = _table(title, *(c.replace("_", " ") for c in columns))
+    """One row per method below each model, and the notes of those that failed at the end. FLOPs and cost are the extra ones,
+    OGC the published solver's peak. `--json` prints the other fields of the rows."""
+    rows = [{**row, "of_plain": _share(row.get("peak_mb"), row.get("plain_mb"))} for row in rows]
+    shown = [c for c in BENCH_COLUMNS if any(row.get(c) not in (None, "") for row in rows)]
+    table = _table(title, "model, method", *(BENCH_COLUMNS[c] for c in shown))
+    for column in table.columns[1:]:
+        column.no_wrap = True
     last = None
     for row in rows:
-        if last is not None and row.get("model") != last:
-            table.add_section()
-        last = row.get("model")
-        table.add_row(*(figure(c, row.get(c)) for c in columns))
+        if row.get("model") != last:
+            last = row.get("model")
+            batch = f" (batch {row['batch']:,})" if row.get("batch") else ""
+            table.add_row(Text(printable(f"{last}{batch}"), "bold"))
+        table.add_row(f"  {printable(str(row.get('method')))}", *(_bench_figure(c, row.get(c)) for c in shown))
+    notes = [
+        f"{r.get('model')} {r.get('method')}: {r['note']}" for r in rows if r.get("status") != "ok" and r.get("note")
+    ]
+    if notes:
+        table.caption, table.caption_justify = Text("\n".join(map(printable, notes))), "left"
     return table
+
+
+def _share(part: float | None, whole: float | None) -> str | None:
+    return f"{100 * part / whole:.0f} %" if part is not None and whole else None
+
+
+def _bench_figure(column: str, x: Any) -> str:
+    if isinstance(x, float) and column.endswith("_mb"):
+        return f"{x:,.0f}" if x >= 100 else f"{x:,.2f}"
+    return figure(column, x)
 
 
 def changes_table(changes: Sequence[Mapping[str, Any]]) -> Table:
     """The changes between two sets of benchmark rows; each entry is a `bench.regress.Change.to_json()`."""
-    table = _table("changes", "model", "method", "cost", "field", "old", "new", "regression")
+    table = _table("changes", "model, method", "field", "old", "new", "")
+    table.columns[1].justify = "left"
     for c in changes:
         values = (figure(c["field"], c[k]) for k in ("old", "new"))
+        cost = f", {c['cost']}" if c["cost"] else ""
         table.add_row(
-            f"{c['suite']}: {c['model']}", c["method"], c["cost"] or "", c["field"], *values,
+            printable(f"{c['suite']}: {c['model']}, {c['method']}{cost}"), c["field"], *values,
             Text("REGRESSION", "bold red") if c["regression"] else "",
         )  # fmt: skip
     return table
@@ -139,7 +204,9 @@ def losses_table(row: Mapping[str, Any]) -> Table:
 
 def _table(title: str, *columns: str, numbers: bool = True) -> Table:
     """An empty table. numbers : every column but the first holds figures, aligned to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+    )
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if numbers and i else "left", overflow="fold")
     return table

@@ -6,9 +6,11 @@ Asking for the names imports no torch; each family of models lives in a file of 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import close
 from ..errors import UsageError
 from .sized import options_of
 from .suites import SUITES, small
@@ -43,6 +45,22 @@ def names() -> list[str]:
     return [name for family in _FILES.values() for name in family]
 
 
+def maker(name: str) -> Callable[..., tuple[nn.Module, Any]]:
+    """The function that builds a model and its sample; its arguments are the options of `load`.
+
+    Raises
+    ------
+    UsageError : an unknown name; the message lists the valid ones.
+    RekindleError : the model needs a package that is not installed.
+    """
+    file = next((file for file, family in _FILES.items() if name in family), None)
+    if file is None:
+        hint = close(name, names())
+        raise UsageError(f"zoo model {name!r} is unknown; {hint}choose one of: {', '.join(names())}")
+    made: Callable[..., tuple[nn.Module, Any]] = importlib.import_module(f".{file}", __name__).MODELS[name]
+    return made
+
+
 def load(
     name: str, batch: int | None = None, *, seed: int = 0, fake: bool = False, train: bool = True, **options: Any
 ) -> tuple[nn.Module, Any]:
@@ -62,12 +80,9 @@ def load(
     UsageError : an unknown name or option, or a batch below 1; the message lists the valid ones.
     RekindleError : the model needs a package that is not installed.
     """
-    file = next((file for file, family in _FILES.items() if name in family), None)
-    if file is None:
-        raise UsageError(f"zoo model {name!r} is unknown; choose one of: {', '.join(names())}")
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise UsageError(f"batch={batch!r} must be an int of at least 1")
-    build = importlib.import_module(f".{file}", __name__).MODELS[name]
+    build = maker(name)
     valid = options_of(build)
     unknown = [o for o in options if o not in valid]
     if unknown:

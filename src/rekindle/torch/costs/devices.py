@@ -1,12 +1,17 @@
-"""Rates of devices by name, and the roofline: an estimate of seconds for operators that cannot be timed."""
+"""Rates of devices by name, and the roofline: an estimate of seconds for operators that cannot be timed.
+
+The names are also known where torch is not: the help of the command line lists them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 _T, _GB, _GIB = 1e12, 1e9, 2**30
 
@@ -94,6 +99,8 @@ def capability(name: str | None) -> tuple[int, int] | None:
 
 def closest(device: torch.device) -> Device:
     """The table entry for a torch device: a present GPU by its own name, the H100 for any other GPU, else "cpu"."""
+    import torch
+
     if device.type != "cuda":
         return get("cpu")
     if torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count():
@@ -107,6 +114,8 @@ def roofline(device: Device, flops: float, bytes_moved: float, dtype: torch.dtyp
 
     dtype : type of the arithmetic. tf32 : float32 matrix products may use TF32.
     """
+    import torch
+
     if dtype in (torch.float16, torch.bfloat16) or dtype.itemsize == 1:
         peak = device.half_flop_per_s
     elif dtype in (torch.float64, torch.complex128):

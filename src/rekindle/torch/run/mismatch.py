@@ -8,6 +8,7 @@ from torch import nn
 
 from ...errors import PlanMismatch
 from ...model.graph import Graph
+from ...model.op_names import op_words
 from ...printed import name as printed
 from ..trace import Trace, module_kinds
 
@@ -43,10 +44,13 @@ def mismatch(planned: Graph, found: Graph) -> str:
     """The message of a PlanMismatch: both fingerprints and the first difference."""
     for i, (a, b) in enumerate(zip(planned.ops, found.ops, strict=False)):
         if a.name != b.name:
-            where = f"op {i} is '{printed(b.name)}', the plan has '{printed(a.name)}'"
+            one, other = op_words(b), op_words(a)
+            if one == other:  # words leave out the overload, say
+                one, other = printed(b.name), printed(a.name)
+            where = f"op {i} is '{one}', the plan has '{other}'"
             break
         if (a.inputs, a.outputs) != (b.inputs, b.outputs):
-            where = f"op {i} ({printed(a.name)}) reads or makes other values"
+            where = f"op {i}, {op_words(a)}, reads or makes other values"
             break
     else:
         sizes = [i for i, (a, b) in enumerate(zip(planned.values, found.values, strict=False)) if a != b]

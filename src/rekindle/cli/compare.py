@@ -1,0 +1,31 @@
+"""The command `compare`: two plans side by side. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..parts.comparing import compare as compare_plans
+from ..parts.files import load
+from ..show.compared import compared_view
+from .answer import Answer
+from .models import check_is_plan
+from .options import Json
+
+PlanA = Annotated[Path, typer.Argument(help="A plan file.")]
+PlanB = Annotated[Path, typer.Argument(help="The plan file to set beside it.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(compare)
+
+
+def compare(a: PlanA, b: PlanB, json: Json = False) -> Answer:
+    """Set two plans side by side: figures, the modules that differ, and where their graphs differ."""
+    for path in (a, b):
+        check_is_plan(path)
+    found = compare_plans(load(a), load(b), (str(a), str(b)))
+    return Answer(found.to_json(), lambda: compared_view(found))

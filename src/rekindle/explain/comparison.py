@@ -1,0 +1,180 @@
+"""Two plans side by side: their figures, the modules that they treat differently, and where their graphs differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ..model.graph import Graph, Op
+from ..model.op_names import op_words
+from ..model.schedule import Schedule
+from ..printed import name
+from .holding import WORKSPACE, is_gradient, peak
+from .loss import loss_ops
+from .rows import Sums, forward_tree
+
+if TYPE_CHECKING:
+    from ..model.plan import Plan
+
+FORMAT = "rekindle.comparison/1"
+FIGURES = (
+    "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "resident_bytes", "seconds", "overhead", "flops_overhead",
+    "op_runs", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "goal",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The figures of the same modules in one plan: held from forward for backward, made again, held at the peak, time added."""
+
+    kept_bytes: int = 0
+    recomputed_bytes: int = 0
+    peak_bytes: int = 0
+    added_seconds: float = 0.0
+
+    def __add__(self, other: Sizes) -> Sizes:
+        return Sizes(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Modules that two plans treat differently. pattern : as in an `Explanation`. count : how many modules."""
+
+    pattern: str
+    count: int
+    a: Sizes
+    b: Sizes
+
+    @property
+    def weight(self) -> int:
+        """How far apart the two are, in bytes."""
+        keys = ("kept_bytes", "recomputed_bytes", "peak_bytes")
+        return sum(abs(getattr(self.a, k) - getattr(self.b, k)) for k in keys)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two plans side by side.
+
+    figures : name -> (of a, of b). modules : those that differ, the largest difference first.
+    graphs : one sentence for each way in which the graphs differ; () where they are the same.
+    """
+
+    a: str
+    b: str
+    figures: Mapping[str, tuple[Any, Any]]
+    modules: tuple[Difference, ...]
+    graphs: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document `rekindle.comparison/1`."""
+        return {
+            "format": FORMAT, "a": self.a, "b": self.b,
+            "figures": {key: {"a": x, "b": y} for key, (x, y) in self.figures.items()},
+            "modules": [asdict(d) for d in self.modules], "same_graph": not self.graphs, "graphs": list(self.graphs),
+        }  # fmt: skip
+
+
+def compare_plans(a: Plan, b: Plan, names: tuple[str, str]) -> Comparison:
+    """Two plans of whole steps. names : how the two are called, in the answer."""
+    sizes = [module_sizes(p.graph, p.schedule) for p in (a, b)]
+    return Comparison(
+        *names,
+        {key: (plan_figure(a, key), plan_figure(b, key)) for key in FIGURES},
+        differences(*sizes),
+        graph_differences(a.graph, b.graph, names),
+    )
+
+
+def plan_figure(plan: Plan, key: str) -> Any:
+    """One of `FIGURES` of a plan."""
+    if key == "resident_bytes":
+        return plan.graph.resident_bytes
+    if key == "op_runs":
+        return len(plan.schedule.runs)
+    return plan.goal.to_json() if key == "goal" else getattr(plan, key)
+
+
+def module_sizes(graph: Graph, schedule: Schedule) -> dict[str, tuple[int, Sizes]]:
+    """pattern -> (modules, their own figures), for every module, and for the loss, gradients and workspace."""
+    plain, planned = peak(graph, Schedule.baseline(graph)), peak(graph, schedule)
+    loss = loss_ops(graph)
+    found = {
+        node.pattern or "(own ops)": (node.count, node.ops) for node in forward_tree(graph, loss).nodes() if node.ops
+    }
+    found["the loss"] = 1, sorted(loss)
+    found["gradients, in backward"] = 1, [i for i in range(len(graph.ops)) if is_gradient(graph, i)]
+    sums = Sums(graph, plain, planned)
+    sizes = {}
+    for pattern, (count, ops) in found.items():
+        r = sums.row(pattern, "", count, ops)
+        sizes[pattern] = count, Sizes(r.kept_bytes, r.recomputed_bytes, r.planned_bytes, r.added_seconds)
+    workspace = sum(h.bytes for h in planned.held if h.role == WORKSPACE)
+    return {**sizes, "workspace of one op": (1, Sizes(peak_bytes=workspace))}
+
+
+def differences(a: Mapping[str, tuple[int, Sizes]], b: Mapping[str, tuple[int, Sizes]]) -> tuple[Difference, ...]:
+    """The patterns whose figures differ, the largest difference first."""
+    found = []
+    for pattern in dict.fromkeys([*a, *b]):
+        (n, x), (m, y) = a.get(pattern, (0, Sizes())), b.get(pattern, (0, Sizes()))
+        if x != y:
+            found.append(Difference(pattern, max(n, m), x, y))
+    return tuple(sorted(found, key=lambda d: (-d.weight, -abs(d.a.added_seconds - d.b.added_seconds))))
+
+
+def graph_differences(a: Graph, b: Graph, names: tuple[str, str]) -> tuple[str, ...]:
+    """Sentences that say where two graphs differ; () where they are the same, costs included."""
+    one, two = (name(n) for n in names)
+    if a.hash == b.hash:
+        costs = sum(_cost(x) != _cost(y) for x, y in zip(a.ops, b.ops, strict=True))
+        differ = f"The graphs are the same, but {costs:,} of {len(a.ops):,} ops have other costs or workspace."
+        return (differ,) if costs else ()
+    found = [f"{one} has {len(a.ops):,} ops ({name(a.name)}), {two} has {len(b.ops):,} ({name(b.name)})."]
+    first = next(
+        (i for i, (x, y) in enumerate(zip(a.ops, b.ops, strict=False)) if _structure(x) != _structure(y)), None
+    )
+    if first is not None:
+        words = op_words(a.ops[first]), op_words(b.ops[first])
+        what = (
+            f"{words[0]} and {words[1]}" if words[0] != words[1] else f"{words[0]}, which reads or makes other values"
+        )
+        found.append(f"The first op that differs is number {first}: {what}.")
+    elif len(a.ops) == len(b.ops):
+        found.append("The ops are the same, and values have other sizes or are kept by other rules.")
+    modules = [_modules(g) for g in (a, b)]
+    for here, there, whose in ((*modules, one), (*reversed(modules), two)):
+        if alone := [m for m in here if m not in there]:
+            found.append(f"{they_are(len(alone), 'module')} in {whose} alone: {_some(alone)}.")
+    if changed := [m for m in modules[0] if m in modules[1] and modules[0][m] != modules[1][m]]:
+        found.append(f"Other ops or shapes in {len(changed):,} of the modules of both: {_some(changed)}.")
+    return tuple(found)
+
+
+def they_are(count: int, noun: str) -> str:
+    """ "1 module is" or "2 modules are"."""
+    return f"{count:,} {noun}{' is' if count == 1 else 's are'}"
+
+
+def _cost(op: Op) -> tuple[float, int, int]:
+    return op.seconds, op.flops, op.workspace
+
+
+def _structure(op: Op) -> tuple[Any, ...]:
+    return op.name, op.inputs, op.outputs, op.backward, op.recompute, op.inplace
+
+
+def _modules(graph: Graph) -> dict[str, Counter[Any]]:
+    """module -> its forward ops."""
+    found: dict[str, Counter[Any]] = {}
+    for op in graph.ops:
+        if op.module and not op.backward:
+            found.setdefault(op.module, Counter())[op.signature or op.name] += 1
+    return found
+
+
+def _some(paths: Iterable[str], most: int = 3) -> str:
+    every = list(paths)
+    return ", ".join(name(p) for p in every[:most]) + (", …" if len(every) > most else "")

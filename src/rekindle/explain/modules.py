@@ -1,0 +1,99 @@
+"""The modules of a graph as a tree in which numbered siblings with equal ops are one: `transformer.h.*`.
+
+Only ops of forward make the tree: their modules are known, and each layer has the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ..model.graph import Graph
+from .patterns import NUMBERED, ranges
+
+
+@dataclass
+class Node:
+    """A module, or equal numbered siblings as one.
+
+    pattern : path from the model, folded: "transformer.h.*.attn"; "" is the model itself. count : how many modules it stands
+        for. ops : of these modules themselves, in the graph's order. children : by their folded names. paths : the modules.
+    """
+
+    pattern: str
+    count: int = 1
+    ops: list[int] = field(default_factory=list)
+    children: dict[str, Node] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
+
+    def all_ops(self) -> Iterator[int]:
+        """The ops of the module and of everything below it."""
+        yield from self.ops
+        for child in self.children.values():
+            yield from child.all_ops()
+
+    def nodes(self) -> Iterator[Node]:
+        """The node and all nodes below it."""
+        yield self
+        for child in self.children.values():
+            yield from child.nodes()
+
+
+def module_tree(graph: Graph, ops: Iterable[int]) -> Node:
+    """The tree of the modules of these ops, folded. O(ops times depth)."""
+    root = Node("", paths=[""])
+    for i in ops:
+        node, path = root, ""
+        for name in graph.ops[i].module.split(".") if graph.ops[i].module else ():
+            path = f"{path}.{name}" if path else name
+            node = node.children.setdefault(name, Node("", paths=[path]))
+        node.ops.append(i)
+    _fold(graph, root, {})
+    _name(root, "")
+    return root
+
+
+def folded_paths(root: Node) -> dict[str, str]:
+    """module path -> pattern, for every module of the tree."""
+    return {path: node.pattern for node in root.nodes() for path in node.paths}
+
+
+def _fold(graph: Graph, node: Node, known: dict[object, int]) -> int:
+    """Join equal numbered children, from below.
+
+    known : structure of a module -> its number. Returns the number of this one: equal modules have the same.
+    """
+    keys = {name: _fold(graph, child, known) for name, child in node.children.items()}
+    own = tuple(graph.ops[i].signature or graph.ops[i].name for i in node.ops)
+    number = known.setdefault((own, tuple(keys.items())), len(known))
+    stems = {name: numbered[1] for name in keys if (numbered := NUMBERED.fullmatch(name))}
+    groups: dict[object, list[str]] = {}
+    for name, key in keys.items():
+        groups.setdefault((stems[name], key) if name in stems else name, []).append(name)
+    folded: dict[str, Node] = {}
+    for first, *others in groups.values():
+        label = first
+        if others:
+            stem = stems[first]
+            all_of_them = 1 + len(others) == sum(s == stem for s in stems.values())
+            label = stem + ("*" if all_of_them else ranges(int(name[len(stem) :]) for name in (first, *others)))
+        for name in others:
+            _join(node.children[first], node.children[name])
+        folded[label] = node.children[first]
+    node.children = folded
+    return number
+
+
+def _join(node: Node, other: Node) -> None:
+    """Add a module of the same structure."""
+    node.count += other.count
+    node.ops += other.ops
+    node.paths += other.paths
+    for label, child in node.children.items():
+        _join(child, other.children[label])
+
+
+def _name(node: Node, pattern: str) -> None:
+    node.pattern = pattern
+    for label, child in node.children.items():
+        _name(child, f"{pattern}.{label}" if pattern else label)

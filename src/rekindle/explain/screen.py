@@ -1,0 +1,156 @@
+"""The lines of an explanation on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len, chop_cells
+
+from ..printed import printable
+from ..shares import COST_WORDS, percent
+from ..sizes import format_bytes
+from .holders import Holder
+from .rows import MODULE, OTHERS, OWN, Row
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+COLUMNS = 80
+MIB = 2**20
+LONGEST_CELL = 400  # letters of a name that are looked at
+
+
+def title(e: Explanation) -> list[str]:
+    """What the plan saves, and at what price."""
+    name = shortened(e.name, 40)
+    price = f"{percent(e.overhead)} {COST_WORDS[e.cost]}"
+    return [
+        f"{name}: {format_bytes(e.peak_bytes)} at the peak in place of {format_bytes(e.baseline_peak_bytes)},",
+        f"{format_bytes(e.saved_bytes)} saved for {price}",
+    ]
+
+
+def table_screen(rows: Sequence[Row]) -> list[str]:
+    """The table by module, with a line of sums. The figures of its column "MiB saved" add up to the saving within 1 %."""
+    heads = ["module", "×", "kept", "recomputed", "MiB saved", added_head(rows)]
+    saved = sum(r.saved_bytes for r in rows)
+    digits = decimals(abs(saved) / MIB)
+    more = decimals(abs(sum(added(r, rows) for r in rows)))
+    cells = [heads]
+    for r in rows:
+        count = f"{r.count:,}" if r.count > 1 and r.kind != OTHERS else ""
+        cells.append([row_words(r), count, *_figures([r], rows, digits, more)])
+    cells.append(["total", "", *_figures(rows, rows, digits, more)])
+    lines = aligned(cells)
+    rule = "─" * max(map(cell_len, lines))
+    return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+
+
+def holders_screen(every: Sequence[Holder], peak_bytes: int, shown: int) -> list[str]:
+    """The largest holders at the peak, and one line for all others."""
+    if not every:
+        return ["Nothing is held at the peak."]
+    most, rest = every[:shown], every[shown:]
+    cells = [["holds", "share", "×", "as", "value"]]
+    for h in most:
+        count = f"{h.count:,}" if h.count > 1 else ""
+        cells.append(
+            [format_bytes(h.bytes), _share(h.bytes, peak_bytes), count, h.role, printable(h.words[:LONGEST_CELL])]
+        )
+    if rest:
+        left = sum(h.bytes for h in rest)
+        cells.append(
+            [format_bytes(left), _share(left, peak_bytes), f"{sum(h.count for h in rest):,}", "", "all others"]
+        )
+    return aligned(cells, left=(3, 4), free=4)
+
+
+def remarks_screen(remarks: Sequence[str]) -> list[str]:
+    """Sentences, each wrapped to the width of the screen."""
+    return [line for remark in remarks for line in wrapped(remark)]
+
+
+def wrapped(text: str) -> list[str]:
+    """A text in lines of at most 80 columns; a word that is longer is cut into lines."""
+    lines: list[str] = []
+    for line in textwrap.wrap(printable(text), COLUMNS, break_long_words=False, break_on_hyphens=False) or [""]:
+        lines += chop_cells(line, COLUMNS)
+    return lines
+
+
+def aligned(cells: Sequence[Sequence[str]], left: Sequence[int] = (0,), free: int = 0) -> list[str]:
+    """Rows of cells as lines of at most 80 columns, with two blanks between cells.
+
+    left : columns that are aligned to the left; the others are figures. free : the column that is shortened to fit.
+    """
+    widths = [max(cell_len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    widths[free] = max(4, min(widths[free], COLUMNS - sum(widths) + widths[free] - 2 * (len(widths) - 1)))
+    lines = []
+    for row in cells:
+        parts = []
+        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            text = shortened(cell, width) if i == free else cell
+            blank = " " * (width - cell_len(text))
+            parts.append(text + blank if i in left else blank + text)
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def shortened(text: str, width: int) -> str:
+    """The end of a text, with "…" before it where it is wider than `width` columns; safe to print."""
+    text = printable(text[-LONGEST_CELL:])
+    if cell_len(text) <= width:
+        return text
+    while cell_len(text) > width - 1:
+        text = text[1:]
+    return f"…{text}"
+
+
+def row_words(r: Row) -> str:
+    """What a row of the table stands for."""
+    if r.kind not in (MODULE, OWN):
+        return f"{r.count} other modules" if r.kind == OTHERS else r.pattern
+    if not r.pattern:
+        return "(own ops)" if r.kind == OWN else "(the whole model)"
+    return f"{r.pattern} (own ops)" if r.kind == OWN else r.pattern
+
+
+def decimals(total: float, rows: int = 20) -> int:
+    """Decimals with which figures of so many rows, each rounded, add up to `total` within 1 %: 1 to 6."""
+    return min(6, max(1, math.ceil(math.log10(50 * rows / total)))) if total > 0 else 1
+
+
+def added_head(rows: Sequence[Row]) -> str:
+    """The unit of the last column: milliseconds, or what the graph knows in their place."""
+    if any(r.added_seconds for r in rows):
+        return "ms added"
+    return "GFLOP added" if any(r.added_flops for r in rows) else "runs added"
+
+
+def added(r: Row, rows: Sequence[Row]) -> float:
+    """The cost that the plan adds in a row, in the unit of `added_head`."""
+    head = added_head(rows)
+    return (
+        r.added_seconds * 1e3 if head == "ms added" else r.added_flops / 1e9 if head == "GFLOP added" else r.added_runs
+    )
+
+
+def _figures(some: Sequence[Row], rows: Sequence[Row], digits: int, more: int) -> list[str]:
+    sizes = [sum(getattr(r, key) for r in some) for key in ("kept_bytes", "recomputed_bytes", "saved_bytes")]
+    cost = sum(added(r, rows) for r in some)
+    return [
+        *(number(x / MIB, digits) for x in sizes),
+        f"{cost:,}" if added_head(rows) == "runs added" else number(cost, more),
+    ]
+
+
+def number(x: float, digits: int) -> str:
+    """A figure with so many decimals; "-" for nothing."""
+    return f"{x:,.{digits}f}" if x else "-"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else ""

@@ -1,0 +1,141 @@
+"""The peak of a plan in sentences: which op, who holds most, and the remedy where one is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.floor import working_set
+from ..model.graph import Graph
+from ..model.op_names import op_words
+from ..printed import name
+from ..sizes import format_bytes, of_bytes
+from .holders import RESIDENT, Holder
+from .holding import FORWARD, GRADIENT, RECOMPUTED, RUNNING, SAVED, WORKSPACE, Held, Peak
+from .loss import dimensions, is_loss, scores_ops
+
+
+@dataclass(frozen=True)
+class RemarkSettings:
+    """From which share of a peak on a holder is worth a sentence. All are guesses.
+
+    loss_least, scores_least, workspace_least : of the bytes beside the resident ones.
+    resident_least : of all bytes.
+    floor_most : the peak is at most this many times the bytes that one op needs alone.
+    """
+
+    loss_least: float = 0.25
+    scores_least: float = 0.1
+    workspace_least: float = 0.2
+    resident_least: float = 0.5
+    floor_most: float = 1.02
+
+
+SETTINGS = RemarkSettings()
+AT_THE_LOSS = "The peak is the loss"
+ROLES = {
+    RUNNING: "made by the op that runs", GRADIENT: "gradients", SAVED: "saved for backward", RECOMPUTED: "recomputed",
+    FORWARD: "used in forward alone", WORKSPACE: "its workspace",
+}  # fmt: skip
+
+
+def remarks(
+    graph: Graph, plain: Peak, planned: Peak, largest: list[Holder], loss: frozenset[int], state_bytes: int | None
+) -> tuple[str, ...]:
+    """Sentences about the planned peak, the most telling first.
+
+    largest : the holders at the planned peak. loss : the ops of the loss.
+    state_bytes : of the optimizer's state, within the resident bytes; None: not counted.
+    """
+    found = [_where(graph, plain, planned)]
+    own = planned.bytes - graph.resident_bytes
+    found += _loss(graph, planned, loss, own)
+    found += _scores(graph, planned, own)
+    found += _workspace(graph, planned, own)
+    most = next((h for h in largest if h.role != RESIDENT), None)
+    if most is not None and not found[-1].startswith(AT_THE_LOSS):
+        held = f"{name(most.words)}: {_bytes(most)}, {ROLES[most.role]}"
+        found.insert(1, f"Of the activations, most is held by {held}.")
+    found += _floor(graph, planned, own)
+    found.append(resident_words(graph.resident_bytes, planned.bytes, state_bytes))
+    return tuple(sentence for sentence in found if sentence)
+
+
+def peak_place(graph: Graph, p: Peak) -> str:
+    """Where a peak is: "in backward, at lm_head (mm, f32[8192,1024])"."""
+    if p.op is None:
+        return "where nothing runs"
+    if p.op == graph.boundary:
+        return "at the end of forward"
+    op = graph.ops[p.op]
+    phase = "in backward" if p.backward else "in forward"
+    return f"{phase}, at {op_words(op)}{' (run again)' if p.again and not op.backward else ''}"
+
+
+def _where(graph: Graph, plain: Peak, planned: Peak) -> str:
+    before, after = peak_place(graph, plain), peak_place(graph, planned)
+    if before == after:
+        return f"Both peaks are {after}."
+    return f"The planned peak is {after}; the plain one is {before}."
+
+
+def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int) -> list[str]:
+    """The loss as the holder: what it makes or reads, and gradients of the same size."""
+    losses = [i for i, op in enumerate(graph.ops) if is_loss(op.target)]
+    read = {v for i in (*loss, *losses) for v in graph.ops[i].inputs}
+    held = [h for h in p.held if h.op in loss or is_loss(graph.ops[h.op].target) or h.value in read]
+    if not held or sum(h.bytes for h in held) < SETTINGS.loss_least * own:
+        return []
+    biggest = max(held, key=lambda h: h.bytes)
+    sized = [h for h in p.held if h.bytes == biggest.bytes]
+    total = sum(h.bytes for h in {*held, *sized})
+    shape = dimensions(graph.ops[biggest.op].shape)
+    what = f"logits {'×'.join(map(str, shape))}" if len(shape) > 1 else "its inputs"
+    times = f", {len(sized)} times at once" if len(sized) > 1 else ""
+    entropy = any("nll" in graph.ops[i].target or "cross_entropy" in graph.ops[i].target for i in losses)
+    remedy = "a chunked cross-entropy would lower it" if entropy and len(shape) > 1 else "in slices it would hold less"
+    place = AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} of activations"
+    return [f"{place}: {what}, {format_bytes(biggest.bytes)}{times}; {remedy}."]
+
+
+def _scores(graph: Graph, p: Peak, own: int) -> list[str]:
+    scores = scores_ops(graph)
+    held = [h for h in p.held if h.op in scores]
+    total = sum(h.bytes for h in held)
+    if not held or total < SETTINGS.scores_least * own:
+        return []
+    biggest = max(held, key=lambda h: h.bytes)
+    shape = "×".join(map(str, dimensions(graph.ops[biggest.op].shape)))
+    return [f"Attention scores {shape} hold {format_bytes(total)}; scaled_dot_product_attention would not hold them."]
+
+
+def _workspace(graph: Graph, p: Peak, own: int) -> list[str]:
+    found: list[Held] = [h for h in p.held if h.role == WORKSPACE and h.bytes >= SETTINGS.workspace_least * own]
+    return [
+        f"The workspace of {op_words(graph.ops[h.op])} alone takes {format_bytes(h.bytes)}: a smaller batch or another "
+        "algorithm for this operator lowers it, a schedule does not."
+        for h in found
+    ]
+
+
+def _floor(graph: Graph, p: Peak, own: int) -> list[str]:
+    """Says that one op alone needs the peak: no schedule goes lower."""
+    if p.op is None or own > SETTINGS.floor_most * working_set(graph, p.op):
+        return []
+    return [
+        "This op alone needs that much, its inputs and outputs at once: no schedule goes lower, only a split of the op."
+    ]
+
+
+def resident_words(resident_bytes: int, peak_bytes: int, state_bytes: int | None) -> str:
+    """A sentence where most of the peak is held during the whole step; else "". state_bytes : of the optimizer's state."""
+    if not resident_bytes or resident_bytes < SETTINGS.resident_least * peak_bytes:
+        return ""
+    state = f" (of which the optimizer's state {format_bytes(state_bytes)})" if state_bytes else ""
+    return (
+        f"Parameters, gradients, buffers and inputs{state} take {of_bytes(resident_bytes, peak_bytes)}: no plan for "
+        "activations lowers them; sharding, fewer trained parameters or an optimizer with less state does."
+    )
+
+
+def _bytes(h: Holder) -> str:
+    return f"{format_bytes(h.bytes)}" + (f" in {h.count} values" if h.count > 1 else "")

@@ -1,0 +1,179 @@
+"""The explanation of a plan of parts: per part, times its count, and in the total."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from ..explain import Explanation, explain
+from ..explain.holding import peak
+from ..explain.patterns import paths_pattern
+from ..explain.screen import MIB, aligned, decimals, number, shortened, table_screen, wrapped
+from ..explain.words import resident_words
+from ..model.schedule import Schedule
+from ..shares import COST_WORDS, percent
+from ..sizes import format_bytes
+
+if TYPE_CHECKING:
+    from ..model.plan import Plan
+    from .plan import PartsPlan
+
+FORMAT = "rekindle.explanation.parts/1"
+ROWS_MOST = 9
+AGAIN = "runs again whole"
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """Parts that run by the same plan. Bytes and seconds are of all of them together.
+
+    pattern : of their names in the model. kind : class of the parts; "runs again whole" for parts without a plan.
+    count : how many calls of parts run by the plan in a step.
+    kept_bytes, plain_kept_bytes : held from the end of a part's forward until its backward, by the plan and by the plain step.
+    recomputed_bytes : made again. added_seconds : that the plan adds.
+    """
+
+    pattern: str
+    kind: str
+    count: int
+    kept_bytes: int = 0
+    plain_kept_bytes: int = 0
+    recomputed_bytes: int = 0
+    added_seconds: float = 0.0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the plain step keeps for backward and the plan does not."""
+        return self.plain_kept_bytes - self.kept_bytes
+
+
+@dataclass(frozen=True)
+class PartsExplanation:
+    """Where the memory of a model planned in parts goes. Printed, it is one screen of 80 columns.
+
+    rows : parts of one plan each, those that save most first.
+    baseline_peak_bytes, peak_bytes : of the whole step, as the plan has them; None where the plain step was not measured.
+    inside : one explanation for each row that has a plan, of one such part by itself.
+    """
+
+    name: str
+    baseline_peak_bytes: int | None
+    peak_bytes: int
+    resident_bytes: int
+    overhead: float
+    cost: str
+    covered: str
+    rows: tuple[PartRow, ...]
+    inside: tuple[Explanation, ...]
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """The plain peak less the planned one; None where the plain step was not measured."""
+        return None if self.baseline_peak_bytes is None else self.baseline_peak_bytes - self.peak_bytes
+
+    @property
+    def rest_bytes(self) -> int | None:
+        """What the peak saves beside the bytes that parts keep: the peaks lie elsewhere in the step. The rows and this one add
+        up to `saved_bytes` exactly."""
+        return None if self.saved_bytes is None else self.saved_bytes - sum(r.saved_bytes for r in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document `rekindle.explanation.parts/1`."""
+        return {
+            "format": FORMAT, "name": self.name, "baseline_peak_bytes": self.baseline_peak_bytes, "peak_bytes": self.peak_bytes,
+            "saved_bytes": self.saved_bytes, "rest_bytes": self.rest_bytes, "resident_bytes": self.resident_bytes,
+            "overhead": self.overhead, "cost": self.cost, "covered": self.covered,
+            "rows": [asdict(r) | {"saved_bytes": r.saved_bytes} for r in self.rows],
+            "inside": [e.to_json() for e in self.inside],
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """The screen, line by line."""
+        name, planned = shortened(self.name, 40), format_bytes(self.peak_bytes)
+        price = f"for at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
+        if self.baseline_peak_bytes is None or self.saved_bytes is None:
+            head = [f"{name}: {planned} at the peak {price};", "the plain step was not measured"]
+        else:
+            plain = format_bytes(self.baseline_peak_bytes)
+            head = [
+                f"{name}: {planned} at the peak in place of {plain},",
+                f"{format_bytes(self.saved_bytes)} saved {price}",
+            ]
+        lines = [
+            *head,
+            *wrapped(self.covered),
+            "",
+            "In MiB: kept from the parts' forward for their backward, recomputed, and saved.",
+            *self._table(),
+        ]
+        if self.inside:
+            first = next(r for r in self.rows if r.kind != AGAIN)
+            lines += ["", *wrapped(f"Inside one {first.kind} ({first.pattern}), at its own peak:")]
+            lines += table_screen(self.inside[0].rows)
+        if said := resident_words(self.resident_bytes, self.peak_bytes, None):
+            lines += ["", *wrapped(said)]
+        return lines
+
+    def _table(self) -> list[str]:
+        total = sum(r.saved_bytes for r in self.rows) if self.saved_bytes is None else self.saved_bytes
+        digits, more = decimals(abs(total) / MIB), decimals(1e3 * sum(abs(r.added_seconds) for r in self.rows))
+        cells = [["parts", "×", "kept", "recomputed", "MiB saved", "ms added"]]
+        shown, others = self.rows[:ROWS_MOST], self.rows[ROWS_MOST:]
+        cells += [_cells(f"{r.pattern} ({r.kind})", [r], digits, more) for r in shown]
+        if others:
+            cells.append(_cells(f"{len(others)} other plans", others, digits, more))
+        if self.rest_bytes is not None:
+            cells.append(["elsewhere: the peaks move", "", "-", "-", number(self.rest_bytes / MIB, digits), "-"])
+        sums = _cells("total", self.rows, digits, more)
+        cells.append([*sums[:4], number(total / MIB, digits), sums[5]])
+        lines = aligned(cells)
+        rule = "─" * max(map(len, lines))
+        return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def explain_parts(plan: PartsPlan) -> PartsExplanation:
+    """The explanation of a plan of parts; needs no torch.
+
+    Raises
+    ------
+    FormatError : a schedule is none for its graph.
+    """
+    groups: dict[Any, tuple[Plan, list[str]]] = {}
+    again = [p.path for p in plan.parts if p.again]
+    for part in plan.parts:
+        for p in part.plans:
+            groups.setdefault((p.graph_hash, p.schedule), (p, []))[1].append(part.path)
+    every = [p.path for p in plan.parts]
+    found = [(_row(p, paths, every), p) for p, paths in groups.values()]
+    found.sort(key=lambda pair: -pair[0].saved_bytes)
+    rows = [r for r, _ in found] + ([PartRow(paths_pattern(again, every), AGAIN, len(again))] if again else [])
+    return PartsExplanation(
+        plan.module_name, plan.baseline_peak_bytes, plan.peak_bytes, plan.resident_bytes, plan.overhead, plan.cost,
+        plan.covered, tuple(rows), tuple(explain(p) for _, p in found),
+    )  # fmt: skip
+
+
+def _row(p: Plan, paths: list[str], every: list[str]) -> PartRow:
+    graph, n = p.graph, len(paths)
+    size = graph.arrays.bytes.tolist()
+    plain, planned = (peak(graph, s) for s in (Schedule.baseline(graph), p.schedule))
+    again = (planned.runs - plain.runs).tolist()
+    made = sum(k * sum(size[v] for v in op.outputs) for k, op in zip(again, graph.ops, strict=True))
+    seconds = sum(k * op.seconds for k, op in zip(again, graph.ops, strict=True))
+    kept, plain_kept = (sum(size[v] for v in x.saved) for x in (planned, plain))
+    return PartRow(paths_pattern(paths, every), graph.name, n, n * kept, n * plain_kept, n * made, n * seconds)
+
+
+def _cells(words: str, some: Sequence[PartRow], digits: int, more: int) -> list[str]:
+    sizes = [sum(getattr(r, key) for r in some) for key in ("kept_bytes", "recomputed_bytes", "saved_bytes")]
+    count = sum(r.count for r in some)
+    cost = number(1e3 * sum(r.added_seconds for r in some), more)
+    return [words, f"{count:,}" if count > 1 else "", *(number(x / MIB, digits) for x in sizes), cost]

@@ -1,0 +1,78 @@
+"""Two plans side by side on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..explain.comparison import Comparison, Difference, Sizes
+from ..explain.screen import MIB, aligned, decimals, number, wrapped
+from ..shares import percent
+from ..sizes import format_bytes
+from .figures import figure
+
+MODULES_MOST = 16
+LONGEST_WORD = 24  # letters of a figure
+LABELS = {
+    "activation_peak_bytes": "  of which activations", "baseline_peak_bytes": "plain peak", "resident_bytes": "held throughout",
+    "measured_bytes": "peak as measured", "seconds": "ms a step", "overhead": "extra cost", "flops_overhead": "extra FLOPs",
+    "bound_bytes": "no schedule below", "least_overhead": "extra cost at least", "cost": "unit of cost",
+}  # fmt: skip
+
+
+def compared_view(c: Comparison) -> list[str]:
+    """The figures of both plans, then the modules that differ, then where the graphs differ: lines of at most 80 columns."""
+    lines = [*wrapped(f"a: {c.a}"), *wrapped(f"b: {c.b}"), "", *_figures(c), ""]
+    if modules := [d for d in c.modules if _shown(d.a) != _shown(d.b)]:
+        lines += ["Modules that differ, in MiB:", *_modules(modules), ""]
+    elif not c.graphs:
+        lines += ["No module is treated differently.", ""]
+    for sentence in c.graphs or ("Both plans are for the same graph, with the same costs.",):
+        lines += wrapped(sentence)
+    return lines
+
+
+def _figures(c: Comparison) -> list[str]:
+    cells = [["", "a", "b", ""]]
+    for key, (x, y) in c.figures.items():
+        if key != "covered" and (x, y) != (None, None):
+            label = LABELS.get(key, key.removesuffix("_bytes").replace("_", " "))
+            cells.append([label, _words(key, x), _words(key, y), "" if x == y else "*"])
+    return [*aligned(cells), "* differs"]
+
+
+def _words(key: str, x: Any) -> str:
+    if key == "goal":
+        return _goal(x)
+    if key == "seconds" and x is not None:
+        return f"{1e3 * x:,.4g}"
+    text = figure(key, x)
+    return text if len(text) <= LONGEST_WORD else text[: LONGEST_WORD - 1] + "…"
+
+
+def _goal(goal: dict[str, Any]) -> str:
+    if "budget" in goal:
+        return f"within {format_bytes(goal['budget'])}"
+    if "fraction" in goal:
+        return f"within {goal['fraction']:.0%} of plain".replace("%", " %")
+    return f"{percent(goal['max_overhead'])} at most" if "max_overhead" in goal else "least memory"
+
+
+def _modules(differences: Sequence[Difference]) -> list[str]:
+    shown, others = differences[:MODULES_MOST], differences[MODULES_MOST:]
+    digits = decimals(max(max(_shown(x)) for d in differences for x in (d.a, d.b)) / MIB)
+    cells = [["module", "×", "kept a", "b", "recomputed a", "b"]]
+    cells += [_row(d.pattern, d.count, d.a, d.b, digits) for d in shown]
+    if others:
+        a, b = (sum((getattr(d, side) for d in others), Sizes()) for side in ("a", "b"))
+        cells.append(_row(f"{len(others)} others", 1, a, b, digits))
+    return aligned(cells)
+
+
+def _row(pattern: str, count: int, a: Sizes, b: Sizes, digits: int) -> list[str]:
+    kept, again = zip(_shown(a), _shown(b), strict=True)
+    return [pattern, f"{count:,}" if count > 1 else "", *(number(s / MIB, digits) for s in (*kept, *again))]
+
+
+def _shown(x: Sizes) -> tuple[int, int]:
+    return x.kept_bytes, x.recomputed_bytes

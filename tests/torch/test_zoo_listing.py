@@ -1,0 +1,14 @@
+"""The list of the zoo says of each model what the model itself says."""
+
+from __future__ import annotations
+
+import pytest
+
+from marks import few
+from rekindle import zoo
+from rekindle.zoo.listing import listing, measured
+
+
+@pytest.mark.parametrize("name", few(zoo.names(), ["gpt", "resnet18", "llama_1b", "lstm"]))
+def test_the_list_is_true(name: str) -> None:
+    assert {m.name: m for m in listing()}[name] == measured(name)
