@@ -41,8 +41,8 @@ ORDER: list[dict[str, set[str]]] = [
             "registry", "remembered",
         }
     },
-    {"parts": set()},
     {"explain": set()},
+    {"parts": set()},
     {"show": set()},
     {"torch.capture": set()},
     {"torch.costs": set(), "zoo": set()},

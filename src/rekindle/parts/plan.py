@@ -11,7 +11,7 @@ from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..model import formats, options_file
 from ..model.graph import Graph
-from ..model.plan import Plan, schedule_document, room_above
+from ..model.plan import Plan, room_above, schedule_document
 from ..model.schedule import Schedule
 from ..printed import name
 from ..progress import Progress
