@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 	$(PIP) --no-deps $(TORCHVISION) timm==1.0.31
 	$(PIP) pillow pyyaml huggingface_hub safetensors transformers==5.23.0
 	$(PIP) --no-deps accelerate==1.15.0 peft==0.21.2 lightning==2.6.6 torchmetrics==1.9.0 lightning-utilities==0.15.3
-	$(PIP) psutil nbclient ipykernel build "pyright[nodejs]"
+	$(PIP) psutil nbclient ipykernel build "pyright[nodejs]" selenium
 	$(PY) tools/complete_torchvision.py
 	$(PIP) --no-deps -e .
 	$(PY) tools/compile_kernels.py
