@@ -17,7 +17,7 @@ from rekindle.problem import REGISTERED
 
 # Pages whose blocks are lines of programs that the examples run whole (tests/torch/test_examples.py).
 FRAGMENTS = {"architecture.md", "execution.md", "integrations.md", "parts.md"}
-ALWAYS = ("README.md", "extending.md", "faq.md", "troubleshooting.md")
+ALWAYS = ("README.md", "extending.md", "troubleshooting.md")
 RUN = [p.relative_to(ROOT).as_posix() for p in pages() if p.name not in FRAGMENTS and blocks(p, "python")]
 
 
