@@ -1,16 +1,26 @@
 // Lines and words on a panel of the memory chart: budget, bound, the end of forward, the peak.
 
 const LINE_PX = 22; // words nearer than this to the budget's line stand above it
+const WORDS_PX = { wide: 240, narrow: 70 }; // the longest words at a line
 const HALF_WORDS_PX = 90; // words in the middle of a mark need this much room on either side
 
-/** The lines of the budget and of the bound, with words on the side that is farther from the plan's peak. */
+/** The most bytes that a panel's schedule holds between two places of the chart. */
+function mostBetween(chart, track, from, to) {
+  let most = 0;
+  for (let run = 0; run < track.ends.length; run++) {
+    if (chart.x(track.start(run)) <= to && chart.x(track.ends[run]) >= from) most = Math.max(most, track.total[run]);
+  }
+  return most;
+}
+
+/** The lines of the budget and of the bound, with words at the end where less memory is held. */
 function limits(chart, index) {
   const { budget, bound } = chart.part;
-  const planned = chart.tracks[1];
-  const peak = planned.peak < 0 ? 0 : chart.x(planned.ends[planned.peak]);
+  const track = chart.tracks[index];
   const [left, right] = [VIEW.left, VIEW.left + chart.inner];
-  const side =
-    peak > (left + right) / 2 ? { x: left + 6, "text-anchor": "start" } : { x: right - 6, "text-anchor": "end" };
+  const width = Math.min(chart.narrow ? WORDS_PX.narrow : WORDS_PX.wide, chart.inner / 2);
+  const atLeft = mostBetween(chart, track, left, left + width) < mostBetween(chart, track, right - width, right);
+  const side = atLeft ? { x: left + 6, "text-anchor": "start" } : { x: right - 6, "text-anchor": "end" };
   const line = (size, cls, words, below) => {
     const y = round(chart.y(size, index));
     return svg(

@@ -176,7 +176,8 @@ class MemoryChart {
     const mark = (t) => svg("text", { class: "tick", x: round(this.x(t * size)), y: low, ...middle }, tickLabel(t, marks));
     const turned = `translate(13 ${this.top(1) - VIEW.gap / 2}) rotate(-90)`;
     const held = `memory held${this.above ? " above that" : ""} (${byteUnit(this.span)[0]})`;
-    const title = { class: "soft", x: VIEW.left + this.inner / 2, y: this.height - 6, ...middle };
+    const center = this.narrow ? this.width / 2 : VIEW.left + this.inner / 2; // the words fill a phone's width
+    const title = { class: "soft", x: center, y: this.height - 6, ...middle };
     return svg(
       "g", { class: "time-axis" },
       ...marks.map(mark),
