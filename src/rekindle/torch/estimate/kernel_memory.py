@@ -44,15 +44,22 @@ SETTINGS = KernelMemorySettings()
 class KernelMemory:
     """Knows the bytes that kernels take beside inputs and results.
 
-    runs : whether kernels may be run here; False: the usual shares count.
+    runs : whether kernels may be run here; False: the usual shares count. takes : False: they take nothing.
     """
 
-    def __init__(self, runs: bool) -> None:
+    def __init__(self, runs: bool, takes: bool = True) -> None:
+        self._takes = takes
         self._left_s = SETTINGS.all_s if runs and not profiler_is_running() else 0.0
         self._known: dict[str, int | None] = {}
 
+    def most(self, call: KernelCall) -> int:
+        """Bytes that the kernel takes at most."""
+        return call.most if self._takes else 0
+
     def of(self, call: KernelCall) -> int:
         """Bytes that the kernel takes while it runs, beside its inputs and results."""
+        if not self._takes:
+            return 0
         if call.key not in self._known:
             self._known[call.key] = self._measured(call)
         found = self._known[call.key]

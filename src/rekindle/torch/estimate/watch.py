@@ -31,7 +31,8 @@ class Moment:
     """The memory right after an operator ran.
 
     live : bytes of the storages that the step made, as the device's allocator counts them. rounding : the part of them that is
-    rounding. gradients : the part of live that is gradients of parameters. working : bytes of the operator's own inputs and
+    rounding. gradients : the part of live that is gradients of
+    parameters, without rounding. working : bytes of the operator's own inputs and
     results that the step made. call : what is known of its kernel; None: it takes no memory of its own.
     """
 
@@ -143,7 +144,7 @@ class StepWatch(Storages):
             if id(p) not in seen and p.grad is not None:
                 seen.add(id(p))
                 key = id(p.grad.untyped_storage())
-                self.gradients += self._size(key) if key in self.made else 0
+                self.gradients += self._exact.get(key, 0)
 
         handles = [p.register_post_accumulate_grad_hook(count) for p in parameters]
         try:

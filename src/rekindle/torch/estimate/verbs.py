@@ -1,0 +1,193 @@
+"""`rekindle.estimate`: the memory of one plain training step of a model, without a GPU and without its weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...arguments import choice
+from ...errors import UsageError
+from ...estimates import allocator, band
+from ...estimates.estimate import Estimate, ModuleFigures
+from ...progress import Progress, announce, telling
+from .. import accept
+from ..costs import devices
+from ..costs.optimizers import innermost, state_bytes
+from .eager_step import LossOf, Step, StepOptions, run
+from .kernel_memory import KernelMemory
+from .watch import BACKWARD, FORWARD, OPTIMIZER, Moment
+
+GRADIENTS = ("none", "kept")
+HEAVIEST = 10  # modules that an estimate lists
+
+
+def estimate(
+    model: nn.Module,
+    sample: Any,
+    optimizer: torch.optim.Optimizer | type | str | None = "adamw",
+    *,
+    loss: LossOf | None = None,
+    gradients: str = "none",
+    target: str | None = None,
+    progress: Progress = None,
+) -> Estimate:
+    """The memory of one plain training step, before anything is run: no GPU, no weights in memory, no plan.
+
+    The step is forward, loss, backward and `optimizer.step()`, the second or a later one, with its results held. Eager's own
+    code runs on fake tensors. On the CPU, the few kernels that could set the peak run once on made-up tensors, because how much
+    memory they take depends on the machine.
+
+    Parameters
+    ----------
+    model, sample : as in `rekindle.trace`; real, on the meta device, or fake. They stay as they are.
+    optimizer : an optimizer, its class or a name such as "adamw"; None: no optimizer.
+    loss : function from the model's result to a scalar; None: the result's own loss, or the sum of all that requires grad.
+    gradients : "none": they are set to None before each step, as `optimizer.zero_grad()` does; "kept": they stay, and each
+        step adds to them.
+    target : name of a GPU that the step is for; None: the device of the model, where meta counts as the CPU. On a GPU,
+        attention, dropout and the optimizer run by its kernels, and rounding and the framework's overhead count.
+    progress : as in `rekindle.plan`.
+
+    Raises
+    ------
+    TraceError : the step cannot be run on fake tensors; the message names the user's line.
+    UsageError : an argument makes no sense, or the model cannot be trained as it is.
+    """
+    accept.process("estimate")
+    accept.module(model)
+    accept.optimizer(optimizer)
+    choice("gradients", gradients, GRADIENTS)
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss={loss!r:.80} cannot be called; give a function from the model's result to a scalar")
+    call = accept.sample(sample)
+    begin = time.monotonic()
+    device = device_of(model, target)
+    on_gpu = device.capability is not None
+    rounded = allocator.rounded_on_gpu if on_gpu else allocator.as_it_is
+    memory = KernelMemory(runs=not on_gpu, takes=not on_gpu)
+    options = StepOptions(optimizer, loss, gradients == "kept", device, rounded)
+    with telling(progress):
+        announce(progress, f"stepping a copy of {type(model).__name__} made of fake tensors")
+        step = run(model, call, options, memory)
+        announce(progress, "running the kernels that could set the peak")
+        return _estimate(model, step, options, memory, begin)
+
+
+def device_of(model: nn.Module, target: str | None) -> devices.Device:
+    """The device that the step is for.
+
+    Raises
+    ------
+    UsageError : `target` is unknown.
+    """
+    if target is not None:
+        return devices.get(target)
+    p = next(model.parameters(), None)
+    return devices.closest(torch.device("cpu") if p is None else p.device)
+
+
+def _estimate(model: nn.Module, step: Step, o: StepOptions, memory: KernelMemory, begin: float) -> Estimate:
+    peaks = {p: _peak(step.moments, p, memory) for p in (FORWARD, BACKWARD, OPTIMIZER)}
+    found = {p: x for p, x in peaks.items() if x is not None}
+    phase = max(found, key=lambda p: found[p][0])
+    top, at = found[phase]
+    state = 0 if o.optimizer is None else state_bytes(o.optimizer, model)
+    kept = step.gradient_bytes if o.keeps_gradients else 0
+    older = step.parameter_bytes + step.buffer_bytes + step.input_bytes + state + kept
+    capability = o.device.capability
+    products = allocator.products_workspace(capability)
+    always = older + step.resident_rounding + products + allocator.overhead(capability)
+    temporary = at.live - at.rounding - _before_optimizer(step.moments) if phase == OPTIMIZER else 0
+    gradients = kept if o.keeps_gradients else at.gradients
+    fixed = older - kept + step.gradient_bytes + step.resident_rounding + products + allocator.overhead(capability)
+    floor, floor_op = _floor(step.moments, fixed, found, always)
+    notes = [] if not step.refused else [
+        f"not counted: temporary memory of the optimizer's step, which cannot be run on fake tensors ({step.refused})"
+    ]  # fmt: skip
+    if capability is not None:
+        notes.append("not counted: workspaces of convolutions and fragmentation; the framework's part is a guess")
+    return Estimate(
+        model=type(model).__name__,
+        peak_bytes=always + top,
+        parameter_bytes=step.parameter_bytes,
+        buffer_bytes=step.buffer_bytes,
+        gradient_bytes=gradients,
+        optimizer_bytes=state,
+        input_bytes=step.input_bytes,
+        activation_bytes=at.live - at.rounding - (0 if o.keeps_gradients else at.gradients) - temporary,
+        workspace_bytes=top - at.live + temporary + products,
+        rounding_bytes=step.resident_rounding + at.rounding,
+        overhead_bytes=allocator.overhead(capability),
+        phase=phase,
+        op=at.words,
+        phases=tuple((p, always + size) for p, (size, _) in found.items()),
+        floor_bytes=floor,
+        floor_op=floor_op,
+        modules=_heaviest(type(model).__name__, step),
+        seconds=sum(m.seconds for m in step.moments),
+        device=o.device.name,
+        optimizer=_named(o.optimizer),
+        gradients="kept" if o.keeps_gradients else "none",
+        band=band.CPU if capability is None else None,
+        notes=tuple(notes),
+        took_seconds=time.monotonic() - begin,
+    )
+
+
+def _peak(moments: Sequence[Moment], phase: str, memory: KernelMemory) -> tuple[int, Moment] | None:
+    """(the most bytes that the step makes in a phase, when); None: the phase has no operators.
+
+    Kernels are run in the order of the most that they could reach, until no other one can reach more.
+    """
+
+    def most(m: Moment) -> int:
+        return m.live + (memory.most(m.call) if m.call is not None else 0)
+
+    best: tuple[int, Moment] | None = None
+    for m in sorted((m for m in moments if m.phase == phase), key=most, reverse=True):
+        if best is not None and most(m) <= best[0]:
+            break
+        size = m.live + (memory.of(m.call) if m.call is not None else 0)
+        if best is None or size > best[0]:
+            best = size, m
+    return best
+
+
+def _before_optimizer(moments: Sequence[Moment]) -> int:
+    """Bytes that live when the optimizer begins, rounding left out: results and gradients that backward made."""
+    return min((m.live - m.rounding for m in moments if m.phase == OPTIMIZER), default=0)
+
+
+def _floor(
+    moments: Sequence[Moment], fixed: int, found: dict[str, tuple[int, Moment]], always: int
+) -> tuple[int, str]:
+    """(about the least peak of any plan, the operator that sets it). fixed : bytes held during the whole step, with all
+    gradients."""
+    widest = max((m for m in moments if m.phase != OPTIMIZER), key=lambda m: m.working)
+    floor = fixed + widest.working, widest.words
+    if OPTIMIZER not in found:
+        return floor
+    size, at = found[OPTIMIZER]
+    return max(floor, (always + size, f"the optimizer's step, {at.words}"))
+
+
+def _heaviest(model: str, step: Step) -> tuple[ModuleFigures, ...]:
+    seconds: dict[str, float] = {}
+    for m in step.moments:
+        if m.phase == FORWARD:
+            seconds[m.module] = seconds.get(m.module, 0.0) + m.seconds
+    rows = sorted(step.held.items(), key=lambda row: (-row[1], row[0]))[:HEAVIEST]
+    return tuple(ModuleFigures(path or model, size, seconds.get(path, 0.0)) for path, size in rows if size)
+
+
+def _named(optimizer: Any) -> str:
+    if optimizer is None:
+        return "none"
+    if isinstance(optimizer, str):
+        return optimizer.strip().lower()
+    kind: Callable[..., Any] = optimizer if isinstance(optimizer, type) else type(innermost(optimizer))
+    return kind.__name__
