@@ -17,6 +17,7 @@ from torch import nn
 from ...errors import RekindleError
 from ..capture.attempts import SETTINGS, failing_class
 from ..capture.attention import AttentionOfGpu
+from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
 from ..capture.eager_strides import eager_strides
 from ..capture.loss import default_loss
@@ -112,7 +113,7 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
     watch = StepWatch(known, o.rounded, o.device, memory)
     FakeTensorMode.cache_clear()  # results that another mode cached may lack the sizes of storages
     gc.collect()
-    with _quiet_modes(t, o), watch.gradients_counted([] if o.keeps_gradients else parameters), watch:
+    with _surroundings(t, o), watch.gradients_counted([] if o.keeps_gradients else parameters), watch:
         with t.mode:
             with watch.paths.followed(model), t.known_values():
                 result = model(*t.args, **t.kwargs)
@@ -144,9 +145,10 @@ def _sizes(tensors: list[torch.Tensor]) -> list[int]:
 
 
 @contextlib.contextmanager
-def _quiet_modes(t: Twin, o: StepOptions) -> Iterator[None]:
+def _surroundings(t: Twin, o: StepOptions) -> Iterator[None]:
     """Gradients on, strides of eager's kernels, and a GPU's kernels where the step is for one."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
