@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..capture.private import OpOverload
 from ..capture.rules import UNWRITTEN, draws_random
-from ..costs.op_classes import op_class
 from ..costs.op_tensors import storage_of, tensors_in
 
 
@@ -45,7 +44,8 @@ class KernelCall:
     """A call whose kernel may take memory of its own while it runs.
 
     target : the operator. args, kwargs : with a `Like` in place of each tensor. tensors : these. roofline_s : seconds that it
-    takes at least. most : bytes that its kernel takes at most, by all calls that were measured; see `SHARES`.
+    takes at least. most : bytes that its kernel takes at most, by all calls that were measured; see `SHARES`. plain : it is a
+    convolution of stride 1, neither grouped nor dilated, of 16 channels and more.
     """
 
     target: Any
@@ -54,6 +54,7 @@ class KernelCall:
     tensors: tuple[Like, ...]
     roofline_s: float
     most: int
+    plain: bool
 
     @property
     def key(self) -> str:
@@ -71,20 +72,22 @@ class KernelCall:
 class Shares:
     """The memory that kernels of one kind take beside inputs and results, as a share of these.
 
-    usual : the median over the calls that were measured. most : above every call that was measured; weights : for grouped
-    convolutions, bytes per byte of weights on top of it.
+    usual : the median over the calls that were measured. most : above every call that was measured. plain : the same for
+    convolutions of stride 1 that are neither grouped nor dilated, of 16 channels and more. weights : for grouped convolutions,
+    bytes per byte of weights on top.
     """
 
     usual: float
     most: float
+    plain: float | None = None
     weights: float = 0.0
 
 
 # Measured on two CPUs (torch 2.13, oneDNN) over the distinct calls of 21 models of the zoo: the kernel of each ran once on
 # made-up tensors, under the profiler of the CPU's allocator. Convolutions bring tensors into another layout.
 SHARES = {
-    "convolution_backward": Shares(0.54, 4.0, 256.0),
-    "convolution": Shares(0.8, 2.2),
+    "convolution_backward": Shares(0.54, 4.0, 0.8, 256.0),
+    "convolution": Shares(0.8, 8.0, 1.1),
     "mkldnn_rnn_layer_backward": Shares(1.0, 4.0),
     "mkldnn_rnn_layer": Shares(1.5, 4.0),
     "native_batch_norm_backward": Shares(0.33, 1.0),
@@ -117,12 +120,6 @@ def may_take_memory(op: Any) -> bool:
     by_element = torch.Tag.pointwise in op.tags
     view = bool(op._schema.returns) and all(r.alias_info is not None for r in op._schema.returns)
     return not by_element and not view and not draws_random(op) and _name(op) not in _TAKE_NOTHING
-
-
-@functools.cache
-def is_product(op: Any) -> bool:
-    """Whether the operator multiplies matrices or convolves: its kernels take long and are known well."""
-    return op_class(str(op)) in ("product", "convolution")
 
 
 def kernel_call(
@@ -161,8 +158,45 @@ def kernel_call(
             described(t)
     except TypeError:
         return None
-    tensors, shares = tuple(seen.values()), _shares(op)
-    most = shares.most * sum(t.bytes for t in tensors)
-    if shares.weights and len(tensors) > 2 and tensors[2].shape[1:2] != tensors[1].shape[1:2]:
-        most += shares.weights * tensors[2].bytes
-    return KernelCall(op, *given, tensors, roofline_s, int(most))
+    tensors = tuple(seen.values())
+    return KernelCall(op, *given, tensors, roofline_s, *_most(op, given[0], tensors))
+
+
+CHANNELS_LEAST = 16  # of a plain convolution: kernels fill up fewer channels
+# Position of (input, weights, stride) among the arguments, and of the tensors whose first dimension is the batch.
+_CONVOLUTIONS = {"convolution": ((0, 1, 3), (0,)), "convolution_backward": ((1, 2, 4), (0, 1))}
+
+
+def _most(op: Any, args: tuple[Any, ...], tensors: Sequence[Like]) -> tuple[int, bool]:
+    """(bytes that the kernel takes at most, whether it is a plain convolution)."""
+    shares, size = _shares(op), sum(t.bytes for t in tensors)
+    if shares.plain is None:
+        return int(shares.most * size), False
+    (x, w, stride), _ = _CONVOLUTIONS[_name(op)]
+    strides, _, dilation, transposed = args[stride : stride + 4]
+    grouped = args[stride + 5] != 1
+    ones = all(n == 1 for n in (*strides, *dilation))
+    if ones and not transposed and not grouped and min(args[x].shape[1], args[w].shape[0]) >= CHANNELS_LEAST:
+        return int(shares.plain * size), True
+    return int(shares.most * size + (shares.weights * args[w].bytes if grouped else 0)), False
+
+
+def of_batch(call: KernelCall, batch: int) -> KernelCall | None:
+    """The same convolution for a smaller batch; None: it is none, or its batch is not larger. The memory that a convolution
+    takes is affine in its batch."""
+    if _name(call.target) not in _CONVOLUTIONS:
+        return None
+    _, carriers = _CONVOLUTIONS[_name(call.target)]
+    now = call.args[carriers[0]].shape[0]
+    if now <= batch:
+        return None
+    args = list(call.args)
+    for i in carriers:
+        args[i] = replace(args[i], shape=(batch, *args[i].shape[1:]))
+    size = call.roofline_s * batch / now
+    return replace(call, args=tuple(args), tensors=tuple(x for x in args if isinstance(x, Like)), roofline_s=size)
+
+
+def batch_of(call: KernelCall) -> int:
+    """The batch of a convolution."""
+    return int(call.args[_CONVOLUTIONS[_name(call.target)][1][0]].shape[0])

@@ -19,7 +19,7 @@ from ..costs import devices
 from ..costs.optimizers import innermost, state_bytes
 from .eager_step import LossOf, Step, StepOptions, run
 from .kernel_memory import KernelMemory
-from .watch import BACKWARD, FORWARD, OPTIMIZER, Moment
+from .watch import FORWARD, OPTIMIZER, Moment
 
 GRADIENTS = ("none", "kept")
 HEAVIEST = 10  # modules that an estimate lists
@@ -91,20 +91,18 @@ def device_of(model: nn.Module, target: str | None) -> devices.Device:
 
 
 def _estimate(model: nn.Module, step: Step, o: StepOptions, memory: KernelMemory, begin: float) -> Estimate:
-    peaks = {p: _peak(step.moments, p, memory) for p in (FORWARD, BACKWARD, OPTIMIZER)}
-    found = {p: x for p, x in peaks.items() if x is not None}
-    phase = max(found, key=lambda p: found[p][0])
-    top, at = found[phase]
+    top, at = _peak(step.moments, memory)
+    phases = _phases(step.moments, memory, top) | {at.phase: top}
     state = 0 if o.optimizer is None else state_bytes(o.optimizer, model)
     kept = step.gradient_bytes if o.keeps_gradients else 0
     older = step.parameter_bytes + step.buffer_bytes + step.input_bytes + state + kept
     capability = o.device.capability
     products = allocator.products_workspace(capability)
     always = older + step.resident_rounding + products + allocator.overhead(capability)
-    temporary = at.live - at.rounding - _before_optimizer(step.moments) if phase == OPTIMIZER else 0
+    temporary = at.live - at.rounding - _before_optimizer(step.moments) if at.phase == OPTIMIZER else 0
     gradients = kept if o.keeps_gradients else at.gradients
     fixed = older - kept + step.gradient_bytes + step.resident_rounding + products + allocator.overhead(capability)
-    floor, floor_op = _floor(step.moments, fixed, found, always)
+    floor, floor_op = _floor(step.moments, fixed, always)
     notes = [] if not step.refused else [
         f"not counted: temporary memory of the optimizer's step, which cannot be run on fake tensors ({step.refused})"
     ]  # fmt: skip
@@ -122,9 +120,9 @@ def _estimate(model: nn.Module, step: Step, o: StepOptions, memory: KernelMemory
         workspace_bytes=top - at.live + temporary + products,
         rounding_bytes=step.resident_rounding + at.rounding,
         overhead_bytes=allocator.overhead(capability),
-        phase=phase,
+        phase=at.phase,
         op=at.words,
-        phases=tuple((p, always + size) for p, (size, _) in found.items()),
+        phases=tuple((p, always + size) for p, size in phases.items()),
         floor_bytes=floor,
         floor_op=floor_op,
         modules=_heaviest(type(model).__name__, step),
@@ -138,23 +136,30 @@ def _estimate(model: nn.Module, step: Step, o: StepOptions, memory: KernelMemory
     )
 
 
-def _peak(moments: Sequence[Moment], phase: str, memory: KernelMemory) -> tuple[int, Moment] | None:
-    """(the most bytes that the step makes in a phase, when); None: the phase has no operators.
+def _peak(moments: Sequence[Moment], memory: KernelMemory) -> tuple[int, Moment]:
+    """(the most bytes that the step makes, when).
 
-    Kernels are run in the order of the most that they could reach, until no other one can reach more.
+    Kernels are run in the order of what they are likely to reach, until no other one can reach more.
     """
-
-    def most(m: Moment) -> int:
-        return m.live + (memory.most(m.call) if m.call is not None else 0)
-
-    best: tuple[int, Moment] | None = None
-    for m in sorted((m for m in moments if m.phase == phase), key=most, reverse=True):
-        if best is not None and most(m) <= best[0]:
+    best = max(((m.live, m) for m in moments), key=lambda row: row[0])
+    could = [m for m in moments if m.call is not None and m.live + memory.most(m.call) > best[0]]
+    ordered = sorted(((m.live + memory.likely(m.call), m) for m in could if m.call), key=lambda row: -row[0])
+    for likely, m in ordered:
+        if likely <= best[0] or m.call is None:
             break
-        size = m.live + (memory.of(m.call) if m.call is not None else 0)
-        if best is None or size > best[0]:
+        size = m.live + memory.of(m.call)
+        if size > best[0]:
             best = size, m
     return best
+
+
+def _phases(moments: Sequence[Moment], memory: KernelMemory, top: int) -> dict[str, int]:
+    """The most bytes that the step makes in each phase. No more kernels are run for it."""
+    found: dict[str, int] = {}
+    for m in moments:
+        size = min(top, m.live + (memory.guess(m.call) if m.call is not None else 0))
+        found[m.phase] = max(found.get(m.phase, 0), size)
+    return found
 
 
 def _before_optimizer(moments: Sequence[Moment]) -> int:
@@ -162,17 +167,13 @@ def _before_optimizer(moments: Sequence[Moment]) -> int:
     return min((m.live - m.rounding for m in moments if m.phase == OPTIMIZER), default=0)
 
 
-def _floor(
-    moments: Sequence[Moment], fixed: int, found: dict[str, tuple[int, Moment]], always: int
-) -> tuple[int, str]:
+def _floor(moments: Sequence[Moment], fixed: int, always: int) -> tuple[int, str]:
     """(about the least peak of any plan, the operator that sets it). fixed : bytes held during the whole step, with all
-    gradients."""
+    gradients. always : the same without gradients, unless they are kept."""
     widest = max((m for m in moments if m.phase != OPTIMIZER), key=lambda m: m.working)
     floor = fixed + widest.working, widest.words
-    if OPTIMIZER not in found:
-        return floor
-    size, at = found[OPTIMIZER]
-    return max(floor, (always + size, f"the optimizer's step, {at.words}"))
+    last = max((m for m in moments if m.phase == OPTIMIZER), key=lambda m: m.live, default=None)
+    return floor if last is None else max(floor, (always + last.live, f"the optimizer's step, {last.words}"))
 
 
 def _heaviest(model: str, step: Step) -> tuple[ModuleFigures, ...]:
