@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..version import __version__
-from . import bench, ctrl_c, demo, planning, solvers, warm
+from . import bench, ctrl_c, demo, estimate, planning, solvers, warm
 from .answer import Answer, out_console
 from .failures import FAILED, OK, failed, say, say_error
 from .streams import drop_the_rest, flush, nothing_on_stdout, open_standard_files
@@ -58,7 +58,7 @@ def _common(
     pass
 
 
-for module in (demo, planning, solvers, bench, warm):
+for module in (demo, estimate, planning, solvers, bench, warm):
     module.register(app)
 
 

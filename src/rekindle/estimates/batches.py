@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.plan import Plan
@@ -54,13 +54,38 @@ def _next(known: dict[int, int], limit: int, fits: int, too_large: int) -> int:
     return min(max(guess, fits + 1), too_large - 1)
 
 
+@dataclass(frozen=True)
+class BatchRow:
+    """One batch beside a budget.
+
+    plain_bytes : estimated peak of the plain step. planned_bytes : peak of a plan within the budget; None: there is none, or
+    none is needed. overhead : the plan's extra seconds / plain seconds.
+    """
+
+    batch: int
+    plain_bytes: int
+    planned_bytes: int | None
+    overhead: float | None
+    fits: str
+
+    @classmethod
+    def of(cls, batch: int, plain_bytes: int, budget: int, plan: Plan | None) -> BatchRow:
+        """The row of a batch. plan : within the budget; None: none was found, or none is needed."""
+        if plain_bytes <= budget:
+            return cls(batch, plain_bytes, None, None, "plain")
+        if plan is None:
+            return cls(batch, plain_bytes, None, None, "no")
+        return cls(batch, plain_bytes, plan.peak_bytes, plan.overhead, "with a plan")
+
+
 class LargestBatch(int):
     """The largest batch that fits with a plan, as an int that also says how.
 
     plain : the largest batch that fits without a plan; 0: none does. plan : the plan of the largest batch; None where none is
     needed or none fits. overhead : its extra seconds / plain seconds. budget_bytes : as it was asked. plain_bytes : the
     estimated peak of the plain step at `plain`. tried : bytes by batch, plain and planned, of every batch that was looked at.
-    why_no_plan : why no plan was looked for; "": it was.
+    rows : the batches whose plain step and whose plan were both looked at, rising. why_no_plan : why no plan was looked for; "":
+    it was.
     """
 
     plain: int
@@ -69,6 +94,7 @@ class LargestBatch(int):
     budget_bytes: int
     plain_bytes: int | None
     tried: dict[str, dict[int, int]]
+    rows: tuple[BatchRow, ...]
     why_no_plan: str
 
     def __new__(cls, batch: int, answer: Answer) -> LargestBatch:
@@ -89,6 +115,13 @@ class LargestBatch(int):
 
     def __reduce__(self) -> Any:
         return LargestBatch, (int(self), Answer(**{k: getattr(self, k) for k in Answer.__dataclass_fields__}))
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer by name, as `rekindle estimate --json` prints it."""
+        return {
+            "budget_bytes": self.budget_bytes, "largest_batch_plain": self.plain, "largest_batch": int(self),
+            "largest_batch_overhead": self.overhead, "batches": [asdict(r) for r in self.rows], "why_no_plan": self.why_no_plan,
+        }  # fmt: skip
 
     @property
     def sentence(self) -> str:
@@ -113,4 +146,5 @@ class Answer:
     budget_bytes: int
     plain_bytes: int | None
     tried: dict[str, dict[int, int]]
+    rows: tuple[BatchRow, ...] = ()
     why_no_plan: str = ""

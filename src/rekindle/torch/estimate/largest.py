@@ -12,7 +12,7 @@ from torch import nn
 from ... import accept as core_accept
 from ...ask import Goal
 from ...errors import TraceError, UsageError
-from ...estimates.batches import Answer, LargestBatch, largest
+from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
 from ...estimates.estimate import Estimate
 from ...progress import Progress, announce, telling
 from .planned_batches import Model, PlannedBatches
@@ -28,8 +28,9 @@ def largest_batch(
     optimizer: torch.optim.Optimizer | type | str | None = "adamw",
     *,
     target: str | None = None,
+    first: int = FIRST,
     plans: bool = True,
-    effort: str = "quick",
+    effort: str = "normal",
     progress: Progress = None,
 ) -> LargestBatch:
     """The largest batch whose training step fits the budget: an int, the largest one with a plan.
@@ -42,7 +43,7 @@ def largest_batch(
     make_sample : function from a batch to the sample of a step.
     budget : memory of the device, such as "24GiB", or an int of bytes: everything included, on a GPU also the framework's
         own memory and the allocator's rounding.
-    optimizer, target : as in `rekindle.estimate`. plans : False: only the plain step is looked at, in less time.
+    optimizer, target : as in `rekindle.estimate`. first : the batch to begin with. plans : False: only the plain step is looked at, in less time.
     effort, progress : as in `rekindle.plan`. A higher effort may find a plan for a larger batch.
 
     Raises
@@ -74,19 +75,19 @@ def largest_batch(
         return tried["plain"][batch]
 
     with telling(progress):
-        plain = largest(plain_need, limit, FIRST)
-        answer = Answer(plain, None, limit, tried["plain"].get(plain), tried)
-        if not plans:
-            return LargestBatch(plain, Answer(**vars(answer) | {"why_no_plan": "plans=False"}))
+        plain = largest(plain_need, limit, first)
         batches = PlannedBatches(Model(model, make_sample, optimizer, target), limit, options, estimated)
-        try:
-            batch = _with_plan(batches, limit, plain)
-        except TraceError as e:
-            return LargestBatch(plain, Answer(**vars(answer) | {"why_no_plan": str(e)}))
-        tried["planned"] |= batches.needs
-        if batch <= plain:
-            return LargestBatch(plain, answer)
-        return LargestBatch(batch, Answer(**vars(answer) | {"plan": batches.plans[batch]}))
+        best, why = plain, "" if plans else "plans=False"
+        if plans:
+            try:
+                best = max(plain, _with_plan(batches, limit, plain))
+            except TraceError as e:
+                why = str(e)
+    tried["planned"] |= batches.needs
+    at = {b: estimated(b).peak_bytes for b in {*tried["plain"], *batches.plans}}
+    rows = tuple(BatchRow.of(b, at[b], limit, batches.plans.get(b)) for b in sorted(at) if at[b] <= limit or b in batches.plans)
+    plan = batches.plans.get(best) if best > plain else None
+    return LargestBatch(best, Answer(plain, plan, limit, tried["plain"].get(plain), tried, rows, why))
 
 
 def _with_plan(batches: PlannedBatches, limit: int, plain: int) -> int:
