@@ -52,9 +52,12 @@ class KernelMemory:
     """
 
     def __init__(self, runs: bool, takes: bool = True) -> None:
-        self._takes = takes
-        self._left_s = SETTINGS.all_s if runs and not profiler_is_running() else 0.0
+        self._runs, self._takes, self._left_s = runs, takes, 0.0
         self._known: dict[str, int | None] = {}
+
+    def again(self) -> None:
+        """Begin with another step: kernels may run for as long again."""
+        self._left_s = SETTINGS.all_s if self._runs and not profiler_is_running() else 0.0
 
     def most(self, call: KernelCall) -> int:
         """Bytes that the kernel takes at most, by all calls that were measured; nothing is run."""

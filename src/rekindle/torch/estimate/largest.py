@@ -14,9 +14,10 @@ from ...ask import Goal
 from ...errors import TraceError, UsageError
 from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
 from ...estimates.estimate import Estimate
-from ...progress import Progress, announce, telling
+from ...progress import Progress, telling
+from .. import accept
 from .planned_batches import Model, PlannedBatches
-from .verbs import estimate
+from .verbs import Request, check, device_of
 
 FIRST = 8  # the batch to begin with: the line through it and its double tells where to look
 
@@ -50,6 +51,7 @@ def largest_batch(
     ------
     TraceError, UsageError : as `rekindle.estimate`. A model that cannot be captured whole is not planned; `why_no_plan` says so.
     """
+    accept.process("largest_batch")
     if not callable(make_sample):
         raise UsageError(
             f"make_sample={make_sample!r:.80} cannot be called; give a function from a batch to its sample, such as "
@@ -63,10 +65,12 @@ def largest_batch(
     )
     limit = goal.budget
 
+    check(model, optimizer)
+    request = Request(model, optimizer, device_of(model, target), progress=progress)
+
     @functools.cache
     def estimated(batch: int) -> Estimate:
-        announce(progress, f"estimating batch {batch}")
-        return estimate(model, make_sample(batch), optimizer, target=target, progress=progress)
+        return request.of(make_sample(batch))
 
     tried: dict[str, dict[int, int]] = {"plain": {}, "planned": {}}
 
@@ -81,6 +85,8 @@ def largest_batch(
         if plans:
             try:
                 best = max(plain, _with_plan(batches, limit, plain))
+                for b in batches.traced(plain + 1, best):  # rows for the table, of traces that are made already
+                    batches.need(b)
             except TraceError as e:
                 why = str(e)
     tried["planned"] |= batches.needs

@@ -57,6 +57,10 @@ class PlannedBatches:
             self.needs[batch] = max(self._within(batch), self._beside_steps(batch))
         return self.needs[batch]
 
+    def traced(self, least: int, most: int) -> list[int]:
+        """The batches from `least` to `most` that were traced."""
+        return [b for b in sorted(self._traces) if least <= b <= most]
+
     def _within(self, batch: int) -> int:
         budget = self.budget(batch)
         if budget <= 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,23 +60,53 @@ def estimate(
     UsageError : an argument makes no sense, or the model cannot be trained as it is.
     """
     accept.process("estimate")
-    accept.module(model)
-    accept.optimizer(optimizer)
     choice("gradients", gradients, GRADIENTS)
     if loss is not None and not callable(loss):
         raise UsageError(f"loss={loss!r:.80} cannot be called; give a function from the model's result to a scalar")
-    call = accept.sample(sample)
-    begin = time.monotonic()
-    device = device_of(model, target)
-    on_gpu = device.capability is not None
-    rounded = allocator.rounded_on_gpu if on_gpu else allocator.as_it_is
-    memory = KernelMemory(runs=not on_gpu, takes=not on_gpu)
-    options = StepOptions(optimizer, loss, gradients == "kept", device, rounded)
-    with telling(progress):
-        announce(progress, f"stepping a copy of {type(model).__name__} made of fake tensors")
-        step = run(model, call, options, memory)
-        announce(progress, "running the kernels that could set the peak")
-        return _estimate(model, step, options, memory, begin)
+    check(model, optimizer)
+    request = Request(model, optimizer, device_of(model, target), loss, gradients == "kept", progress)
+    return request.of(sample)
+
+
+def check(model: Any, optimizer: Any) -> None:
+    """Check the arguments that all verbs of this room share.
+
+    Raises
+    ------
+    UsageError : the model is no plain module, or the optimizer is unknown.
+    """
+    accept.module(model)
+    accept.optimizer(optimizer)
+
+
+@dataclass(frozen=True)
+class Request:
+    """All of an estimate but its sample. The kernels that ran for one sample serve the others."""
+
+    model: nn.Module
+    optimizer: Any
+    device: devices.Device
+    loss: LossOf | None = None
+    keeps_gradients: bool = False
+    progress: Progress = None
+
+    @cached_property
+    def memory(self) -> KernelMemory:
+        """The memory of kernels; those of a GPU take none that is known."""
+        on_gpu = self.device.capability is not None
+        return KernelMemory(runs=not on_gpu, takes=not on_gpu)
+
+    def of(self, sample: Any) -> Estimate:
+        """The estimate for a sample."""
+        call, begin = accept.sample(sample), time.monotonic()
+        rounded = allocator.as_it_is if self.device.capability is None else allocator.rounded_on_gpu
+        options = StepOptions(self.optimizer, self.loss, self.keeps_gradients, self.device, rounded)
+        self.memory.again()
+        with telling(self.progress):
+            announce(self.progress, f"stepping a copy of {type(self.model).__name__} made of fake tensors")
+            step = run(self.model, call, options, self.memory)
+            announce(self.progress, "running the kernels that could set the peak")
+            return _estimate(self.model, step, options, self.memory, begin)
 
 
 def device_of(model: nn.Module, target: str | None) -> devices.Device:
