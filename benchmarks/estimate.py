@@ -65,9 +65,7 @@ def row(name: str, optimizer: str, kept: bool) -> Row:
     torch.manual_seed(0)
     model, sample = MODELS[name]()
     model.train()
-    found = rekindle.estimate(
-        model, sample, optimizer, gradients="kept" if kept else "none", progress=False
-    )
+    found = rekindle.estimate(model, sample, optimizer, gradients="kept" if kept else "none", progress=False)
     real = measured_peak(model, sample, optimizer, kept)
     return {
         "model": name, "optimizer": optimizer, "gradients": found.gradients, "estimated_bytes": found.peak_bytes,

@@ -76,7 +76,11 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm, self.drop = nn.Embedding(5000, 256), nn.LSTM(256, 256, 2, batch_first=True), nn.Dropout(0.3)
+        self.embed, self.lstm, self.drop = (
+            nn.Embedding(5000, 256),
+            nn.LSTM(256, 256, 2, batch_first=True),
+            nn.Dropout(0.3),
+        )
         self.head = nn.Linear(256, 5000, bias=False)
         self.head.weight = self.embed.weight
 
@@ -92,7 +96,9 @@ class Denoiser(nn.Module):
         super().__init__()
 
         def block(a: int, b: int) -> nn.Module:
-            return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(inplace=True), nn.Dropout2d(0.1))
+            return nn.Sequential(
+                nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(inplace=True), nn.Dropout2d(0.1)
+            )
 
         self.down, self.mid, self.up = block(3, width), block(width, 2 * width), block(3 * width, width)
         self.out = nn.Conv2d(width, 3, 1)
@@ -112,7 +118,9 @@ class FrozenTrunk(nn.Module):
             *(nn.Sequential(nn.Conv2d(3 if i == 0 else 48, 48, 3, padding=1), nn.GELU()) for i in range(4))
         )
         self.trunk.requires_grad_(False)
-        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(48 * 64, 512), nn.ReLU(), nn.Linear(512, 10))
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(8), nn.Flatten(), nn.Linear(48 * 64, 512), nn.ReLU(), nn.Linear(512, 10)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.trunk(x))  # type: ignore[no-any-return]

@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from .torch.trace import Trace, trace
 
 __all__ = [
-    "Check", "Estimate", "FormatError", "Free", "Graph", "InfeasibleBudget", "LargestBatch", "Op", "ParityError", "PartsPlan", "Plan", "PlanMismatch",
-    "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value",
-    "__version__", "apply", "checkpoint", "estimate", "frontier", "largest_batch", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
+    "Check", "Estimate", "FormatError", "Free", "Graph", "InfeasibleBudget", "LargestBatch", "Op", "ParityError",
+    "PartsPlan", "Plan", "PlanMismatch", "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace",
+    "TraceError", "UsageError", "Value", "__version__", "apply", "checkpoint", "estimate", "frontier", "largest_batch",
+    "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
 
 # Public names of modules that import torch or are rarely needed: imported when they are first asked for.

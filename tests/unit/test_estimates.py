@@ -81,7 +81,9 @@ def test_a_largest_batch_is_an_int_that_says_more() -> None:
 
 def test_no_batch_fits() -> None:
     assert largest(lambda b: 100, 10, 8) == 0
-    assert LargestBatch(0, Answer(0, None, 10, None, {"plain": {1: 100}, "planned": {}})).sentence == "no batch fits 10 B"
+    assert (
+        LargestBatch(0, Answer(0, None, 10, None, {"plain": {1: 100}, "planned": {}})).sentence == "no batch fits 10 B"
+    )
 
 
 def test_rows_say_how_a_batch_fits() -> None:
@@ -113,7 +115,12 @@ def test_an_estimate_prints_its_parts_and_escapes_what_it_shows() -> None:
 def test_an_estimate_is_one_json_document() -> None:
     document = json.loads(json.dumps(made().to_json(), allow_nan=False))
     assert document["format"] == "rekindle.estimate/1"
-    assert document["modules"][0] == {"path": "a", "saved_bytes": 10, "recompute_seconds": 0.5, "bytes_per_second": 20.0}
+    assert document["modules"][0] == {
+        "path": "a",
+        "saved_bytes": 10,
+        "recompute_seconds": 0.5,
+        "bytes_per_second": 20.0,
+    }
     assert document["modules"][1]["bytes_per_second"] is None
     assert document["phases"] == {"forward": 3, "backward": 45}
 

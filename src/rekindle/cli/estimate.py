@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..ask import EFFORTS, Goal
 from ..arguments import choice
+from ..ask import EFFORTS, Goal
 from ..errors import UsageError
 from ..progress import announce, telling
 from ..show.estimate_text import batches_table, estimate_table, modules_table
@@ -83,7 +83,9 @@ def _budget(device: str | None, target: str | None) -> tuple[int | None, str | N
         return devices.get(device).memory_bytes, target or device
     budget = Goal.parse(device).budget
     if budget is None:
-        raise UsageError(f"--device {device} is a fraction; give a size such as 24GiB, or one of {', '.join(devices.names())}")
+        raise UsageError(
+            f"--device {device} is a fraction; give a size such as 24GiB, or one of {', '.join(devices.names())}"
+        )
     return budget, target
 
 

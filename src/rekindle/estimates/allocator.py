@@ -12,7 +12,7 @@ SEGMENT_BYTES = 2 * MIB
 
 @dataclass(frozen=True)
 class Framework:
-    """Bytes that a process takes on a GPU before its first tensor, and for libraries. Not measured here: see `docs/will-it-fit`.
+    """Bytes that a process takes on a GPU before its first tensor, and for libraries. Guesses: none was measured.
 
     context : the driver's context with the kernels that PyTorch loads. products : the workspace that PyTorch gives to cuBLAS
     by default; products_hopper : on GPUs of compute capability 9.

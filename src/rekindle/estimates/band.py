@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Band:
     """The largest errors found, as shares of the measured peak.
 
-    low, high : (estimated - measured) / measured, at their extremes. steps : measured steps. source : the file of their figures.
+    low, high : (estimated - measured) / measured, at their extremes. steps : measured steps. source : the file of their
+        figures.
     """
 
     low: float

@@ -84,8 +84,7 @@ class LargestBatch(int):
     plain : the largest batch that fits without a plan; 0: none does. plan : the plan of the largest batch; None where none is
     needed or none fits. overhead : its extra seconds / plain seconds. budget_bytes : as it was asked. plain_bytes : the
     estimated peak of the plain step at `plain`. tried : bytes by batch, plain and planned, of every batch that was looked at.
-    rows : the batches whose plain step and whose plan were both looked at, rising. why_no_plan : why no plan was looked for; "":
-    it was.
+    rows : the batches that were looked at, rising. why_no_plan : why no plan was looked for; "": it was.
     """
 
     plain: int
@@ -129,7 +128,11 @@ class LargestBatch(int):
         budget = format_bytes(self.budget_bytes)
         if not self:
             return f"no batch fits {budget}"
-        plain = f"batch {self.plain} fits {budget} without a plan" if self.plain else f"no batch fits {budget} without a plan"
+        plain = (
+            f"batch {self.plain} fits {budget} without a plan"
+            if self.plain
+            else f"no batch fits {budget} without a plan"
+        )
         if self.why_no_plan:
             return f"{plain}; no plan was looked for: {self.why_no_plan}"
         if self.plan is None:

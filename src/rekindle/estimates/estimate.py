@@ -100,7 +100,9 @@ class Estimate:
         """The loop that is assumed, in words."""
         kept = "kept from step to step" if self.gradients == "kept" else "set to None before each step"
         steps = "no optimizer" if self.optimizer == "none" else f"{self.optimizer}, second or later step"
-        return f"{steps}; gradients {kept}; results held to the end of the step; seconds by the roofline of {self.device}"
+        return (
+            f"{steps}; gradients {kept}; results held to the end of the step; seconds by the roofline of {self.device}"
+        )
 
     def __str__(self) -> str:
         rows = [(k, format_bytes(getattr(self, field))) for k, field in PARTS if getattr(self, field)]

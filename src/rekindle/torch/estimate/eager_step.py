@@ -1,6 +1,7 @@
 """One plain step of a twin: forward, loss, backward and the optimizer's step, as eager PyTorch runs them.
 
-Eager's own code runs, on fake tensors: what autograd saves, what Python's variables hold and when each storage ends are eager's.
+Eager's own code runs, on fake tensors: autograd saves the same tensors, Python's variables hold the same, and every storage
+ends when it does in eager.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Step:
     refused: str
 
 
-def run(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], options: StepOptions, memory: KernelMemory) -> Step:
+def run(
+    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], options: StepOptions, memory: KernelMemory
+) -> Step:
     """Run the step with this call's arguments on a twin of the model.
 
     Libraries that look at the values of tensors, or choose kernels without a shape rule, are told that they are being compiled,

@@ -119,7 +119,9 @@ def _run(call: KernelCall) -> tuple[Any, int]:
     with ExitStack() as stack:
         stack.enter_context(disable_modes())
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.enable_grad())  # a recurrent kernel then returns what backward needs; no tensor requires grad
+        stack.enter_context(
+            torch.enable_grad()
+        )  # a recurrent kernel then returns what backward needs; no tensor requires grad
         stack.enter_context(torch.autocast("cpu", enabled=False))
         made: dict[int, torch.Tensor] = {}
         make: Callable[[Any], Any] = made_up

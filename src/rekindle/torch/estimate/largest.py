@@ -44,12 +44,14 @@ def largest_batch(
     make_sample : function from a batch to the sample of a step.
     budget : memory of the device, such as "24GiB", or an int of bytes: everything included, on a GPU also the framework's
         own memory and the allocator's rounding.
-    optimizer, target : as in `rekindle.estimate`. first : the batch to begin with. plans : False: only the plain step is looked at, in less time.
+    optimizer, target : as in `rekindle.estimate`. first : the batch to begin with.
+    plans : False: only the plain step is looked at, in less time.
     effort, progress : as in `rekindle.plan`. A higher effort may find a plan for a larger batch.
 
     Raises
     ------
-    TraceError, UsageError : as `rekindle.estimate`. A model that cannot be captured whole is not planned; `why_no_plan` says so.
+    TraceError, UsageError : as `rekindle.estimate`. A model that cannot be captured whole is not planned, and `why_no_plan`
+        says so.
     """
     accept.process("largest_batch")
     if not callable(make_sample):
@@ -91,7 +93,9 @@ def largest_batch(
                 why = str(e)
     tried["planned"] |= batches.needs
     at = {b: estimated(b).peak_bytes for b in {*tried["plain"], *batches.plans}}
-    rows = tuple(BatchRow.of(b, at[b], limit, batches.plans.get(b)) for b in sorted(at) if at[b] <= limit or b in batches.plans)
+    rows = tuple(
+        BatchRow.of(b, at[b], limit, batches.plans.get(b)) for b in sorted(at) if at[b] <= limit or b in batches.plans
+    )
     plan = batches.plans.get(best) if best > plain else None
     return LargestBatch(best, Answer(plain, plan, limit, tried["plain"].get(plain), tried, rows, why))
 

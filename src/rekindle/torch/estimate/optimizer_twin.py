@@ -76,7 +76,8 @@ def _made(twin: Twin, given: Any, on_gpu: bool) -> Iterator[Optimizer]:
     params = twin.trained
     if not params:
         return
-    kind, options = given, {}
+    kind: Any = given
+    options: dict[str, Any] = {}
     if isinstance(given, str):
         key = given.strip().lower()
         kind, options = optimizers_by_name()[key]
