@@ -31,20 +31,29 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import zoo
+    from .estimates.batches import LargestBatch
+    from .estimates.estimate import Estimate
     from .torch.check.verify import Check
+    from .torch.estimate.largest import largest_batch
+    from .torch.estimate.verbs import estimate
     from .torch.parts.verify import verify
     from .torch.trace import Trace, trace
 
 __all__ = [
-    "Check", "FormatError", "Free", "Graph", "InfeasibleBudget", "Op", "ParityError", "PartsPlan", "Plan", "PlanMismatch",
-    "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace", "TraceError", "UsageError", "Value",
-    "__version__", "apply", "checkpoint", "cite", "frontier", "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
+    "Check", "Estimate", "FormatError", "Free", "Graph", "InfeasibleBudget", "LargestBatch", "Op", "ParityError",
+    "PartsPlan", "Plan", "PlanMismatch", "RekindleError", "RekindleWarning", "Run", "Schedule", "Simulation", "Trace",
+    "TraceError", "UsageError", "Value", "__version__", "apply", "checkpoint", "cite", "estimate", "frontier", "largest_batch",
+    "load", "plan", "restore", "simulate", "trace", "verify", "zoo",
 ]  # fmt: skip
 
 # Public names of modules that import torch or are rarely needed: imported when they are first asked for.
 _LAZY = {
     "Check": ".torch.check.verify",
+    "Estimate": ".estimates.estimate",
+    "LargestBatch": ".estimates.batches",
     "Trace": ".torch.trace",
+    "estimate": ".torch.estimate.verbs",
+    "largest_batch": ".torch.estimate.largest",
     "trace": ".torch.trace",
     "verify": ".torch.parts.verify",
     "zoo": ".zoo",

@@ -102,6 +102,20 @@ def load_model(spec: str, batch: int | None) -> tuple[Any, Any]:
     return made
 
 
+def takes_batch(spec: str) -> bool:
+    """Whether the function of a Python file that "path/to/file.py:function" names takes an argument `batch`.
+
+    Raises
+    ------
+    UsageError : it names no function of a Python file.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise UsageError(f"{spec!r} names no model; write zoo:NAME or path/to/file.py:function")
+    with _no_exit(spec):
+        return "batch" in inspect.signature(_function(Path(where), name)).parameters
+
+
 @contextmanager
 def _no_exit(spec: str) -> Iterator[None]:
     """Turn SystemExit raised by a user's file into a RekindleError."""

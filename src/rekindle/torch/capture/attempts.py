@@ -61,7 +61,7 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
                     return _with_eager_kernels(stack, flat, tensors)
             except Exception as e:
                 failed.append((flat.progress, e))
-                kind = _where(e, flat.model)
+                kind = failing_class(e, flat.model)
                 if kind is None or kind in told:
                     break
                 told.append(kind)
@@ -78,7 +78,7 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
         blocker = None  # its traceback keeps this frame alive, and so the model and the tensors
 
 
-def _where(e: Exception, model: nn.Module) -> type[nn.Module] | None:
+def failing_class(e: Exception, model: nn.Module) -> type[nn.Module] | None:
     """The class of the innermost submodule in which the error was raised; None: in none."""
     submodules = {id(m): type(m) for m in model.modules() if m is not model}
     assert e.__traceback__ is not None

@@ -114,7 +114,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         stack.enter_context(no_other_random())
         stack.enter_context(tensors_as_buffers(model))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(_quiet())
+        stack.enter_context(quiet())
         mode = fake_mode_of([*tensors, *model.parameters()])
         # Torch caches the results of shape rules for the whole process. A result that another mode cached no longer says which
         # outputs share a storage, nor its size: the graph would depend on earlier traces.
@@ -141,7 +141,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence torch's own warnings and logged errors while capturing."""
     logger = logging.getLogger(FAKE_TENSOR_LOGGER)
     level = logger.level

@@ -98,6 +98,17 @@ def backward_number() -> int:
     return torch._C._current_graph_task_id()
 
 
+def sequence_number() -> int:
+    """The number that the next autograd node of this thread gets; nodes of forward are numbered in their order."""
+    return torch.autograd._get_sequence_nr()
+
+
+def backward_node_number() -> int:
+    """The number of the autograd node whose backward runs in this thread; -1: none runs."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else int(node._sequence_nr())
+
+
 def backward_keeps_graph() -> bool:
     """Whether the backward call that runs was given retain_graph=True. AOTAutograd asks it the same way."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

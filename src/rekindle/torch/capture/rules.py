@@ -86,7 +86,7 @@ _WANTS_DENSE_GRADIENT = {aten.native_group_norm_backward.default}
 
 
 # Kernels that compute in a larger storage and return it shrunk: a scalar whose storage holds a whole batch.
-_OVERSIZED = {aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default,
+OVERSIZED = {aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default,
               aten.soft_margin_loss.default, aten.col2im.default}  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def runnable(target: Any) -> Callable[..., Any]:
         return _ScatterCall(target)
     if target in _WANTS_DENSE_GRADIENT:
         return _DenseGradientCall(target)
-    return _FittedCall(target) if target in _OVERSIZED else target
+    return _FittedCall(target) if target in OVERSIZED else target
 
 
 class _GradModeCall:

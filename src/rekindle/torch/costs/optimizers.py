@@ -38,7 +38,7 @@ def state_bytes(optimizer: Given, model: nn.Module) -> int:
     UsageError : the argument is no optimizer, class or name; the name is unknown; or the class fails on small parameters.
     """
     check(optimizer)
-    if (inner := _innermost(optimizer)) is not None:
+    if (inner := innermost(optimizer)) is not None:
         return _of_instance(inner)
     params = [p for p in model.parameters() if p.requires_grad]
     if isinstance(optimizer, str):
@@ -64,14 +64,14 @@ def check(given: Any) -> None:
                 f"optimizer={given!r} is unknown; {close(given.strip().lower(), names())}the names are {', '.join(names())}. "
                 "Give one of them, a class of optimizers or an optimizer"
             )
-    elif _innermost(given) is None and not (isinstance(given, type) and issubclass(given, Optimizer)):
+    elif innermost(given) is None and not (isinstance(given, type) and issubclass(given, Optimizer)):
         raise UsageError(
             f"optimizer={given!r:.80} is no optimizer; give a torch.optim.Optimizer (of a wrapper, the one inside), its class, "
             f"or one of the names {', '.join(names())}"
         )
 
 
-def _innermost(given: Any) -> Optimizer | None:
+def innermost(given: Any) -> Optimizer | None:
     """The optimizer itself, or the one inside a wrapper with an attribute `optimizer`, such as Accelerate's; None: neither."""
     seen: list[Any] = []
     while not isinstance(given, type | str) and given is not None and all(given is not x for x in seen):

@@ -1,0 +1,123 @@
+"""The command `estimate`: will a model's training step fit a device, at which batch, without and with a plan?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ..arguments import choice
+from ..ask import EFFORTS, Goal
+from ..errors import UsageError
+from ..progress import announce, telling
+from ..show.estimate_text import batches_table, estimate_table, modules_table
+from .answer import Answer
+from .models import load_model
+from .options import Batch, Json, Model, Target
+
+Device = Annotated[
+    str | None, typer.Option(help="Memory of the device (24GiB), or its name (h200). Without it nothing is compared.")
+]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, sgd-momentum, …; none: no optimizer.")]
+Effort = Annotated[str, typer.Option(help="How long plans are searched for: quick, normal or thorough.")]
+Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer (default: yes).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(estimate)
+
+
+def estimate(
+    model: Model,
+    batch: Batch = None,
+    device: Device = None,
+    optimizer: OptimizerName = "adamw",
+    target: Target = None,
+    effort: Effort = "quick",
+    plans: Plans = True,
+    json: Json = False,
+) -> Answer:
+    """Estimate the memory of a plain training step, without a GPU; with --device, also the largest batch that fits.
+
+    Shown are the peak by what takes it, the ten heaviest modules, and a table by batch: the plain step, the step planned
+    within the device, and its extra time.
+    """
+    choice("effort", effort, EFFORTS)
+    budget, target = _budget(device, target)
+    steps = None if optimizer.strip().lower() == "none" else optimizer
+    with telling(None):
+        announce(None, f"loading {model}")
+        made, sample, other, words = _loaded(model, batch)
+        from ..torch.estimate.largest import FIRST, largest_batch
+        from ..torch.estimate.verbs import estimate as estimated
+
+        found = estimated(made, sample, steps, target=target)
+        largest = None
+        if budget is not None:
+            first = batch or FIRST
+            largest = largest_batch(made, other, budget, steps, target=target, first=first, plans=plans, effort=effort)
+    document: dict[str, Any] = found.to_json()
+    if largest is not None:
+        document |= largest.to_json()
+
+    def view() -> list[Any]:
+        parts: list[Any] = [estimate_table(found), modules_table(found), found.sentence]
+        if largest is not None and budget is not None:
+            parts += [batches_table(largest.rows, budget), largest.sentence, *([words] if words else [])]
+        return [*parts, f"assumed: {found.assumed}", *found.notes]
+
+    return Answer(document, view)
+
+
+def _budget(device: str | None, target: str | None) -> tuple[int | None, str | None]:
+    """(bytes of the device, the target): a device's name stands for both."""
+    from ..torch.costs import devices
+
+    if target is not None:
+        devices.get(target)
+    if device is None:
+        return None, target
+    if devices.is_known(device):
+        return devices.get(device).memory_bytes, target or device
+    budget = Goal.parse(device).budget
+    if budget is None:
+        raise UsageError(
+            f"--device {device} is a fraction; give a size such as 24GiB, or one of {', '.join(devices.names())}"
+        )
+    return budget, target
+
+
+def _loaded(spec: str, batch: int | None) -> tuple[Any, Any, Callable[[int], Any], str]:
+    """(model, sample, function from a batch to its sample, how the batch is changed where that is not plain).
+
+    A model of the zoo is made of fake tensors, which take no memory.
+    """
+    if spec.startswith("zoo:"):
+        from .. import zoo
+        from ..torch.capture.private import FakeTensorMode
+
+        mode, name = FakeTensorMode(), spec.removeprefix("zoo:")
+        with mode:
+            made, sample = zoo.load(name, batch=batch)
+
+        def of_zoo(n: int) -> Any:
+            with mode:
+                return zoo.load(name, batch=n)[1]
+
+        return made, sample, of_zoo, ""
+    made, sample = load_model(spec, None if batch is None or not _takes_batch(spec) else batch)
+    if _takes_batch(spec):
+        return made, sample, lambda n: load_model(spec, n)[1], ""
+    from ..torch.estimate.other_batches import OtherBatches
+
+    others = OtherBatches(sample)
+    return made, sample if batch is None else others(batch), others, others.words
+
+
+def _takes_batch(spec: str) -> bool:
+    """Whether the function that the spec names takes the argument `batch`."""
+    from .models import takes_batch
+
+    return takes_batch(spec)

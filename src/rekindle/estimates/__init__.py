@@ -1,0 +1,1 @@
+"""Estimates of a training step's memory: figures, sentences, and the search for the largest batch. No torch."""

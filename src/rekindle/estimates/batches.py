@@ -1,0 +1,153 @@
+"""The largest batch that fits: the search among batches, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..model.plan import Plan
+from ..shares import COST_WORDS, percent
+from ..sizes import format_bytes
+
+MOST_BATCH = 2**20
+BY_LINE_MOST = 12  # batches that are tried where a line through two others meets the limit; then halving goes on
+
+
+def largest(need: Callable[[int], int], limit: int, first: int, most: int = MOST_BATCH) -> int:
+    """The largest batch that needs at most `limit` bytes, where batch + 1 needs more; 0: none fits.
+
+    Memory is nearly affine in the batch: the line through the two nearest batches tells which one to try next, until two
+    neighbours are found of which one fits and the other does not. Each batch is asked for once.
+
+    need : the bytes of a batch, rising with it. first : the batch to begin with. most : no larger batch is asked for.
+
+    >>> largest(lambda b: 1000 + 10 * b, 1995, first=8)
+    99
+    """
+    known: dict[int, int] = {}
+    fits, too_large = 0, most + 1
+    batch = min(max(1, first), most)
+    while True:
+        known[batch] = need(batch)
+        if known[batch] <= limit:
+            fits = max(fits, batch)
+        else:
+            too_large = min(too_large, batch)
+        if too_large - fits <= 1:
+            return fits
+        batch = _next(known, limit, fits, too_large)
+
+
+def _next(known: dict[int, int], limit: int, fits: int, too_large: int) -> int:
+    """A batch strictly between one that fits and one that does not."""
+    if len(known) > BY_LINE_MOST:
+        return (fits + too_large) // 2
+    if len(known) == 1:
+        only = next(iter(known))
+        return min(max(2 * only if fits else only // 2, fits + 1), too_large - 1)
+    a, b = sorted(sorted(known, key=lambda x: abs(known[x] - limit))[:2])
+    slope = (known[b] - known[a]) / (b - a)
+    if slope <= 0:
+        return min(2 * b, (b + too_large) // 2) if fits == b else (fits + too_large) // 2
+    guess = a + int((limit - known[a]) / slope)
+    return min(max(guess, fits + 1), too_large - 1)
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One batch beside a budget.
+
+    plain_bytes : estimated peak of the plain step. planned_bytes : peak of a plan within the budget; None: there is none, or
+    none is needed. overhead : the plan's extra seconds / plain seconds.
+    """
+
+    batch: int
+    plain_bytes: int
+    planned_bytes: int | None
+    overhead: float | None
+    fits: str
+
+    @classmethod
+    def of(cls, batch: int, plain_bytes: int, budget: int, plan: Plan | None) -> BatchRow:
+        """The row of a batch. plan : within the budget; None: none was found, or none is needed."""
+        if plain_bytes <= budget:
+            return cls(batch, plain_bytes, None, None, "plain")
+        if plan is None:
+            return cls(batch, plain_bytes, None, None, "no")
+        return cls(batch, plain_bytes, plan.peak_bytes, plan.overhead, "with a plan")
+
+
+class LargestBatch(int):
+    """The largest batch that fits with a plan, as an int that also says how.
+
+    plain : the largest batch that fits without a plan; 0: none does. plan : the plan of the largest batch; None where none is
+    needed or none fits. overhead : its extra seconds / plain seconds. budget_bytes : as it was asked. plain_bytes : the
+    estimated peak of the plain step at `plain`. tried : bytes by batch, plain and planned, of every batch that was looked at.
+    rows : the batches that were looked at, rising. why_no_plan : why no plan was looked for; "": it was.
+    """
+
+    plain: int
+    plan: Plan | None
+    overhead: float
+    budget_bytes: int
+    plain_bytes: int | None
+    tried: dict[str, dict[int, int]]
+    rows: tuple[BatchRow, ...]
+    why_no_plan: str
+
+    def __new__(cls, batch: int, answer: Answer) -> LargestBatch:
+        made = super().__new__(cls, batch)
+        for k, x in vars(answer).items():
+            object.__setattr__(made, k, x)
+        object.__setattr__(made, "overhead", 0.0 if answer.plan is None else answer.plan.overhead)
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a LargestBatch cannot be changed: {name}")
+
+    def __str__(self) -> str:
+        return int.__repr__(self)
+
+    def __repr__(self) -> str:
+        return f"LargestBatch({int(self)}, plain={self.plain}, overhead={self.overhead:.3f})"
+
+    def __reduce__(self) -> Any:
+        return LargestBatch, (int(self), Answer(**{k: getattr(self, k) for k in Answer.__dataclass_fields__}))
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer by name, as `rekindle estimate --json` prints it."""
+        return {
+            "budget_bytes": self.budget_bytes, "largest_batch_plain": self.plain, "largest_batch": int(self),
+            "largest_batch_overhead": self.overhead, "batches": [asdict(r) for r in self.rows], "why_no_plan": self.why_no_plan,
+        }  # fmt: skip
+
+    @property
+    def sentence(self) -> str:
+        """One plain sentence: the largest batch without and with a plan, and its price."""
+        budget = format_bytes(self.budget_bytes)
+        if not self:
+            return f"no batch fits {budget}"
+        plain = (
+            f"batch {self.plain} fits {budget} without a plan"
+            if self.plain
+            else f"no batch fits {budget} without a plan"
+        )
+        if self.why_no_plan:
+            return f"{plain}; no plan was looked for: {self.why_no_plan}"
+        if self.plan is None:
+            return f"{plain}, and no larger one with a plan"
+        return f"{plain}, batch {int(self)} with one, at {percent(self.overhead)} {COST_WORDS[self.plan.cost]}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a `LargestBatch` carries beside its number; see there."""
+
+    plain: int
+    plan: Plan | None
+    budget_bytes: int
+    plain_bytes: int | None
+    tried: dict[str, dict[int, int]]
+    rows: tuple[BatchRow, ...] = ()
+    why_no_plan: str = ""

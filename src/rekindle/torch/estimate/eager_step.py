@@ -1,0 +1,162 @@
+"""One plain step of a twin: forward, loss, backward and the optimizer's step, as eager PyTorch runs them.
+
+Eager's own code runs, on fake tensors: autograd saves the same tensors, Python's variables hold the same, and every storage
+ends when it does in eager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import RekindleError
+from ..capture.attempts import SETTINGS, failing_class
+from ..capture.attention import AttentionOfGpu
+from ..capture.capture import quiet
+from ..capture.compiling_flag import as_if_compiling
+from ..capture.eager_strides import eager_strides
+from ..capture.loss import default_loss
+from ..capture.private import FakeTensorMode
+from ..capture.trace_errors import trace_error
+from ..costs import devices
+from .dropout import DropoutOfGpu
+from .kernel_memory import KernelMemory
+from .optimizer_twin import OptimizerTwin
+from .twin import Twin, storage_bytes, twin
+from .watch import BACKWARD, OPTIMIZER, Moment, StepWatch
+
+LossOf = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How the step runs.
+
+    optimizer : an optimizer, its class or a name; None: no optimizer steps. loss : result of the model -> scalar.
+    keeps_gradients : gradients stay from step to step and are added to. device : its roofline gives seconds; on a GPU its
+    kernels run. rounded : bytes of a storage -> bytes that the allocator takes for it.
+    """
+
+    optimizer: Any
+    loss: LossOf | None
+    keeps_gradients: bool
+    device: devices.Device
+    rounded: Callable[[int], int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that ran.
+
+    moments : one for each operator. held : bytes by module that forward left for backward, and results. *_bytes : of what is
+    older than the step. refused : why the optimizer's step did not run; "": it ran.
+    """
+
+    moments: list[Moment]
+    held: dict[str, int]
+    parameter_bytes: int
+    buffer_bytes: int
+    input_bytes: int
+    gradient_bytes: int
+    resident_rounding: int
+    refused: str
+
+
+def run(
+    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], options: StepOptions, memory: KernelMemory
+) -> Step:
+    """Run the step with this call's arguments on a twin of the model.
+
+    Libraries that look at the values of tensors, or choose kernels without a shape rule, are told that they are being compiled,
+    first the classes of submodules that fail, then all.
+
+    Raises
+    ------
+    TraceError : the step fails on fake tensors; the message names the user's line.
+    UsageError : the model cannot be copied or trained as it is.
+    """
+    told: list[type[nn.Module]] = []
+    failed: Exception | None = None
+    while len(told) <= SETTINGS.kinds_most:
+        made = twin(model, *call, options.optimizer)
+        try:
+            with as_if_compiling(told):
+                return _run(made, options, memory)
+        except RekindleError:
+            raise
+        except Exception as e:
+            failed = failed or e
+            kind = failing_class(e, made.model)
+            if kind is None or kind in told:
+                break
+            told.append(kind)
+    try:
+        with as_if_compiling(None):
+            return _run(twin(model, *call, options.optimizer), options, memory)
+    except Exception:
+        assert failed is not None
+        raise trace_error(failed, model) from failed
+
+
+def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
+    model, parameters = t.model, t.trained
+    optimizer = None if o.optimizer is None else OptimizerTwin(t, o.optimizer, o.device.capability is not None)
+    for x in [*model.parameters(), *t.inputs]:
+        x.grad = torch.empty_like(x) if o.keeps_gradients and x.requires_grad and isinstance(x, nn.Parameter) else None
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    state = [] if optimizer is None else optimizer.state
+    buffers = list(model.buffers())
+    known = [*model.parameters(), *buffers, *t.inputs, *gradients, *(s for s in state if isinstance(s, torch.Tensor))]
+    watch = StepWatch(known, o.rounded, o.device, memory)
+    FakeTensorMode.cache_clear()  # results that another mode cached may lack the sizes of storages
+    gc.collect()
+    with _surroundings(t, o), watch.gradients_counted([] if o.keeps_gradients else parameters), watch:
+        with t.mode:
+            with watch.paths.followed(model), t.known_values():
+                result = model(*t.args, **t.kwargs)
+            value = (o.loss or default_loss)(result)
+            watch.refresh()
+            held = watch.held_by()
+            watch.phase = BACKWARD
+            value.backward()  # type: ignore[no-untyped-call]
+        watch.refresh()
+        if optimizer is not None and not optimizer.refused:
+            watch.phase = OPTIMIZER
+            with optimizer.alone():
+                optimizer.step()
+    older = [*known, *(g for g in gradients)]
+    return Step(
+        moments=watch.moments,
+        held=held,
+        parameter_bytes=storage_bytes(model.parameters()),
+        buffer_bytes=storage_bytes([*model.parameters(), *buffers]) - storage_bytes(model.parameters()),
+        input_bytes=storage_bytes(t.inputs),
+        gradient_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        resident_rounding=sum(o.rounded(n) - n for n in _sizes(older)),
+        refused="" if optimizer is None else optimizer.refused,
+    )
+
+
+def _sizes(tensors: list[torch.Tensor]) -> list[int]:
+    return [s.nbytes() for s in {id(s): s for x in tensors for s in [x.untyped_storage()]}.values()]
+
+
+@contextlib.contextmanager
+def _surroundings(t: Twin, o: StepOptions) -> Iterator[None]:
+    """Gradients on, strides of eager's kernels, and a GPU's kernels where the step is for one."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(eager_strides(t.mode))
+        if o.device.capability is not None:
+            stack.enter_context(AttentionOfGpu(o.device.capability))
+            stack.enter_context(DropoutOfGpu())
+        yield

@@ -1,0 +1,157 @@
+"""The memory that kernels take while they run: measured by running those few that could set the peak, once each.
+
+Shape rules know inputs and results alone. A convolution on the CPU also takes copies of its tensors in another layout, as
+large as the tensors themselves. How much depends on the machine, so the kernels run here, on made-up tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..capture.private import disable_modes, profiler_is_running, tree_map_only
+from ..capture.rules import OVERSIZED
+from ..costs.allocations import cpu_allocations, peak_and_end
+from ..costs.made_up import made_up, new_bytes
+from ..costs.op_tensors import tensors_in
+from .kernel_calls import KernelCall, Like, batch_of, of_batch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KernelMemorySettings:
+    """Which kernels are run. All are guesses.
+
+    bytes_most : a call whose tensors, and the memory that it takes at most, are larger is not run.
+    call_most_s : neither is one that takes longer by its roofline.
+    all_s : seconds, by their rooflines, of all calls that are run.
+    batches : a plain convolution runs for these first: its memory was affine in the batch in all of 12 that were compared for
+        batches up to 24. above_line : what kernels hardly exceed.
+    """
+
+    bytes_most: int = 2**30
+    call_most_s: float = 1.0
+    all_s: float = 4.0
+    batches: tuple[int, int] = (2, 4)
+    above_line: float = 1.3
+
+
+SETTINGS = KernelMemorySettings()
+
+
+class KernelMemory:
+    """Knows the bytes that kernels take beside inputs and results.
+
+    runs : whether kernels may be run here; False: the usual shares count. takes : False: they take nothing.
+    """
+
+    def __init__(self, runs: bool, takes: bool = True) -> None:
+        self._runs, self._takes, self._left_s = runs, takes, 0.0
+        self._known: dict[str, int | None] = {}
+
+    def again(self) -> None:
+        """Begin with another step: kernels may run for as long again."""
+        self._left_s = SETTINGS.all_s if self._runs and not profiler_is_running() else 0.0
+
+    def most(self, call: KernelCall) -> int:
+        """Bytes that the kernel takes at most, by all calls that were measured; nothing is run."""
+        return call.most if self._takes else 0
+
+    def likely(self, call: KernelCall) -> int:
+        """Bytes that the kernel hardly exceeds. Plain convolutions run for two small batches."""
+        if not self._takes:
+            return 0
+        line = self._by_small_batches(call) if call.plain else None
+        return call.most if line is None else int(SETTINGS.above_line * line)
+
+    def of(self, call: KernelCall) -> int:
+        """Bytes that the kernel takes while it runs, beside its inputs and results."""
+        if not self._takes:
+            return 0
+        found = self._ran(call)
+        if found is None:
+            found = self._by_small_batches(call)
+        return call.usual if found is None else found
+
+    def guess(self, call: KernelCall) -> int:
+        """Bytes that the kernel takes, as far as they are known without running it."""
+        if not self._takes:
+            return 0
+        found = self._known.get(call.key)
+        return min(call.usual, call.most) if found is None else found
+
+    def _by_small_batches(self, call: KernelCall) -> int | None:
+        """Bytes of a convolution by the line through two small batches of it; None: it is none, or is as small."""
+        a, b = SETTINGS.batches
+        small = [of_batch(call, n) for n in (a, b)]
+        sizes = [None if c is None else self._ran(c) for c in small]
+        if sizes[0] is None or sizes[1] is None:
+            return None
+        return sizes[0] + (sizes[1] - sizes[0]) * (batch_of(call) - a) // (b - a)
+
+    def _ran(self, call: KernelCall) -> int | None:
+        if call.key not in self._known:
+            ran = self.run(call)
+            self._known[call.key] = None if ran is None else max(0, ran[1])
+        return self._known[call.key]
+
+    def run(self, call: KernelCall) -> tuple[Any, int] | None:
+        """(the results of the call on made-up tensors, bytes that its kernel took beside them); None: it is not run."""
+        size = sum(t.bytes for t in call.tensors)
+        seconds = max(call.roofline_s, 1e-4)
+        if size + call.usual > SETTINGS.bytes_most or seconds > min(SETTINGS.call_most_s, self._left_s):
+            return None
+        self._left_s -= seconds
+        try:
+            return _run(call)
+        except Exception as e:
+            log.debug("memory of %s is not known: %s", call.target, e)
+            return None
+
+
+def _run(call: KernelCall) -> tuple[Any, int]:
+    with ExitStack() as stack:
+        stack.enter_context(disable_modes())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(
+            torch.enable_grad()
+        )  # a recurrent kernel then returns what backward needs; no tensor requires grad
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        made: dict[int, torch.Tensor] = {}
+        make: Callable[[Any], Any] = made_up
+
+        def real(t: Like) -> torch.Tensor:
+            if t.number not in made:
+                made[t.number] = make(t)
+            return made[t.number]
+
+        args, kwargs = tree_map_only(Like, real, (call.args, call.kwargs))
+        with cpu_allocations() as events:
+            out = call.target(*args, **kwargs)
+        peak, _ = peak_and_end(delta for _, delta in events.events)
+        return out, peak - new_bytes(out, (args, kwargs))
+
+
+def sizes_unknown(op: Any, out: Any) -> bool:
+    """Whether shape rules do not know the storages of all results: of the workspaces that recurrent kernels save, and of
+    losses that kernels compute in the memory of a whole batch."""
+    return op in OVERSIZED or any(t.dtype == torch.uint8 and not t.numel() for t in tensors_in(out))
+
+
+def result_sizes(memory: KernelMemory, call: KernelCall) -> list[int] | None:
+    """Bytes of the storages of the results; None: the kernel is not run, and nothing is known."""
+    if call.target in OVERSIZED:
+        ran = memory.run(call)
+        return [call.tensors[0].bytes] if ran is None else _sizes(ran[0])
+    ran = memory.run(call)
+    return None if ran is None else _sizes(ran[0])
+
+
+def _sizes(out: Any) -> list[int]:
+    return [t.untyped_storage().nbytes() for t in tensors_in(out)]

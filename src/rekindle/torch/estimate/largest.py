@@ -1,0 +1,114 @@
+"""`rekindle.largest_batch`: the largest batch that fits a device, without and with a plan."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import accept as core_accept
+from ...ask import Goal
+from ...errors import TraceError, UsageError
+from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
+from ...estimates.estimate import Estimate
+from ...progress import Progress, telling
+from .. import accept
+from .planned_batches import Model, PlannedBatches
+from .verbs import Request, check, device_of
+
+FIRST = 8  # the batch to begin with: the line through it and its double tells where to look
+
+
+def largest_batch(
+    model: nn.Module,
+    make_sample: Callable[[int], Any],
+    budget: str | int,
+    optimizer: torch.optim.Optimizer | type | str | None = "adamw",
+    *,
+    target: str | None = None,
+    first: int = FIRST,
+    plans: bool = True,
+    effort: str = "normal",
+    progress: Progress = None,
+) -> LargestBatch:
+    """The largest batch whose training step fits the budget: an int, the largest one with a plan.
+
+    Its `plain` is the largest batch without a plan, its `plan` and `overhead` are those of the largest one with a plan. Both
+    are confirmed by their neighbours: the batch fits, and the next one does not.
+
+    Parameters
+    ----------
+    make_sample : function from a batch to the sample of a step.
+    budget : memory of the device, such as "24GiB", or an int of bytes: everything included, on a GPU also the framework's
+        own memory and the allocator's rounding.
+    optimizer, target : as in `rekindle.estimate`. first : the batch to begin with.
+    plans : False: only the plain step is looked at, in less time.
+    effort, progress : as in `rekindle.plan`. A higher effort may find a plan for a larger batch.
+
+    Raises
+    ------
+    TraceError, UsageError : as `rekindle.estimate`. A model that cannot be captured whole is not planned, and `why_no_plan`
+        says so.
+    """
+    accept.process("largest_batch")
+    if not callable(make_sample):
+        raise UsageError(
+            f"make_sample={make_sample!r:.80} cannot be called; give a function from a batch to its sample, such as "
+            "lambda batch: torch.randn(batch, 3, 224, 224)"
+        )
+    goal = Goal.parse(budget)
+    if goal.budget is None:
+        raise UsageError(f"budget={budget!r} is a fraction; give the memory of the device, such as '24GiB'")
+    options = core_accept.search(
+        goal, solver="auto", cost="seconds", effort=effort, time_limit=None, seed=0, cache=True, progress=progress
+    )
+    limit = goal.budget
+
+    check(model, optimizer)
+    request = Request(model, optimizer, device_of(model, target), progress=progress)
+
+    @functools.cache
+    def estimated(batch: int) -> Estimate:
+        return request.of(make_sample(batch))
+
+    tried: dict[str, dict[int, int]] = {"plain": {}, "planned": {}}
+
+    def plain_need(batch: int) -> int:
+        tried["plain"][batch] = estimated(batch).peak_bytes
+        return tried["plain"][batch]
+
+    with telling(progress):
+        plain = largest(plain_need, limit, first)
+        batches = PlannedBatches(Model(model, make_sample, optimizer, target), limit, options, estimated)
+        best, why = plain, "" if plans else "plans=False"
+        if plans:
+            try:
+                best = max(plain, _with_plan(batches, limit, plain))
+                for b in batches.traced(plain + 1, best):  # rows for the table, of traces that are made already
+                    batches.need(b)
+            except TraceError as e:
+                why = str(e)
+    tried["planned"] |= batches.needs
+    at = {b: estimated(b).peak_bytes for b in {*tried["plain"], *batches.plans}}
+    rows = tuple(
+        BatchRow.of(b, at[b], limit, batches.plans.get(b)) for b in sorted(at) if at[b] <= limit or b in batches.plans
+    )
+    plan = batches.plans.get(best) if best > plain else None
+    return LargestBatch(best, Answer(plain, plan, limit, tried["plain"].get(plain), tried, rows, why))
+
+
+def _with_plan(batches: PlannedBatches, limit: int, plain: int) -> int:
+    """The largest batch with a plan; a quick search says where to look, and the search that was asked for confirms it."""
+    quick: dict[int, int] = {}
+
+    def at_least(batch: int) -> int:
+        quick[batch] = batches.at_least(batch)
+        return quick[batch]
+
+    guess = largest(at_least, limit, max(1, 2 * plain))
+    if batches.need(max(1, guess)) > limit and guess > 1:
+        return largest(batches.need, limit, guess - 1, most=guess - 1)
+    return largest(batches.need, limit, max(1, guess))

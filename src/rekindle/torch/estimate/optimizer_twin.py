@@ -1,0 +1,100 @@
+"""An optimizer with its state, on the fake parameters of a twin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..capture.private import optimizer_hooks
+from ..costs.optimizer_names import optimizers_by_name
+from ..costs.optimizer_trial import tensors_of_state
+from .twin import Twin
+
+log = logging.getLogger(__name__)
+
+
+class OptimizerTwin:
+    """The optimizers that step the fake parameters: the user's own copied, or made of a class or a name.
+
+    refused : why a step cannot be run on fake tensors; "": it can.
+    """
+
+    def __init__(self, twin: Twin, given: Any, on_gpu: bool) -> None:
+        self.refused = ""
+        self._twin = twin
+        self._optimizers: list[Optimizer] = []
+        try:
+            self._optimizers = list(_made(twin, given, on_gpu))
+            with self.alone():
+                for p in self._trained:
+                    p.grad = torch.empty_like(p)
+                self.step()
+        except Exception as e:  # an optimizer may do anything
+            log.debug("the optimizer's step cannot be run on fake tensors", exc_info=True)
+            self.refused = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        for p in self._trained:
+            p.grad = None
+
+    @property
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for o in self._optimizers for group in o.param_groups for p in group["params"] if p.requires_grad]
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """The tensors of the state."""
+        return [t for o in self._optimizers for t in tensors_of_state(o.state.values())]
+
+    def step(self) -> None:
+        """One step of every optimizer."""
+        for o in self._optimizers:
+            o.step()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Steps inside run without the hooks that the process has on all optimizers."""
+        hooks = optimizer_hooks()
+        kept = [dict(h) for h in hooks]
+        for h in hooks:
+            h.clear()
+        try:
+            yield
+        finally:
+            for h, content in zip(hooks, kept, strict=True):
+                h.update(content)
+
+
+def _made(twin: Twin, given: Any, on_gpu: bool) -> Iterator[Optimizer]:
+    if twin.optimizer is not None:
+        yield twin.optimizer
+        return
+    params = twin.trained
+    if not params:
+        return
+    kind: Any = given
+    options: dict[str, Any] = {}
+    if isinstance(given, str):
+        key = given.strip().lower()
+        kind, options = optimizers_by_name()[key]
+        if key == "muon":  # it takes matrices alone
+            others = [p for p in params if p.ndim != 2]
+            params = [p for p in params if p.ndim == 2]
+            if others:
+                yield _on(torch.optim.AdamW, others, {}, on_gpu)
+            if not params:
+                return
+    yield _on(kind, params, options, on_gpu)
+
+
+def _on(kind: Any, params: list[nn.Parameter], options: dict[str, Any], on_gpu: bool) -> Optimizer:
+    made: Optimizer = kind(params, **options)
+    if on_gpu:  # there PyTorch steps all parameters at once, with temporary memory for all of them
+        for group in made.param_groups:
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
+    return made

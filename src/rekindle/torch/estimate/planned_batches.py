@@ -1,0 +1,127 @@
+"""Plans of a model for one batch after another, within one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...ask import Goal, PlanOptions
+from ...errors import InfeasibleBudget
+from ...estimates.estimate import Estimate
+from ...model.plan import Plan
+from ...planner import plan_graph
+from ...progress import announce
+from ...sizes import format_bytes
+from .. import accept
+from ..capture import tree
+from ..capture.private import is_fake
+from ..check.confirm import bookkeeping
+from ..costs.op_tensors import tensors_in
+from ..run import stages
+from ..trace import Trace, trace
+from .kernel_calls import kernel_call, may_take_memory
+from .twin import twin
+from .watch import OPTIMIZER
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose batches are planned. optimizer, target : as in `rekindle.estimate`."""
+
+    model: nn.Module
+    make_sample: Callable[[int], Any]
+    optimizer: Any
+    target: str | None
+
+
+class PlannedBatches:
+    """Traces and plans of batches, each made once. estimate : the estimate of a batch."""
+
+    def __init__(self, model: Model, limit: int, options: PlanOptions, estimate: Callable[[int], Estimate]) -> None:
+        self._model, self._limit, self._options, self._estimate = model, limit, options, estimate
+        self._traces: dict[int, Trace] = {}
+        self.plans: dict[int, Plan | None] = {}
+        self.needs: dict[int, int] = {}
+
+    def at_least(self, batch: int) -> int:
+        """Bytes of the smallest budget that a quick search keeps at this batch, or that the optimizer's step takes."""
+        return max(self._smallest(batch, 1, "quick"), self._beside_steps(batch))
+
+    def need(self, batch: int) -> int:
+        """At most the limit if a plan for this batch fits; else the bytes of the smallest budget that is known to be kept."""
+        if batch not in self.needs:
+            self.needs[batch] = max(self._within(batch), self._beside_steps(batch))
+        return self.needs[batch]
+
+    def traced(self, least: int, most: int) -> list[int]:
+        """The batches from `least` to `most` that were traced."""
+        return [b for b in sorted(self._traces) if least <= b <= most]
+
+    def _within(self, batch: int) -> int:
+        budget = self.budget(batch)
+        if budget <= 0:
+            self.plans[batch] = None
+            return self._limit + 1
+        try:
+            self.plans[batch] = found = self._plan(batch, budget, self._options.effort)
+        except InfeasibleBudget as e:
+            self.plans[batch] = None
+            return e.smallest_peak + self._limit - budget
+        return found.peak_bytes + self._limit - budget
+
+    def _smallest(self, batch: int, budget: int, effort: str) -> int:
+        try:
+            return self._plan(batch, budget, effort).peak_bytes
+        except InfeasibleBudget as e:
+            return e.smallest_peak + self._limit - self.budget(batch)
+
+    def budget(self, batch: int) -> int:
+        """Bytes that a plan may hold: the limit, minus rounding, the framework and workspaces of a GPU."""
+        e = self._estimate(batch)
+        products = e.workspace_bytes if e.overhead_bytes and e.phase != OPTIMIZER else 0
+        return self._limit - e.rounding_bytes - e.overhead_bytes - products
+
+    def _beside_steps(self, batch: int) -> int:
+        """Bytes of the optimizer's step, which no plan makes smaller."""
+        return dict(self._estimate(batch).phases).get(OPTIMIZER, 0)
+
+    def _plan(self, batch: int, budget: int, effort: str) -> Plan:
+        t = self.trace(batch)
+        options = replace(self._options, goal=Goal(budget=budget), effort=effort)
+        announce(options.progress, f"planning batch {batch} within {format_bytes(self._limit)}")
+        made = plan_graph(t.graph, options, finish=stages.group, bookkeeping=bookkeeping(t))
+        return replace(made, trace=t.with_graph(made.graph))
+
+    def trace(self, batch: int) -> Trace:
+        """The trace of a batch. Seconds are modelled for models on the meta device and for fake ones."""
+        if batch not in self._traces:
+            m, sample = self._model, self._model.make_sample(batch)
+            announce(self._options.progress, f"tracing batch {batch}")
+            args, kwargs = accept.sample(sample)
+            tensors = tree.flatten((args, kwargs))[0]
+            model = m.model
+            if any(t.is_meta and not is_fake(t) for t in [*model.parameters(), *tensors]):
+                t = twin(model, args, kwargs)
+                model, sample = t.model, t.kwargs or t.args
+            made = trace(model, sample, optimizer=m.optimizer, target=m.target, progress=self._options.progress)
+            self._traces[batch] = with_usual_workspace(made) if made.fake and m.target is None else made
+        return self._traces[batch]
+
+
+def with_usual_workspace(trace: Trace) -> Trace:
+    """A trace of fake tensors on the CPU, with the memory that its kernels usually take."""
+    sizes = []
+    for call in trace.lowered.calls:
+        node, size = call.node, 0
+        if call.kind == "aten" and node is not None and may_take_memory(node.target):
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            out = tensors_in(node.meta.get("val"))
+            found = kernel_call(node.target, args, kwargs, out, lambda _: None, 0.0)
+            size = 0 if found is None else found.usual
+        sizes.append(size)
+    graph = trace.graph
+    return trace.with_graph(graph.with_costs([op.seconds for op in graph.ops], sizes))

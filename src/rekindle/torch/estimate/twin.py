@@ -1,0 +1,134 @@
+"""A twin of a model and its sample, made of fake tensors: steps run on it take no memory and change nothing of the user's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from ...errors import UsageError
+from .. import accept
+from ..capture import tree
+from ..capture.attributes import tensors_in_attributes
+from ..capture.known_values import KnownValues
+from ..capture.private import FakeTensor, FakeTensorMode, fake_like, fake_mode_of, is_fake
+from ..costs.optimizers import innermost
+from ..run.own_forward import InPlaceOfForward
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Twin:
+    """Fake copies of a model, of the arguments of its call and of an optimizer, all on the CPU.
+
+    inputs : the fake tensors among the arguments. optimizer : the copy of the user's own; None: the user gave a class or name.
+    mode : the mode of the fake tensors. given, held : the real inputs and buffers, whose values forward may ask for; None: the
+        inputs have no values.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[torch.Tensor]
+    optimizer: Optimizer | None
+    mode: FakeTensorMode
+    given: list[torch.Tensor] | None
+    held: dict[str, torch.Tensor]
+
+    def known_values(self) -> KnownValues:
+        """A mode for one forward, that answers its questions about values of inputs and buffers."""
+        return KnownValues(self.inputs, self.given, tensors_in_attributes(self.model), self.held)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The distinct parameters that require grad."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+
+def twin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimizer: Any = None) -> Twin:
+    """The twin of a model and of one call. Planned modules become plain ones.
+
+    Raises
+    ------
+    UsageError : the model cannot be copied, or cannot be trained as it is; the message says what to do.
+    """
+    if next(model.parameters(), None) is not None:
+        accept.parameters(model, [])
+    tensors, spec = tree.flatten((args, kwargs))
+    held = tensors_in_attributes(model)
+    own = innermost(optimizer)
+    stepped = [] if own is None else [p for group in own.param_groups for p in group["params"]]
+    every = [*model.parameters(), *model.buffers(), *held.values(), *stepped, *tensors]
+    mode = fake_mode_of(every) or FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = _Fakes(mode)
+    for t in every:
+        fakes.of(t)
+    try:
+        with fakes:
+            copied, copied_optimizer = copy.deepcopy((model, own), fakes.memo)
+    except Exception as e:
+        raise UsageError(
+            f"{type(model).__name__} cannot be copied: copy.deepcopy fails with {type(e).__name__}: {e}. An estimate steps a "
+            "copy made of fake tensors, so that the model stays as it is; keep what cannot be copied outside of the module"
+        ) from e
+    for m in copied.modules():
+        if isinstance(m.__dict__.get("forward"), InPlaceOfForward):
+            m.__dict__["forward"].give_back(m)
+    inputs = [fakes.of(t) for t in tensors]
+    accept.parameters(copied, inputs)
+    copied_args, copied_kwargs = tree.unflatten(inputs, spec)
+    real = not any(t.is_meta or is_fake(t) for t in tensors)
+    values = {k: t for k, t in held.items() if not t.is_meta and not is_fake(t)}
+    return Twin(copied, copied_args, copied_kwargs, inputs, copied_optimizer, mode, tensors if real else None, values)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages of the tensors."""
+    return sum({id(s): s.nbytes() for t in tensors for s in [t.untyped_storage()]}.values())
+
+
+class _Fakes(TorchFunctionMode):
+    """Makes one fake tensor on the CPU of each tensor. While it is on, copy.deepcopy makes them of tensors that it meets.
+
+    memo : the fakes by id of their tensors, as copy.deepcopy takes them.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.memo: dict[int, Any] = {}
+        self._mode = mode
+
+    def of(self, t: torch.Tensor) -> Any:
+        if id(t) not in self.memo:
+            self.memo[id(t)] = self._made(t)
+        return self.memo[id(t)]
+
+    def _made(self, t: torch.Tensor) -> torch.Tensor:
+        if t.device.type == "cpu" and not is_fake(t):
+            return self._mode.from_tensor(t, static_shapes=True)
+        with torch.no_grad():
+            if is_fake(t) and t.device.type == "cpu":
+                made: Any = t.detach()
+            elif t.is_meta and not is_fake(t):  # tensors that share memory go on sharing it
+                made = fake_like(self._mode, t.detach(), CPU)
+            else:
+                bare = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+                made = fake_like(self._mode, bare, CPU)
+        if isinstance(t, nn.Parameter):
+            return nn.Parameter(made, requires_grad=t.requires_grad)
+        return made.requires_grad_(t.requires_grad)  # type: ignore[no-any-return]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__ and not isinstance(args[0], FakeTensor):
+            t, memo = args
+            # numbers, such as an optimizer's count of steps, keep their values
+            memo[id(t)] = self.of(t) if t.dim() or t.is_meta else t.detach().clone()
+            return memo[id(t)]
+        return func(*args, **(kwargs or {}))

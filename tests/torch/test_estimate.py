@@ -1,0 +1,267 @@
+"""`rekindle.estimate` and `rekindle.largest_batch` beside measured steps of an eager loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rekindle
+from command_line import Ran
+from rekindle.errors import TraceError, UsageError
+from rekindle.estimates.estimate import PARTS
+from rekindle.torch.capture.loss import default_loss
+from rekindle.torch.capture.private import FakeTensorMode
+from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.estimate.other_batches import OtherBatches
+
+MIB = 2**20
+
+
+class Denoiser(nn.Module):
+    """Convolutions, batch norm, dropout, a skip connection, and a loss whose kernel computes in a larger storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+        self.mid = nn.Sequential(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.Dropout(0.2), nn.GELU())
+        self.up = nn.Conv2d(48, 3, 3, padding=1)
+
+    def forward(self, x: Tensor, clean: Tensor) -> Tensor:
+        a = self.down(x)
+        b = F.interpolate(self.mid(a), scale_factor=2.0)
+        return F.mse_loss(self.up(torch.cat([a, b], 1)), clean)
+
+
+class Tied(nn.Module):
+    """A recurrent language model whose head shares the embedding's weight."""
+
+    def __init__(self, vocab: int = 2000) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.head = nn.Embedding(vocab, 64), nn.LSTM(64, 64), nn.Linear(64, vocab, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.lstm(self.embed(ids))[0]).flatten(0, 1), ids.flatten())
+
+
+class Wide(nn.Module):
+    """More parameters than activations: the peak is in the optimizer's step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(400, 400) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def denoiser() -> tuple[nn.Module, Any]:
+    return Denoiser(), (torch.randn(4, 3, 64, 64), torch.randn(4, 3, 64, 64))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "denoiser": denoiser,
+    "tied": lambda: (Tied(), torch.randint(2000, (20, 8))),
+    "encoder": lambda: (nn.TransformerEncoderLayer(64, 4, 256, 0.1, batch_first=True), torch.randn(8, 50, 64)),
+    "wide": lambda: (Wide(), torch.randn(4, 400)),
+}
+
+
+def measured(model: nn.Module, sample: Any, kept: bool = False) -> int:
+    """Bytes of the second step of an eager loop that holds its results, everything included."""
+    args = sample if isinstance(sample, tuple) else (sample,)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        result = model(*args)
+        loss = default_loss(result)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    step()
+    if not kept:
+        optimizer.zero_grad()
+    state = [t for s in optimizer.state.values() for t in s.values()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    held = [*model.parameters(), *model.buffers(), *args, *state, *gradients]
+    before = sum({t.data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+    return before + allocator_peak(step).peak_bytes
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_estimate_is_what_a_step_takes(name: str, kept: bool) -> None:
+    model, sample = MODELS[name]()
+    found = rekindle.estimate(model, sample, gradients="kept" if kept else "none", progress=False)
+    assert found.peak_bytes == pytest.approx(measured(model, sample, kept), rel=0.01)
+    assert found.peak_bytes == sum(getattr(found, field) for _, field in PARTS)
+    assert found.peak_bytes == dict(found.phases)[found.phase] == max(dict(found.phases).values())
+    assert min(getattr(found, field) for _, field in PARTS) >= 0
+    assert found.parameter_bytes == sum(p.numel() * 4 for p in model.parameters())
+
+
+def test_where_the_peak_is() -> None:
+    assert rekindle.estimate(*MODELS["wide"](), progress=False).phase == "optimizer step"
+    found = rekindle.estimate(*MODELS["denoiser"](), progress=False)
+    assert found.phase != "optimizer step"
+    assert any(x in found.op for x in ("down", "mid", "up"))
+    assert len(found.modules) <= 10
+    assert found.modules[0].saved_bytes == max(m.saved_bytes for m in found.modules)
+    assert {"down.0", "down.1"} <= {m.path for m in found.modules}
+    assert 0 < found.floor_bytes <= found.peak_bytes
+
+
+def test_the_model_and_the_random_state_stay_as_they_are() -> None:
+    model, sample = denoiser()
+    model.eval()
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    attributes = {k: list(m.__dict__) for k, m in model.named_modules()}
+    rekindle.estimate(model, sample, progress=False)
+    assert all(torch.equal(x, before[k]) for k, x in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert {k: list(m.__dict__) for k, m in model.named_modules()} == attributes
+    assert all(p.grad is None for p in model.parameters())
+    assert not model.training
+
+
+def test_the_meta_device_and_fake_tensors_give_the_same() -> None:
+    model, sample = denoiser()
+    real = rekindle.estimate(model, sample, progress=False)
+    on_meta = rekindle.estimate(copy.deepcopy(model).to("meta"), tuple(t.to("meta") for t in sample), progress=False)
+    mixed = rekindle.estimate(copy.deepcopy(model).to("meta"), sample, progress=False)
+    with FakeTensorMode():
+        fake = denoiser()
+    faked = rekindle.estimate(*fake, progress=False)
+    assert real.peak_bytes == on_meta.peak_bytes == mixed.peak_bytes == faked.peak_bytes
+
+
+def test_optimizers() -> None:
+    model, sample = MODELS["wide"]()
+    size = sum(p.numel() * 4 for p in model.parameters())
+    stepped = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for given, state in (("sgd", 0), (stepped, size), (torch.optim.SGD, 0), (None, 0)):
+        found = rekindle.estimate(model, sample, given, progress=False)
+        assert found.optimizer_bytes == state
+        assert ("optimizer step" in dict(found.phases)) == (given is not None)
+    assert not stepped.state
+    found = rekindle.estimate(model, sample, "lbfgs", progress=False)  # its step needs a closure
+    assert any("not counted" in note for note in found.notes)
+
+
+def test_a_gpu_counts_rounding_and_the_framework() -> None:
+    model, sample = MODELS["encoder"]()
+    here, there = (rekindle.estimate(model, sample, target=t, progress=False) for t in (None, "h200"))
+    assert here.rounding_bytes == here.overhead_bytes == 0
+    assert there.overhead_bytes > 0
+    assert there.rounding_bytes > 0
+    assert there.activation_bytes < here.activation_bytes  # masks of dropout are bytes
+    assert there.band is None
+    assert any("not counted" in note for note in there.notes)
+
+
+def test_a_planned_model_is_estimated_plain() -> None:
+    model, sample = MODELS["denoiser"]()
+    plain = rekindle.estimate(model, sample, progress=False)
+    plan = rekindle.plan(rekindle.trace(model, sample, progress=False), 1.0, solver="none", progress=False)
+    rekindle.apply(model, plan)
+    assert rekindle.estimate(model, sample, progress=False).peak_bytes == plain.peak_bytes
+    assert hasattr(model.forward, "plan")
+
+
+class Fails(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :3])
+
+
+def test_errors_name_what_is_wrong() -> None:
+    model, sample = Wide(), torch.randn(2, 400)
+    with pytest.raises(TraceError, match="test_estimate"):
+        rekindle.estimate(Fails(4, 2), torch.randn(2, 4), progress=False)
+    with pytest.raises(UsageError, match="gradients"):
+        rekindle.estimate(model, sample, gradients="some")
+    with pytest.raises(UsageError, match="unknown"):
+        rekindle.estimate(model, sample, "adamx")
+    with pytest.raises(UsageError, match="unknown"):
+        rekindle.estimate(model, sample, target="h900")
+    with pytest.raises(UsageError, match="make_sample"):
+        rekindle.largest_batch(model, sample, "1GiB")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="fraction"):
+        rekindle.largest_batch(model, lambda b: sample, 0.5)  # type: ignore[arg-type]
+
+
+def test_a_loss_of_the_users_own() -> None:
+    model, sample = Wide(), torch.randn(512, 400)
+    summed = rekindle.estimate(model, sample, None, progress=False)
+    squared = rekindle.estimate(model, sample, None, loss=lambda out: out.pow(2).mean(), progress=False)
+    assert squared.activation_bytes > summed.activation_bytes
+
+
+def test_the_largest_batch_is_the_largest() -> None:
+    torch.manual_seed(0)
+    model, budget = Denoiser(), 24 * MIB
+
+    def make(batch: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(batch, 3, 64, 64), torch.randn(batch, 3, 64, 64)
+
+    found = rekindle.largest_batch(model, make, budget, effort="quick", progress=False)
+    assert 0 < found.plain < found
+    assert measured(copy.deepcopy(model), make(found.plain)) <= budget
+    assert measured(copy.deepcopy(model), make(found.plain + 1)) > budget
+    for batch, fits in ((int(found), True), (found + 1, False)):
+        trace = rekindle.trace(model, make(batch), optimizer="adamw", progress=False)
+        if fits:
+            assert rekindle.plan(trace, budget, effort="quick", progress=False).peak_bytes <= budget
+        else:
+            with pytest.raises(rekindle.InfeasibleBudget):
+                rekindle.plan(trace, budget, effort="quick", progress=False)
+    assert found.plan is not None
+    assert found.plan.peak_bytes <= budget
+    assert found.overhead == found.plan.overhead
+    assert [r.fits for r in found.rows] == sorted(
+        (r.fits for r in found.rows), key=["plain", "with a plan", "no"].index
+    )
+
+
+def test_other_batches_repeat_the_examples() -> None:
+    ids, mask, scale = torch.arange(6).reshape(3, 2), torch.ones(3, 2), torch.ones(())
+    others = OtherBatches({"ids": ids, "mask": mask, "scale": scale})
+    assert (others.batch, others.resized) == (3, 2)
+    made = others(5)
+    assert torch.equal(made["ids"], torch.cat([ids, ids[:2]]))
+    assert made["scale"] is scale
+    assert OtherBatches(ids)(2).shape == (2, 2)
+    assert isinstance(OtherBatches((ids,))(4), tuple)
+    with pytest.raises(UsageError, match="dimension"):
+        OtherBatches(scale)
+
+
+def test_the_command(capfd: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    ran = Ran(capfd, "estimate", "zoo:lstm", "--batch", 2, "--target", "h200", "--json")
+    assert ran.code == 0
+    assert ran.document["format"] == "rekindle.estimate/1"
+    assert (ran.document["device"], ran.document["optimizer"]) == ("h200", "adamw")
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\n"
+        "def make():\n    return torch.nn.Linear(8, 8), torch.randn(3, 8)\n"
+        "def sized(batch=3):\n    return torch.nn.Linear(8, 8), torch.randn(batch, 8)\n"
+    )
+    ran = Ran(capfd, "estimate", f"{file}:sized", "--device", "64KiB", "--batch", 7, "--no-plans", "--json")
+    assert ran.code == 0
+    rows = {r["batch"]: r for r in ran.document["batches"]}
+    assert rows[7]["plain_bytes"] == ran.document["peak_bytes"]
+    assert ran.document["largest_batch"] == ran.document["largest_batch_plain"] > 7
+    ran = Ran(capfd, "estimate", f"{file}:make", "--device", "64KiB")
+    assert ran.code == 0
+    assert "the batch is the first dimension, 3, of 1 of the sample's 1 tensors" in ran.out
+    assert "with one" in ran.out or "no larger one with a plan" in ran.out
+    assert Ran(capfd, "estimate", f"{file}:make", "--device", "0.5").code == 2
+    assert Ran(capfd, "estimate", "zoo:nothing").code == 2
