@@ -36,6 +36,15 @@ def without_torch() -> int:
     return judged.peak_bytes
 
 
+def will_it_fit(model: nn.Module, sample: torch.Tensor) -> int:
+    estimate: rekindle.Estimate = rekindle.estimate(model, sample, optimizer="adamw")
+    batch: rekindle.LargestBatch = rekindle.largest_batch(
+        model, lambda n: torch.randn(n, 64), budget="24GiB", optimizer="adamw"
+    )
+    print(estimate)
+    return int(batch)
+
+
 def errors(model: nn.Module, sample: dict[str, torch.Tensor]) -> str:
     try:
         rekindle.checkpoint(model, sample, minimize="memory")
