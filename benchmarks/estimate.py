@@ -90,6 +90,9 @@ def main() -> None:
             print(f"{name:32} FAILED {type(e).__name__}: {e}", flush=True)
             continue
         rows.append(r)
+        if not asked.no_file:
+            with path_of("estimate.jsonl").open("a", encoding="utf-8") as out:
+                out.write(json.dumps(r) + "\n")
         print(
             f"{name:32} {optimizer:>12} {r['gradients']:>5} {format_bytes(r['estimated_bytes']):>10} "
             f"{format_bytes(r['measured_bytes']):>10} {100 * r['error']:+8.3f} %  {r['phase']:>14}  {r['seconds']:5.1f} s",
@@ -98,9 +101,6 @@ def main() -> None:
         gc.collect()
     errors = [r["error"] for r in rows]
     print(f"{len(rows)} models: {100 * min(errors):+.2f} % to {100 * max(errors):+.2f} %")
-    if not asked.no_file:
-        with path_of("estimate.jsonl").open("a", encoding="utf-8") as out:
-            out.writelines(json.dumps(r) + "\n" for r in rows)
 
 
 if __name__ == "__main__":

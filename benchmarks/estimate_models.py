@@ -16,13 +16,15 @@ Made = tuple[nn.Module, Any]
 MODELS: dict[str, Callable[[], Made]] = {}
 
 ZOO: dict[str, dict[str, Any]] = {
-    "resnet18": {"batch": 8}, "resnet50": {"batch": 4}, "vgg11": {"batch": 2}, "alexnet": {"batch": 32},
+    "resnet18": {"batch": 8}, "resnet50": {"batch": 4}, "vgg11": {"batch": 1}, "alexnet": {"batch": 16},
     "densenet121": {"batch": 2}, "inception_v3": {"batch": 2}, "mobilenet_v3": {"batch": 8}, "efficientnet_b4": {"batch": 1},
-    "unet": {"batch": 2}, "unet3d": {"batch": 1}, "gpt": {"batch": 8}, "lstm": {"batch": 32}, "lstm_unrolled": {},
-    "vit_b16": {"batch": 4}, "swin_b": {"batch": 1}, "convnext_b": {"batch": 1}, "moe": {"batch": 1}, "mamba": {"batch": 1},
-    "dit": {"batch": 2}, "nasnet_cifar10": {"batch": 4}, "deeplabv3": {"batch": 1},
-    "gpt2_small": {"batch": 2, "length": 256}, "bert_large": {"batch": 2, "layers": 3, "length": 256},
-    "t5_base": {"batch": 2, "layers": 2}, "llama_1b": {"batch": 1, "layers": 2, "length": 256, "vocab": 8000},
+    "unet": {"batch": 2}, "unet3d": {"batch": 1, "image": 64}, "gpt": {"batch": 8}, "lstm": {"batch": 32}, "lstm_unrolled": {},
+    "vit_b16": {"batch": 2}, "swin_b": {"batch": 1}, "convnext_b": {"batch": 1},
+    "moe": {"batch": 1, "layers": 3, "d": 256, "mlp": 1024, "heads": 4, "length": 256, "vocab": 5000},
+    "mamba": {"batch": 1, "layers": 3, "d": 256, "length": 512, "vocab": 5000}, "dit": {"batch": 2, "layers": 4},
+    "nasnet_cifar10": {"batch": 4, "cells": 2}, "deeplabv3": {"batch": 1, "image": 128},
+    "gpt2_small": {"batch": 1, "length": 128, "layers": 4}, "bert_large": {"batch": 1, "layers": 2, "length": 128},
+    "t5_base": {"batch": 2, "layers": 2}, "llama_1b": {"batch": 1, "layers": 1, "length": 256, "vocab": 8000},
 }  # fmt: skip
 MODELS |= {name: partial(zoo.load, name, **options) for name, options in ZOO.items()}
 
@@ -38,7 +40,7 @@ def _timm(name: str) -> Made:
 
     model = timm.create_model(name, pretrained=False, drop_rate=0.1)
     size = model.pretrained_cfg["input_size"]
-    return model, torch.randn(4, *size)
+    return model, torch.randn(2, *size)
 
 
 MODELS |= {f"timm:{name}": partial(_timm, name) for name in TIMM}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,47 +11,67 @@ from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
 
 MOST_BATCH = 2**20
+STEP_RATIO = 1.25  # where a quick search said too little, as far above what fits the next batch is asked for
 BY_LINE_MOST = 12  # batches that are tried where a line through two others meets the limit; then halving goes on
 
 
-def largest(need: Callable[[int], int], limit: int, first: int, most: int = MOST_BATCH) -> int:
+def largest(
+    need: Callable[[int], int], limit: int, first: int, most: int = MOST_BATCH, about: Mapping[int, int] | None = None
+) -> int:
     """The largest batch that needs at most `limit` bytes, where batch + 1 needs more; 0: none fits.
 
     Memory is nearly affine in the batch: the line through the two nearest batches tells which one to try next, until two
     neighbours are found of which one fits and the other does not. Each batch is asked for once.
 
-    need : the bytes of a batch, rising with it. first : the batch to begin with. most : no larger batch is asked for.
+    need : the bytes of a batch, rising with it. first : the batch to begin with. most : no larger batch is asked for. about :
+    bytes of some batches by a quicker way, which say where to look; what `need` says of a batch that fits is then believed no
+    further.
 
     >>> largest(lambda b: 1000 + 10 * b, 1995, first=8)
     99
     """
-    known: dict[int, int] = {}
+    asked: dict[int, int] = {}
     fits, too_large = 0, most + 1
     batch = min(max(1, first), most)
     while True:
-        known[batch] = need(batch)
-        if known[batch] <= limit:
+        asked[batch] = need(batch)
+        if asked[batch] <= limit:
             fits = max(fits, batch)
         else:
             too_large = min(too_large, batch)
         if too_large - fits <= 1:
             return fits
-        batch = _next(known, limit, fits, too_large)
+        batch = _next(asked, about or {}, limit, fits, too_large)
 
 
-def _next(known: dict[int, int], limit: int, fits: int, too_large: int) -> int:
+def _next(asked: Mapping[int, int], about: Mapping[int, int], limit: int, fits: int, too_large: int) -> int:
     """A batch strictly between one that fits and one that does not."""
-    if len(known) > BY_LINE_MOST:
-        return (fits + too_large) // 2
-    if len(known) == 1:
-        only = next(iter(known))
-        return min(max(2 * only if fits else only // 2, fits + 1), too_large - 1)
-    a, b = sorted(sorted(known, key=lambda x: abs(known[x] - limit))[:2])
-    slope = (known[b] - known[a]) / (b - a)
-    if slope <= 0:
-        return min(2 * b, (b + too_large) // 2) if fits == b else (fits + too_large) // 2
-    guess = a + int((limit - known[a]) / slope)
-    return min(max(guess, fits + 1), too_large - 1)
+
+    def inside(batch: int) -> int:
+        return min(max(batch, fits + 1), too_large - 1)
+
+    if len(asked) > BY_LINE_MOST:
+        return inside((fits + too_large) // 2)
+    over = {b: x for b, x in asked.items() if x > limit}
+    points = over if about else asked
+    if len(points) > 1:
+        a, slope = _line(points, limit)
+        return inside(a + int((limit - points[a]) // slope)) if slope > 0 else inside((fits + too_large) // 2)
+    if about and over:
+        (batch, size), = over.items()
+        slope = _line(about, limit)[1] if len(about) > 1 else size / batch
+        return inside(batch + int((limit - size) // slope)) if slope > 0 else inside((fits + too_large) // 2)
+    if over:
+        return inside(too_large // 2)
+    if about:
+        return inside(fits + 1 if len(asked) == 1 else int(STEP_RATIO * fits) + 1)
+    return inside(2 * fits)
+
+
+def _line(points: Mapping[int, int], limit: int) -> tuple[int, float]:
+    """(the batch nearest to the limit, bytes per example by the line through it and the next nearest one)."""
+    a, b = sorted(points, key=lambda x: abs(points[x] - limit))[:2]
+    return a, (points[b] - points[a]) / (b - a)
 
 
 @dataclass(frozen=True)

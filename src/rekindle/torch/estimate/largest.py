@@ -109,6 +109,4 @@ def _with_plan(batches: PlannedBatches, limit: int, plain: int) -> int:
         return quick[batch]
 
     guess = largest(at_least, limit, max(1, 2 * plain))
-    if batches.need(max(1, guess)) > limit and guess > 1:
-        return largest(batches.need, limit, guess - 1, most=guess - 1)
-    return largest(batches.need, limit, max(1, guess))
+    return largest(batches.need, limit, max(1, guess), about=quick)

@@ -44,12 +44,13 @@ class PlannedBatches:
     def __init__(self, model: Model, limit: int, options: PlanOptions, estimate: Callable[[int], Estimate]) -> None:
         self._model, self._limit, self._options, self._estimate = model, limit, options, estimate
         self._traces: dict[int, Trace] = {}
+        self._smallests: dict[int, int] = {}
         self.plans: dict[int, Plan | None] = {}
         self.needs: dict[int, int] = {}
 
     def at_least(self, batch: int) -> int:
         """Bytes of the smallest budget that a quick search keeps at this batch, or that the optimizer's step takes."""
-        return max(self._smallest(batch, 1, "quick"), self._beside_steps(batch))
+        return max(self._smallest(batch), self._beside_steps(batch))
 
     def need(self, batch: int) -> int:
         """At most the limit if a plan for this batch fits; else the bytes of the smallest budget that is known to be kept."""
@@ -73,11 +74,15 @@ class PlannedBatches:
             return e.smallest_peak + self._limit - budget
         return found.peak_bytes + self._limit - budget
 
-    def _smallest(self, batch: int, budget: int, effort: str) -> int:
-        try:
-            return self._plan(batch, budget, effort).peak_bytes
-        except InfeasibleBudget as e:
-            return e.smallest_peak + self._limit - self.budget(batch)
+    def _smallest(self, batch: int) -> int:
+        """Bytes of the smallest budget that a quick search keeps: it is asked for less than can be kept."""
+        if batch not in self._smallests:
+            try:
+                found = self._plan(batch, 1, "quick").peak_bytes
+            except InfeasibleBudget as e:
+                found = e.smallest_peak
+            self._smallests[batch] = found + self._limit - self.budget(batch)
+        return self._smallests[batch]
 
     def budget(self, batch: int) -> int:
         """Bytes that a plan may hold: the limit, minus rounding, the framework and workspaces of a GPU."""
