@@ -90,3 +90,21 @@ def test_parameters_and_the_optimizers_state_are_no_matter_of_a_plan() -> None:
     said = " ".join(e.remarks)
     assert "no plan for activations lowers them" in said
     assert "the optimizer's state 8.0 MiB" in said
+
+
+class SameSizes(nn.Module):
+    """As many classes as hidden units: the logits have the size of hidden layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(layer for _ in range(2) for layer in (nn.Linear(128, 128), nn.GELU())))
+        self.head = nn.Linear(128, 128)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(self.layers(x)), y)
+
+
+def test_hidden_layers_of_the_size_of_the_logits_are_no_logits() -> None:
+    plan = planned(SameSizes(), {"x": torch.randn(1024, 128), "y": torch.randint(128, (1024,))}, max_overhead=0.0)
+    words = " ".join(str(plan.explain()).split())
+    assert "logits 1024×128, 512.0 KiB, 2 times at once" in words

@@ -73,6 +73,28 @@ def test_a_plain_step_runs_after_a_capture(kept: str) -> None:
     m(x).sum().backward()
 
 
+def test_a_function_that_is_defined_later(kept: str) -> None:
+    """As in a cell of a notebook, which is run between two plans."""
+    x = torch.randn(8, 16)
+    rekindle.trace(model(kept), x)
+
+    class Later(nn.Module):
+        @functools.lru_cache(maxsize=1)  # noqa: B019
+        def turned(self, n: int) -> torch.Tensor:
+            return torch.arange(float(n)).cos()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.turned(x.shape[-1]) + globals()["rope"](x.shape[-1])).sum()
+
+    globals()["rope"] = functools.lru_cache(maxsize=1)(lambda n: torch.arange(float(n)).sin())
+    try:
+        later, x = Later(), x.requires_grad_()
+        rekindle.trace(later, x)
+        later(x).backward()
+    finally:
+        del globals()["rope"]
+
+
 def test_a_plan_from_a_file_serves_the_second_call_of_a_new_process(kept: str, tmp_path: Path) -> None:
     m, x = model(kept), torch.randn(8, 16)
     twin = copy.deepcopy(m)

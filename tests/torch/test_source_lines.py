@@ -12,7 +12,7 @@ from torch import nn
 import rekindle
 from rekindle.torch.capture.source_lines import short_file
 
-FILE = "/".join(Path(__file__).parts[-2:])
+FILE = Path(__file__).name  # a module of its own, in no package
 
 
 class Block(nn.Module):
@@ -80,5 +80,10 @@ def test_the_line_changes_no_graph_and_no_file_of_an_old_version() -> None:
 
 
 def test_files_are_named_without_the_folders_of_the_machine() -> None:
-    assert short_file("/home/me/secret/models/net.py") == "models/net.py"
-    assert short_file("net.py") == "net.py"
+    assert short_file("/home/alice/net.py", "__main__") == short_file("/home/alice/net.py", "net") == "net.py"
+    assert short_file("/home/alice/models/net.py", "models.net") == "models/net.py"
+    assert short_file("/home/alice/site-packages/a/b/net.py", "a.b.net") == "b/net.py"
+    assert short_file("/home/alice/models/__init__.py", "models") == "models/__init__.py"
+    assert short_file(r"C:\Users\alice\train.py", "__main__") == "train.py"
+    assert short_file("/tmp/ipykernel_4711/338.py", "__main__") == "338.py"
+    assert short_file("/train.py", "__main__") == short_file("train.py", "pkg.train") == "train.py"

@@ -11,6 +11,7 @@ LOSSES = (
     "soft_margin_loss", "kl_div", "ctc_loss", "multi_margin_loss",
 )  # fmt: skip
 BEFORE_A_LOSS = ("_log_softmax", "_to_copy", "clone", "constant_pad_nd", "convert_element_type")
+BEHIND_A_LOSS = "_log_softmax_backward_data"
 SOFTMAX = ("_softmax", "_safe_softmax")
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
 
@@ -18,6 +19,14 @@ PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul")
 def is_loss(target: str) -> bool:
     """Whether the operator is a loss, forward or backward."""
     return any(loss in operator_name(target) for loss in LOSSES) if target else False
+
+
+def loss_and_gradients(graph: Graph) -> frozenset[int]:
+    """The losses of a step and the ops of their backward, back to the gradient of the logits."""
+    found = {i for i, op in enumerate(graph.ops) if is_loss(op.target)}
+    if found:
+        found |= {i for i, op in enumerate(graph.ops) if operator_name(op.target) == BEHIND_A_LOSS}
+    return frozenset(found)
 
 
 def loss_ops(graph: Graph) -> frozenset[int]:

@@ -11,7 +11,7 @@ from ..printed import name
 from ..sizes import format_bytes, of_bytes
 from .holders import RESIDENT, Holder
 from .holding import FORWARD, GRADIENT, RECOMPUTED, RUNNING, SAVED, WORKSPACE, Held, Peak
-from .loss import dimensions, is_loss, scores_ops
+from .loss import dimensions, loss_and_gradients, scores_ops
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def remarks(
     most = next((h for h in largest if h.role != RESIDENT), None)
     if most is not None and not found[-1].startswith(AT_THE_LOSS):
         held = f"{name(most.words)}: {_bytes(most)}, {ROLES[most.role]}"
-        found.insert(1, f"Of the activations, most is held by {held}.")
+        found.insert(1, f"The largest holder of activations is {held}.")
     found += _floor(graph, planned, own)
     found.append(resident_words(graph.resident_bytes, planned.bytes, state_bytes))
     return tuple(sentence for sentence in found if sentence)
@@ -80,14 +80,14 @@ def _where(graph: Graph, plain: Peak, planned: Peak) -> str:
 
 def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int) -> list[str]:
     """The loss as the holder: what it makes or reads, and gradients of the same size."""
-    losses = [i for i, op in enumerate(graph.ops) if is_loss(op.target)]
+    losses = loss_and_gradients(graph)
     read = {v for i in (*loss, *losses) for v in graph.ops[i].inputs}
-    held = [h for h in p.held if h.op in loss or is_loss(graph.ops[h.op].target) or h.value in read]
+    held = [h for h in p.held if h.op in loss or h.op in losses or h.value in read]
     if not held or sum(h.bytes for h in held) < SETTINGS.loss_least * own:
         return []
     biggest = max(held, key=lambda h: h.bytes)
-    sized = [h for h in p.held if h.bytes == biggest.bytes]
-    total = sum(h.bytes for h in {*held, *sized})
+    sized = [h for h in held if h.bytes == biggest.bytes]
+    total = sum(h.bytes for h in held)
     shape = dimensions(graph.ops[biggest.op].shape)
     what = f"logits {'×'.join(map(str, shape))}" if len(shape) > 1 else "its inputs"
     times = f", {len(sized)} times at once" if len(sized) > 1 else ""
@@ -118,11 +118,13 @@ def _workspace(graph: Graph, p: Peak, own: int) -> list[str]:
 
 
 def _floor(graph: Graph, p: Peak, own: int) -> list[str]:
-    """Says that one op alone needs the peak: no schedule goes lower."""
-    if p.op is None or own > SETTINGS.floor_most * working_set(graph, p.op):
+    """Says that one op alone needs the peak, or nearly: no schedule goes below what it needs."""
+    alone = 0 if p.op is None else working_set(graph, p.op)
+    if not alone or own > SETTINGS.floor_most * alone:
         return []
+    much = "that much" if own == alone else f"{of_bytes(alone, own)}"
     return [
-        "This op alone needs that much, its inputs and outputs at once: no schedule goes lower, only a split of the op."
+        f"This op alone needs {much}, its inputs and outputs at once: no schedule goes below that, only a split of the op."
     ]
 
 

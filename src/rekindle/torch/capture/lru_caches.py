@@ -21,24 +21,22 @@ _OWN = ("torch", "rekindle")  # packages whose caches are their own affair
 _CLOSURES_DEEP = 2  # decorators around a cache that are looked through; a guess
 
 
-class _OfFiles:
-    """The caches that loaded Python files define, as functions, as methods, or inside of decorated ones."""
+class _OfLibraries:
+    """The caches that the files of installed packages define."""
 
     def __init__(self) -> None:
         self._files = 0  # that were loaded when they were looked through
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def all(self) -> list[Any]:
-        """Every cache; the files are looked through again if new ones were loaded."""
+        """Every cache; the files, thousands of them, are looked through again only if new ones were loaded."""
         if self._files != len(sys.modules):
             self._files = len(sys.modules)
-            modules = [m for name, m in sys.modules.items() if name.partition(".")[0] not in _OWN]
-            tables = [vars(m) for m in modules if isinstance(m, types.ModuleType)]
-            self._caches = weakref.WeakSet(c for t in tables for x in list(t.values()) for c in _in_definition(x))
+            self._caches = weakref.WeakSet(_in_files(libraries=True))
         return list(self._caches)
 
 
-_of_files = _OfFiles()
+_of_libraries = _OfLibraries()
 
 
 def emptied(model: nn.Module) -> bool:
@@ -46,12 +44,34 @@ def emptied(model: nn.Module) -> bool:
 
     A plain step would fail on such tensors. A function that kept one keeps a real tensor after the first plain step, and
     later steps do not compute it again: their graph is another one.
+
+    The user's own files, and the classes of the model's modules, are looked through at each call: a cell of a notebook may
+    have defined a function since.
     """
-    of_model = [c for m in model.modules() for x in list(vars(m).values()) for c in _in_function(x)]
-    filled = [c for c in [*_of_files.all(), *of_model] if _holds_traced(gc.get_referents(c))]
+    kinds = {kind for m in model.modules() for kind in type(m).__mro__ if _package(kind.__module__) not in _OWN}
+    held = [x for m in model.modules() for x in list(vars(m).values())]
+    own = [*_in_files(libraries=False), *(c for x in [*kinds, *held] for c in _in_definition(x))]
+    filled = [c for c in [*_of_libraries.all(), *own] if _holds_traced(gc.get_referents(c))]
     for c in filled:
         c.cache_clear()
     return bool(filled)
+
+
+def _in_files(libraries: bool) -> Iterator[Any]:
+    """Caches in the loaded files: those of installed packages and of Python itself, or all others."""
+    for name, file in list(sys.modules.items()):
+        if isinstance(file, types.ModuleType) and _package(name) not in _OWN and _is_library(file) == libraries:
+            for x in list(vars(file).values()):
+                yield from _in_definition(x)
+
+
+def _is_library(file: types.ModuleType) -> bool:
+    where = getattr(file, "__file__", None) or ""
+    return "-packages" in where or _package(file.__name__) in sys.stdlib_module_names
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _in_definition(x: Any) -> Iterator[Any]:

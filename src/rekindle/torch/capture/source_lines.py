@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 from functools import lru_cache
 from types import CodeType
@@ -12,7 +12,7 @@ from ...printed import printable
 _LIBRARIES = frozenset(("torch", "rekindle")) | sys.stdlib_module_names
 _END = "rekindle.torch.capture.attempts"  # its frames call the capture: what is above them runs the capture
 _ZOO = "rekindle.zoo"  # models like the user's own
-PARTS = 2  # of a file's path that are kept
+PARTS_MOST = 2  # of a file's path that are kept
 
 
 def line_now() -> str:
@@ -35,13 +35,15 @@ def _kind(code: CodeType, module: str) -> str | None:
     if module == _END:
         return ""
     is_library = module.partition(".")[0] in _LIBRARIES and not module.startswith(_ZOO)
-    return None if is_library or code.co_filename.startswith("<") else short_file(code.co_filename)
+    return None if is_library or code.co_filename.startswith("<") else short_file(code.co_filename, module)
 
 
-def short_file(path: str) -> str:
-    """The last two parts of a file's path, so that no folder of the user's machine is told.
+def short_file(path: str, module: str) -> str:
+    """A file as its module names it, so that no folder of the user's machine is told.
 
-    >>> short_file("/home/me/project/models/train.py")
-    'models/train.py'
+    >>> short_file("/home/me/train.py", "__main__"), short_file("/home/me/project/models/train.py", "project.models.train")
+    ('train.py', 'models/train.py')
     """
-    return printable("/".join(path.replace(os.sep, "/").split("/")[-PARTS:]))
+    parts = re.split(r"[/\\]", path)
+    inside = module.count(".") + 1 + (parts[-1] == "__init__.py")  # parts of the path that the module's name holds
+    return printable("/".join(parts[-min(PARTS_MOST, inside) :]))
