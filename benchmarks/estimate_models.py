@@ -22,7 +22,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "vit_b16": {"batch": 2}, "swin_b": {"batch": 1}, "convnext_b": {"batch": 1},
     "moe": {"batch": 1, "layers": 3, "d": 256, "mlp": 1024, "heads": 4, "length": 256, "vocab": 5000},
     "mamba": {"batch": 1, "layers": 3, "d": 256, "length": 512, "vocab": 5000}, "dit": {"batch": 2, "layers": 4},
-    "nasnet_cifar10": {"batch": 4, "cells": 2}, "deeplabv3": {"batch": 1, "image": 128},
+    "nasnet_cifar10": {"batch": 4, "cells": 2}, "deeplabv3": {"batch": 2, "image": 128},
     "gpt2_small": {"batch": 1, "length": 128, "layers": 4}, "bert_large": {"batch": 1, "layers": 2, "length": 128},
     "t5_base": {"batch": 2, "layers": 2}, "llama_1b": {"batch": 1, "layers": 1, "length": 256, "vocab": 8000},
 }  # fmt: skip

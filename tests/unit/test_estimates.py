@@ -87,8 +87,8 @@ def test_no_batch_fits() -> None:
 
 
 def test_rows_say_how_a_batch_fits() -> None:
-    assert BatchRow.of(4, 10, 10, None).fits == "plain"
-    assert BatchRow.of(5, 11, 10, None).fits == "no"
+    assert BatchRow.of(4, 10, 10, None, None).fits == "plain"
+    assert BatchRow.of(5, 11, 10, None, None).fits == "no"
 
 
 @given(st.integers(0, 2**40))

@@ -78,8 +78,9 @@ def _line(points: Mapping[int, int], limit: int) -> tuple[int, float]:
 class BatchRow:
     """One batch beside a budget.
 
-    plain_bytes : estimated peak of the plain step. planned_bytes : peak of a plan within the budget; None: there is none, or
-    none is needed. overhead : the plan's extra seconds / plain seconds.
+    plain_bytes : estimated peak of the plain step. planned_bytes : peak of a planned one within the budget, with its results
+    held; None: there is none, or none is needed. overhead : the plan's extra seconds / plain seconds. fits : "plain", "with a
+    plan" or "no".
     """
 
     batch: int
@@ -89,13 +90,13 @@ class BatchRow:
     fits: str
 
     @classmethod
-    def of(cls, batch: int, plain_bytes: int, budget: int, plan: Plan | None) -> BatchRow:
-        """The row of a batch. plan : within the budget; None: none was found, or none is needed."""
+    def of(cls, batch: int, plain_bytes: int, budget: int, plan: Plan | None, planned_bytes: int | None) -> BatchRow:
+        """The row of a batch. plan : within the budget; None: none was found, or none was looked for."""
         if plain_bytes <= budget:
             return cls(batch, plain_bytes, None, None, "plain")
         if plan is None:
             return cls(batch, plain_bytes, None, None, "no")
-        return cls(batch, plain_bytes, plan.peak_bytes, plan.overhead, "with a plan")
+        return cls(batch, plain_bytes, planned_bytes, plan.overhead, "with a plan")
 
 
 class LargestBatch(int):

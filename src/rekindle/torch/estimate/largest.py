@@ -94,7 +94,9 @@ def largest_batch(
     tried["planned"] |= batches.needs
     at = {b: estimated(b).peak_bytes for b in {*tried["plain"], *batches.plans}}
     rows = tuple(
-        BatchRow.of(b, at[b], limit, batches.plans.get(b)) for b in sorted(at) if at[b] <= limit or b in batches.plans
+        BatchRow.of(b, at[b], limit, batches.plans.get(b), batches.needs.get(b))
+        for b in sorted(at)
+        if at[b] <= limit or b in batches.plans
     )
     plan = batches.plans.get(best) if best > plain else None
     return LargestBatch(best, Answer(plain, plan, limit, tried["plain"].get(plain), tried, rows, why))

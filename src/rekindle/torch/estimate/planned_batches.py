@@ -12,6 +12,7 @@ from torch import nn
 from ...ask import Goal, PlanOptions
 from ...errors import InfeasibleBudget
 from ...estimates.estimate import Estimate
+from ...model.held import held_peak
 from ...model.plan import Plan
 from ...planner import plan_graph
 from ...progress import announce
@@ -72,7 +73,7 @@ class PlannedBatches:
         except InfeasibleBudget as e:
             self.plans[batch] = None
             return e.smallest_peak + self._limit - budget
-        return found.peak_bytes + self._limit - budget
+        return held_peak(found.graph, found.schedule) + bookkeeping(self.trace(batch)) + self._limit - budget
 
     def _smallest(self, batch: int) -> int:
         """Bytes of the smallest budget that a quick search keeps: it is asked for less than can be kept."""
