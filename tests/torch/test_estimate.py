@@ -176,6 +176,20 @@ def test_a_planned_model_is_estimated_plain() -> None:
     assert hasattr(model.forward, "plan")
 
 
+def test_hooks_leave_nothing_behind() -> None:
+    seen: list[Tensor] = []
+    model = Wide()
+    model.layers[0].register_forward_hook(lambda m, args, out: seen.append(out))
+    rekindle.estimate(model, torch.randn(2, 400), progress=False)
+    assert not seen
+
+
+def test_a_step_that_an_optimizer_refuses_is_said() -> None:
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 2))
+    found = rekindle.estimate(model, torch.randint(50, (4, 3)), progress=False)  # AdamW takes no sparse gradients
+    assert any("sparse" in note for note in found.notes)
+
+
 class Fails(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x[:, :3])

@@ -22,9 +22,10 @@ from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
 from ..capture.eager_strides import eager_strides
 from ..capture.loss import default_loss
-from ..capture.private import FakeTensorMode
+from ..capture.private import FakeTensorMode, disable_autocast
 from ..capture.trace_errors import trace_error
 from ..costs import devices
+from ..run.as_before import as_before
 from .dropout import DropoutOfGpu
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin
@@ -116,20 +117,22 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
     watch = StepWatch(known, o.rounded, o.device, memory)
     FakeTensorMode.cache_clear()  # results that another mode cached may lack the sizes of storages
     gc.collect()
-    with _surroundings(t, o), watch.gradients_counted([] if o.keeps_gradients else parameters), watch:
+    undone = as_before(model, given=[*t.args, *t.kwargs.values()], fake=True)  # what hooks of the user's reach
+    with undone, _surroundings(t, o), watch.gradients_counted([] if o.keeps_gradients else parameters), watch:
         with t.mode:
             with watch.paths.followed(model), t.known_values():
                 result = model(*t.args, **t.kwargs)
             value = (o.loss or default_loss)(result)
+            torch.clear_autocast_cache()  # as a loop does that leaves autocast before backward
             watch.refresh()
             held = watch.held_by()
             watch.phase = BACKWARD
-            value.backward()  # type: ignore[no-untyped-call]
+            with disable_autocast():
+                value.backward()  # type: ignore[no-untyped-call]
         watch.refresh()
-        if optimizer is not None and not optimizer.refused:
+        if optimizer is not None:
             watch.phase = OPTIMIZER
-            with optimizer.alone():
-                optimizer.step()
+            optimizer.measured_step()
     older = [*known, *(g for g in gradients)]
     return Step(
         moments=watch.moments,

@@ -146,11 +146,10 @@ def sizes_unknown(op: Any, out: Any) -> bool:
 
 def result_sizes(memory: KernelMemory, call: KernelCall) -> list[int] | None:
     """Bytes of the storages of the results; None: the kernel is not run, and nothing is known."""
-    if call.target in OVERSIZED:
-        ran = memory.run(call)
-        return [call.tensors[0].bytes] if ran is None else _sizes(ran[0])
     ran = memory.run(call)
-    return None if ran is None else _sizes(ran[0])
+    if ran is not None:
+        return _sizes(ran[0])
+    return [call.tensors[0].bytes] if call.target in OVERSIZED else None
 
 
 def _sizes(out: Any) -> list[int]:

@@ -36,10 +36,22 @@ class OptimizerTwin:
                     p.grad = torch.empty_like(p)
                 self.step()
         except Exception as e:  # an optimizer may do anything
-            log.debug("the optimizer's step cannot be run on fake tensors", exc_info=True)
-            self.refused = (str(e).strip().splitlines() or [type(e).__name__])[0]
+            self._refuse(e)
         for p in self._trained:
             p.grad = None
+
+    def _refuse(self, e: Exception) -> None:
+        log.debug("the optimizer's step cannot be run on fake tensors: %s", e)
+        self.refused = (str(e).strip().splitlines() or [type(e).__name__])[0]
+
+    def measured_step(self) -> None:
+        """The step after the first one, unless the first one was refused."""
+        if not self.refused:
+            try:
+                with self.alone():
+                    self.step()
+            except Exception as e:
+                self._refuse(e)
 
     @property
     def _trained(self) -> list[nn.Parameter]:

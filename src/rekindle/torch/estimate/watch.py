@@ -19,7 +19,7 @@ from ..capture.private import OpOverload, backward_node_number, sequence_number
 from ..costs import devices
 from ..costs.memory import Storages
 from ..costs.modelled import op_seconds
-from ..costs.op_tensors import storages_of, tensors_in
+from ..costs.op_tensors import storage_of, storages_of, tensors_in
 from .kernel_calls import KernelCall, kernel_call, may_take_memory
 from .kernel_memory import KernelMemory, result_sizes, sizes_unknown
 
@@ -143,8 +143,7 @@ class StepWatch(Storages):
         def count(p: torch.Tensor) -> None:
             if id(p) not in seen and p.grad is not None:
                 seen.add(id(p))
-                key = id(p.grad.untyped_storage())
-                self.gradients += self._exact.get(key, 0)
+                self.gradients += self._exact.get(id(storage_of(p.grad)), 0)
 
         handles = [p.register_post_accumulate_grad_hook(count) for p in parameters]
         try:
