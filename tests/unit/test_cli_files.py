@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from command_line import Ran, assert_one_paragraph, step
+from plan_documents import toy_plan
 from rekindle.model import formats
 
 
@@ -120,3 +121,36 @@ def test_a_frontier_and_a_schedule_need_regular_input(tmp_path: Path, capfd: pyt
     for path in ("/dev/zero", tmp_path):
         ran = Ran(capfd, "solve", path, "--budget", "1GiB", "--solver", "none", "--json")
         assert (ran.code, ran.document["error"]["type"]) == (1, "FormatError")
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("explain", "plan.json", "--out", "FILE"), ("report", "plan.json", "--html", "FILE"),
+        ("report", "plan.json", "--frontier", "curve.json", "--html", "FILE"),
+        ("solve", "plan.json", "--budget", "0.5", "--out", "FILE"), ("solve", "plan.json", "--budget", "0.5", "--svg", "FILE"),
+        ("frontier", "plan.json", "--svg", "FILE"), ("frontier", "net.py:make", "--out", "FILE"),
+        ("plan", "net.py:make", "--budget", "0.5", "--out", "FILE"), ("trace", "net.py:make", "--out", "FILE"),
+    ],
+)  # fmt: skip
+def test_no_command_writes_over_a_file_that_it_reads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    args: tuple[str, ...],
+    link: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy_plan().save("plan.json")
+    formats.write_json("curve.json", {"format": "rekindle.frontier/1", "plans": []})
+    Path("net.py").write_text("def make():\n    raise SystemExit('planned before the files were looked at')\n")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    read = "curve.json" if "curve.json" in args else args[1].partition(":")[0]
+    if link:
+        Path("link").symlink_to(read)
+    ran = Ran(capfd, *("link" if link and a == "FILE" else f"./{read}" if a == "FILE" else a for a in args))
+    assert ran.code == 2
+    assert_one_paragraph(ran.err)
+    assert f"{read} is read by this command and would be written over" in ran.err
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.is_symlink()} == before

@@ -27,7 +27,7 @@ def explain(plan: PlanFile, out: Out = None, json: Json = False) -> Answer:
 
     Repeated layers are one row. --out writes what is printed to a text file.
     """
-    check_writable(out)
+    check_writable(out, reads=[plan])
     check_is_plan(plan)
     explanation = load(plan).explain()
     if out is not None:

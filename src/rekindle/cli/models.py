@@ -58,6 +58,16 @@ def check_is_plan(path: str | Path) -> None:
         )
 
 
+def file_of(spec: str) -> str | None:
+    """The file that the argument of a command names: a .json file, or the Python file of a function; None for a zoo model.
+
+    >>> file_of("zoo:gpt"), file_of("graph.json"), file_of("net.py:make")
+    (None, 'graph.json', 'net.py')
+    """
+    where, _, _ = spec.rpartition(":")
+    return None if where == "zoo" else where if where.endswith(".py") else spec
+
+
 def trace_model(spec: str, batch: int | None, target: str | None, optimizer: str | None = None) -> Any:
     """The Trace of the model that a command line names. optimizer : the name of one whose state counts.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,7 @@ import typer
 from ..ask import Goal
 from ..errors import UsageError
 from ..model import files
-from ..printed import value
+from ..printed import name, value
 from ..torch.costs import devices
 from . import completing
 
@@ -125,13 +127,21 @@ def read_goal(budget: str | None, max_overhead: float | None, minimize: str | No
         raise UsageError(named) from None
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Check before any long work that every file can be written, and that no two are the same file.
+def check_writable(*paths: Path | None, reads: Iterable[str | Path | None] = ()) -> None:
+    """Check before any long work that every file can be written, that no two are the same file, and that none is read.
+
+    reads : the files that the command reads.
 
     Raises
     ------
-    UsageError : a path is a folder, a device, a pipe or protected; its folder is missing; or two are the same file.
+    UsageError : a path is a folder, a device, a pipe or protected; its folder is missing; two are the same file; or one is
+        a file that the command reads.
     """
     real = [files.check_writable(path) for path in paths if path is not None]
+    for path in reads:
+        if path is not None and Path(os.path.realpath(path)) in real:
+            raise UsageError(
+                f"{name(str(path))} is read by this command and would be written over; name another file to write"
+            )
     if len(set(real)) < len(real):
         raise UsageError(f"cannot write two things into {real[0]}; name two files")

@@ -22,7 +22,7 @@ from ..show.timeline import memory_timeline
 from ..sizes import format_bytes
 from . import completing
 from .answer import Answer, Whole
-from .models import load_graph, trace_model
+from .models import file_of, load_graph, trace_model
 from .options import (  # fmt: skip
     Batch,
     Budget,
@@ -81,7 +81,7 @@ def plan(
     --out writes the plan as JSON, --svg its memory over time.
     """
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, effort, out, svg)
+    _check(solver, cost, effort, (out, svg), file_of(model))
     with telling(None):
         traced = trace_model(model, batch, target)
         made = api.plan(
@@ -110,7 +110,7 @@ def frontier(
     json: Json = False,
 ) -> Answer:
     """List the best plans of a model, graph file or plan file, from least time to least memory; --svg draws the curve."""
-    _check(solver, cost, effort, out, svg)
+    _check(solver, cost, effort, (out, svg), file_of(model))
     with telling(None):
         traced = load_graph(model) if model.endswith(".json") else trace_model(model, batch, target)
         plans = api.frontier(
@@ -147,7 +147,7 @@ def solve(
 ) -> Answer:
     """Schedule the graph of a graph or plan file for one goal, without PyTorch; --out writes the schedule as JSON."""
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, effort, out, svg)
+    _check(solver, cost, effort, (out, svg), graph)
     read = load_graph(graph)
     made = api.plan(
         read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
@@ -162,9 +162,9 @@ def solve(
     )
 
 
-def _check(solver: str, cost: str, effort: str, *files: Path | None) -> None:
-    """Refuse unknown names and unwritable files before any long work."""
-    check_writable(*files)
+def _check(solver: str, cost: str, effort: str, writes: tuple[Path | None, ...], reads: str | Path | None) -> None:
+    """Refuse unknown names and unwritable files before any long work. writes, reads : files of the command."""
+    check_writable(*writes, reads=[reads])
     registry.get(solver)
     choice("cost", cost, COSTS)
     choice("effort", effort, EFFORTS)

@@ -40,9 +40,7 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
             f"--frontier {value(frontier)} is unknown; choose one of {', '.join(SEARCHES)}, or name a .json file"
         )
     target = html if html is not None else plan.with_suffix(".html")
-    check_writable(target)
-    if target.resolve() == plan.resolve():
-        raise UsageError(f"the report would be written over the plan {name(str(plan))}; name another file with --html")
+    check_writable(target, reads=[plan, None if frontier in SEARCHES else frontier])
     with telling(None):
         made = load(plan)
         if isinstance(made, Plan):
