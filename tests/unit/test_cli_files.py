@@ -154,3 +154,54 @@ def test_no_command_writes_over_a_file_that_it_reads(
     assert_one_paragraph(ran.err)
     assert f"{read} is read by this command and would be written over" in ran.err
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.is_symlink()} == before
+
+
+@contextmanager
+def piped(content: bytes) -> Iterator[str]:
+    """The path of a pipe that holds the content once, as `<(cat FILE)` of a shell gives it."""
+    end, start = os.pipe()
+    with os.fdopen(start, "wb") as f:
+        f.write(content)
+    try:
+        yield f"/dev/fd/{end}"
+    finally:
+        os.close(end)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("explain", "PIPE"), ("compare", "PIPE", "plan.json"), ("compare", "plan.json", "PIPE"),
+        ("report", "PIPE", "--html", "plan.html", "--frontier", "none"),
+        ("solve", "PIPE", "--budget", "1GiB", "--solver", "none"), ("frontier", "PIPE", "--solver", "none"),
+    ],
+)  # fmt: skip
+def test_a_plan_may_come_from_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], args: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy_plan().save("plan.json")
+    with piped(Path("plan.json").read_bytes()) as pipe:
+        ran = Ran(capfd, *(pipe if a == "PIPE" else a for a in args))
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out
+
+
+def test_every_command_says_which_file_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reading the plan of 12,000 ops takes longer than the two seconds that may pass in silence."""
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("DEBUG", "rekindle")
+    toy_plan().save("plan.json")
+    toy_plan().save("other.json")
+    for args, lines in (
+        (["explain", "plan.json"], ["reading plan.json", "explaining plan.json"]),
+        (["compare", "plan.json", "other.json"], ["reading plan.json", "reading other.json", "comparing the plans"]),
+        (["report", "plan.json", "--frontier", "none"], ["reading plan.json", "writing the report"]),
+        (["solve", "plan.json", "--budget", "1GiB", "--solver", "none"], ["reading plan.json"]),
+        (["frontier", "plan.json", "--solver", "none"], ["reading plan.json"]),
+    ):
+        caplog.clear()
+        assert Ran(capfd, *args).code == 0
+        assert [line for line in caplog.messages if line in lines] == lines

@@ -22,7 +22,7 @@ from ..show.timeline import memory_timeline
 from ..sizes import format_bytes
 from . import completing
 from .answer import Answer, Whole
-from .models import file_of, load_graph, trace_model
+from .models import file_of, is_graph_file, load_graph, trace_model
 from .options import (  # fmt: skip
     Batch,
     Budget,
@@ -112,7 +112,7 @@ def frontier(
     """List the best plans of a model, graph file or plan file, from least time to least memory; --svg draws the curve."""
     _check(solver, cost, effort, (out, svg), file_of(model))
     with telling(None):
-        traced = load_graph(model) if model.endswith(".json") else trace_model(model, batch, target)
+        traced = load_graph(model) if is_graph_file(model) else trace_model(model, batch, target)
         plans = api.frontier(
             traced,
             solver=solver,
@@ -148,11 +148,12 @@ def solve(
     """Schedule the graph of a graph or plan file for one goal, without PyTorch; --out writes the schedule as JSON."""
     goal = read_goal(budget, max_overhead, minimize)
     _check(solver, cost, effort, (out, svg), graph)
-    read = load_graph(graph)
-    made = api.plan(
-        read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-        effort=effort, time_limit=time_limit, seed=seed, cache=cache,
-    )  # fmt: skip
+    with telling(None):
+        read = load_graph(graph)
+        made = api.plan(
+            read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache,
+        )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
     written = _write_timeline(made, goal.limit(read.resident_bytes, made.baseline_activation_bytes), svg)

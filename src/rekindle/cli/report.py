@@ -9,13 +9,13 @@ import typer
 
 from ..errors import UsageError
 from ..model.plan import Plan
-from ..parts.files import load
 from ..parts.plan import PartsPlan
 from ..printed import name, value
-from ..progress import telling
+from ..progress import announce, telling
 from ..show.report.curve import Frontier, points_of_file
 from ..show.report.make import proven, write_report
-from .answer import Answer
+from .answer import Answer, Whole
+from .models import load_plan
 from .options import Json, check_writable
 
 PlanFile = Annotated[Path, typer.Argument(help="A plan file, as `rekindle plan --out` or plan.save writes it.")]
@@ -42,7 +42,7 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
     target = html if html is not None else plan.with_suffix(".html")
     check_writable(target, reads=[plan, None if frontier in SEARCHES else frontier])
     with telling(None):
-        made = load(plan)
+        made = load_plan(plan)
         if isinstance(made, Plan):
             made = proven(made)
         if frontier.endswith(".json") and isinstance(made, PartsPlan):
@@ -50,6 +50,7 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
                 "a frontier file holds one curve, and this plan has one for each part; give --frontier quick"
             )
         curve = SEARCHES[frontier] if frontier in SEARCHES else points_of_file(frontier, made)  # type: ignore[arg-type]
+        announce(None, "writing the report")
         write_report(made, target, curve)
     document = {"html": str(target), "bytes": target.stat().st_size, "verdict": made.sentence}
-    return Answer(document, lambda: [made.sentence, f"wrote {name(str(target))}"])
+    return Answer(document, lambda: [made.sentence, Whole(f"wrote {name(str(target))}")])
