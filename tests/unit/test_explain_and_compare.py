@@ -14,11 +14,13 @@ from command_line import PLAIN, Ran, step
 from plan_documents import parts_plan
 from rekindle.errors import UsageError
 from rekindle.explain import explain_schedule
+from rekindle.explain.comparison import Difference, Sizes
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Schedule
 from rekindle.parts.comparing import compare
+from rekindle.show.compared import compared_view
 
 MIB = 2**20
 
@@ -119,6 +121,41 @@ def test_two_graphs_are_told_apart() -> None:
     assert "1 module is in two.json alone: new." in said
     dear = replace(step(), ops=tuple(replace(o, seconds=2 * o.seconds) for o in step().ops))
     assert "have other costs" in " ".join(compare(planned(), planned(dear)).graphs)
+
+
+def row(lines: list[str], label: str) -> list[str]:
+    """The figures of a row of the table, of a and of b."""
+    line = next(line for line in lines if line.startswith(f"{label}  "))
+    return [x.strip() for x in line.removeprefix(label).split("  ") if x.strip()]
+
+
+def test_a_bound_is_never_rounded_up() -> None:
+    a, b = (replace(planned(budget=PLAIN), overhead=0.5, least_overhead=least) for least in (0.1299, 0.12951))
+    assert row(compared_view(compare(a, b)), "extra cost at least") == ["+12.9 %", "+12.9 %", "*"]
+    assert row(compared_view(compare(a, parts_plan())), "extra cost at least") == ["+12.9 %", "+0.0 %", "*"]
+
+
+def test_a_certificate_that_was_not_verified_is_shown_with_its_doubt() -> None:
+    plan = planned(budget=PLAIN)
+    c = compare(plan, replace(plan, verified=False))
+    assert c.to_json()["figures"]["verified"] == {"a": True, "b": False}
+    lines = compared_view(c)
+    for label in ("no schedule below", "gap", "extra cost at least", "status"):
+        one, other = row(lines, label)
+        assert other == f"{one}, not verified"
+    assert row(lines, "verified") == ["yes", "no", "*"]
+    assert sum("not verified" in line for line in lines) == 5
+    assert max(map(cell_len, lines)) <= 80
+    assert not any("not verified" in line for line in compared_view(compare(plan, plan)))
+
+
+def test_modules_that_differ_elsewhere_are_not_said_to_be_treated_alike() -> None:
+    c = compare(planned(), planned())
+    assert "No module is treated differently." in compared_view(c)
+    differs = replace(c, modules=(Difference("h.*", 1, Sizes(peak_bytes=1), Sizes(peak_bytes=2)),))
+    lines = compared_view(differs)
+    assert "Every module keeps and recomputes the same in both plans." in lines
+    assert "No module is treated differently." not in lines
 
 
 def test_plans_of_parts_are_compared_by_part() -> None:
