@@ -49,6 +49,55 @@ def test_parts_add_up_to_the_saving(baseline: int | None, tmp_path: Path) -> Non
     assert rekindle.load(tmp_path / "parts.json").explain() == e
 
 
+def test_a_plan_that_moves_no_peak_has_no_row_for_that() -> None:
+    plan = parts_plan()
+    assert any(line.startswith("elsewhere: the peaks move") for line in plan.explain().lines())
+    rest = plan.explain().rest_bytes
+    assert rest
+    e = replace(plan.explain(), baseline_peak_bytes=900 - rest)
+    assert e.rest_bytes == 0
+    assert not any(line.startswith("elsewhere") for line in e.lines())
+
+
+def scaled(graph: Graph, times: int) -> Graph:
+    return replace(
+        graph, values=tuple(Value(times * v.bytes) for v in graph.values), resident_bytes=times * graph.resident_bytes
+    )
+
+
+@pytest.mark.parametrize(("size", "unit"), [(2**20, "MiB"), (2**40, "GiB")])
+def test_a_table_of_large_sizes_takes_a_larger_unit(size: int, unit: str) -> None:
+    plan = planned(scaled(step(), size))
+    lines = plan.explain().lines()
+    assert f"In {unit}: kept" in "\n".join(lines)
+    assert any(line.split()[-4:] == [unit, "saved", "ms", "added"] for line in lines)
+    assert any(line.startswith("gradients, in backward  ") for line in lines)
+    total = next(line for line in lines if line.startswith("total")).split()
+    shown = float(total[-2].replace(",", "")) * {"MiB": 2**20, "GiB": 2**30}[unit]
+    assert shown == pytest.approx(plan.baseline_peak_bytes - plan.peak_bytes, rel=0.01)
+
+
+def test_rows_of_nothing_and_of_one_module() -> None:
+    empty = Graph((), (), (), 10, "empty")
+    e = explain_schedule(empty, Schedule.baseline(empty))
+    assert not any(r.kind == "others" for r in e.rows)
+    ops = tuple(replace(o, module=("tiny" if i == 0 else f"big{i}") if i < 3 else "") for i, o in enumerate(step().ops))
+    values = tuple(Value(1 if v == 1 else 10**6) for v in range(8))
+    graph = replace(step(), ops=(replace(ops[0], seconds=0.0), *ops[1:]), values=values)
+    said = explain_schedule(graph, Schedule.baseline(graph)).lines()
+    assert any(line.startswith("1 other module  ") for line in said)
+    assert not any("other modules" in line for line in said)
+
+
+def test_no_run_added_is_a_dash_as_all_zeros_are() -> None:
+    ops = tuple(replace(o, seconds=0.0, flops=0) for o in step().ops)
+    graph = replace(step(), ops=ops)
+    e = explain_schedule(graph, planned(graph, budget=PLAIN).schedule)
+    lines = e.lines()
+    assert any(line.endswith("runs added") for line in lines)
+    assert next(line for line in lines if line.startswith("gradients, in backward")).endswith(" -")
+
+
 def test_names_are_escaped_in_notebooks_and_safe_on_terminals() -> None:
     e = explain_schedule(replace(step(), name="<script>\x1b[2J"), Schedule.baseline(step()))
     assert "<script>" not in e._repr_html_()

@@ -80,7 +80,7 @@ def _modules(differences: Sequence[Difference]) -> list[str]:
     cells += [_row(d.pattern, d.count, d.a, d.b, digits) for d in shown]
     if others:
         a, b = (sum((getattr(d, side) for d in others), Sizes()) for side in ("a", "b"))
-        cells.append(_row(f"{len(others)} others", 1, a, b, digits))
+        cells.append(_row(f"{len(others)} other{'s' if len(others) > 1 else ''}", 1, a, b, digits))
     return aligned(cells)
 
 
