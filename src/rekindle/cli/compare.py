@@ -14,8 +14,8 @@ from .answer import Answer
 from .models import load_plan
 from .options import Json
 
-PlanA = Annotated[Path, typer.Argument(help="A plan file.")]
-PlanB = Annotated[Path, typer.Argument(help="The plan file to set beside it.")]
+PlanA = Annotated[Path, typer.Argument(metavar="PLAN_A", help="A plan file.")]
+PlanB = Annotated[Path, typer.Argument(metavar="PLAN_B", help="The plan file to set beside it.")]
 
 
 def register(app: typer.Typer) -> None:

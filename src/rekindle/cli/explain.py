@@ -14,7 +14,9 @@ from .answer import Answer, Whole
 from .models import load_plan
 from .options import Json, Out, check_writable
 
-PlanFile = Annotated[Path, typer.Argument(help="A file that --out of `plan`, or save() in Python, wrote.")]
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A file that --out of `plan`, or save() in Python, wrote.")
+]
 
 
 def register(app: typer.Typer) -> None:

@@ -32,8 +32,11 @@ def _seed(given: int) -> int:
 
 
 def _time_limit(given: float | None) -> float | None:
-    if given is not None and not given <= TIME_LIMIT_MOST_S:  # nan too
-        raise UsageError(f"--time-limit {given} is no time of a search; give at most {TIME_LIMIT_MOST_S:g} seconds")
+    if given is not None and not 0 < given <= TIME_LIMIT_MOST_S:  # nan too
+        raise UsageError(
+            f"--time-limit {given:g} is no time of a search; give a number of seconds above 0, at most "
+            f"{TIME_LIMIT_MOST_S:g}, or leave it out: then the search takes what it needs"
+        )
     return given
 
 
@@ -44,14 +47,15 @@ def target_name(given: str | None) -> str | None:
     ------
     UsageError : another name; the message lists the choices.
     """
-    if given is not None:
-        devices.get(given)
+    if given is not None and not devices.is_known(given):
+        raise UsageError(f"--target {value(given)} is unknown; choose one of {', '.join(devices.names())}")
     return given
 
 
 Model = Annotated[
     str,
     typer.Argument(
+        metavar="MODEL",
         help="zoo:NAME, or path/to/file.py:function, where function() returns (model, sample).",
         autocompletion=completing.models,
     ),
@@ -124,6 +128,8 @@ def read_goal(budget: str | None, max_overhead: float | None, minimize: str | No
     except UsageError as e:
         named = str(e).replace("exactly one of budget, max_overhead and minimize",
                                "exactly one of --budget, --max-overhead and --minimize")  # fmt: skip
+        if budget is not None and "budget" not in named:  # the text is no size
+            named = f"--budget {named}"
         raise UsageError(named) from None
 
 

@@ -43,11 +43,13 @@ from .options import (  # fmt: skip
     read_goal,
 )
 
-GraphFile = Annotated[Path, typer.Argument(help="A graph file, as `trace` writes it, or a plan file.")]
+GraphFile = Annotated[Path, typer.Argument(metavar="GRAPH", help="A graph file, as `trace` writes it, or a plan file.")]
 AnyModel = Annotated[
     str,
     typer.Argument(
-        help="zoo:NAME, path/to/file.py:function, a graph file or a plan file.", autocompletion=completing.models
+        metavar="MODEL",
+        help="zoo:NAME, path/to/file.py:function, a graph file or a plan file.",
+        autocompletion=completing.models,
     ),
 ]
 

@@ -18,12 +18,15 @@ from .answer import Answer, Whole
 from .models import load_plan
 from .options import Json, check_writable
 
-PlanFile = Annotated[Path, typer.Argument(help="A plan file, as `rekindle plan --out` or plan.save writes it.")]
-Html = Annotated[Path | None, typer.Option(help="File to write. Default: the plan's name with .html.")]
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A plan file, as `rekindle plan --out` or plan.save writes it.")
+]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: the plan's name with .html.")]
 Curve = Annotated[
     str,
-    typer.Option("--frontier", help="The memory/time curve to show: auto (searched for where that is quick), quick (a search "
-                                    "of a few seconds), none, or a file of `rekindle frontier --out`."),
+    typer.Option("--frontier", metavar="NAME",
+                 help="The memory/time curve to show: auto (searched for where that is quick), quick (a search of a few "
+                      "seconds), none, or a file of `rekindle frontier --out`."),
 ]  # fmt: skip
 SEARCHES: dict[str, Frontier] = {"auto": None, "quick": True, "none": False}
 
