@@ -187,6 +187,14 @@ def test_a_plan_may_come_from_a_pipe(
     assert ran.out
 
 
+def test_the_report_of_a_plan_from_a_pipe_needs_a_name(capfd: pytest.CaptureFixture[str]) -> None:
+    with piped(b"") as pipe:
+        ran = Ran(capfd, "report", pipe)
+    assert ran.code == 2
+    assert_one_paragraph(ran.err)
+    assert "--html" in ran.err
+
+
 def test_every_command_says_which_file_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -63,7 +63,12 @@ def load_plan(path: str | Path) -> Plan | PartsPlan:
 
 def is_graph_file(spec: str) -> bool:
     """Whether the argument of a command names a graph or plan file and no model: a .json file, or a pipe."""
-    return spec.endswith(".json") or spec.startswith(OWN_STREAMS) or Path(spec).is_fifo()
+    return spec.endswith(".json") or is_stream(spec)
+
+
+def is_stream(path: str | Path) -> bool:
+    """Whether a path leads to a pipe or to an open file of this program, which has no name of its own."""
+    return str(path).startswith(OWN_STREAMS) or Path(path).is_fifo()
 
 
 def _read(path: str | Path) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from ..progress import announce, telling
 from ..show.report.curve import Frontier, points_of_file
 from ..show.report.make import proven, write_report
 from .answer import Answer, Whole
-from .models import load_plan
+from .models import is_stream, load_plan
 from .options import Json, check_writable
 
 PlanFile = Annotated[
@@ -42,6 +42,8 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
         raise UsageError(
             f"--frontier {value(frontier)} is unknown; choose one of {', '.join(SEARCHES)}, or name a .json file"
         )
+    if html is None and is_stream(plan):
+        raise UsageError("the plan is read from a stream, which gives its report no name; name a file with --html")
     target = html if html is not None else plan.with_suffix(".html")
     check_writable(target, reads=[plan, None if frontier in SEARCHES else frontier])
     with telling(None):
