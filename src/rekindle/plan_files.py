@@ -51,7 +51,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
     UsageError : `path` is no path.
     """
     given = file_name(path)
-    return _of_document(formats.read_json(given), name(given))
+    return from_document(formats.read_json(given), name(given))
 
 
 def from_text(text: str, where: str) -> Plan:
@@ -61,10 +61,16 @@ def from_text(text: str, where: str) -> Plan:
     ------
     FormatError : as `load`.
     """
-    return _of_document(formats.parse_json(text, where), where)
+    return from_document(formats.parse_json(text, where), where)
 
 
-def _of_document(doc: Any, where: str) -> Plan:
+def from_document(doc: Any, where: str) -> Plan:
+    """The plan of a document `rekindle.plan/1`, checked as `load` says. where : names the document in errors.
+
+    Raises
+    ------
+    FormatError : as `load`.
+    """
     r = formats.Reader(doc, where, formats.PLAN)
     return plan_from_json(doc, where, formats.graph_from_json(r.table("graph"), f"{where}: graph"))
 

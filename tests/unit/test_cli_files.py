@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from command_line import Ran, assert_one_paragraph, step
+from plan_documents import toy_plan
 from rekindle.model import formats
 
 
@@ -120,3 +121,95 @@ def test_a_frontier_and_a_schedule_need_regular_input(tmp_path: Path, capfd: pyt
     for path in ("/dev/zero", tmp_path):
         ran = Ran(capfd, "solve", path, "--budget", "1GiB", "--solver", "none", "--json")
         assert (ran.code, ran.document["error"]["type"]) == (1, "FormatError")
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("explain", "plan.json", "--out", "FILE"), ("report", "plan.json", "--html", "FILE"),
+        ("report", "plan.json", "--frontier", "curve.json", "--html", "FILE"),
+        ("solve", "plan.json", "--budget", "0.5", "--out", "FILE"), ("solve", "plan.json", "--budget", "0.5", "--svg", "FILE"),
+        ("frontier", "plan.json", "--svg", "FILE"), ("frontier", "net.py:make", "--out", "FILE"),
+        ("plan", "net.py:make", "--budget", "0.5", "--out", "FILE"), ("trace", "net.py:make", "--out", "FILE"),
+    ],
+)  # fmt: skip
+def test_no_command_writes_over_a_file_that_it_reads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    args: tuple[str, ...],
+    link: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy_plan().save("plan.json")
+    formats.write_json("curve.json", {"format": "rekindle.frontier/1", "plans": []})
+    Path("net.py").write_text("def make():\n    raise SystemExit('planned before the files were looked at')\n")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    read = "curve.json" if "curve.json" in args else args[1].partition(":")[0]
+    if link:
+        Path("link").symlink_to(read)
+    ran = Ran(capfd, *("link" if link and a == "FILE" else f"./{read}" if a == "FILE" else a for a in args))
+    assert ran.code == 2
+    assert_one_paragraph(ran.err)
+    assert f"{read} is read by this command and would be written over" in ran.err
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.is_symlink()} == before
+
+
+@contextmanager
+def piped(content: bytes) -> Iterator[str]:
+    """The path of a pipe that holds the content once, as `<(cat FILE)` of a shell gives it."""
+    end, start = os.pipe()
+    with os.fdopen(start, "wb") as f:
+        f.write(content)
+    try:
+        yield f"/dev/fd/{end}"
+    finally:
+        os.close(end)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("explain", "PIPE"), ("compare", "PIPE", "plan.json"), ("compare", "plan.json", "PIPE"),
+        ("report", "PIPE", "--html", "plan.html", "--frontier", "none"),
+        ("solve", "PIPE", "--budget", "1GiB", "--solver", "none"), ("frontier", "PIPE", "--solver", "none"),
+    ],
+)  # fmt: skip
+def test_a_plan_may_come_from_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], args: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy_plan().save("plan.json")
+    with piped(Path("plan.json").read_bytes()) as pipe:
+        ran = Ran(capfd, *(pipe if a == "PIPE" else a for a in args))
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out
+
+
+def test_the_report_of_a_plan_from_a_pipe_needs_a_name(capfd: pytest.CaptureFixture[str]) -> None:
+    with piped(b"") as pipe:
+        ran = Ran(capfd, "report", pipe)
+    assert ran.code == 2
+    assert_one_paragraph(ran.err)
+    assert "--html" in ran.err
+
+
+def test_every_command_says_which_file_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reading the plan of 12,000 ops takes longer than the two seconds that may pass in silence."""
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("DEBUG", "rekindle")
+    toy_plan().save("plan.json")
+    toy_plan().save("other.json")
+    for args, lines in (
+        (["explain", "plan.json"], ["reading plan.json", "explaining plan.json"]),
+        (["compare", "plan.json", "other.json"], ["reading plan.json", "reading other.json", "comparing the plans"]),
+        (["report", "plan.json", "--frontier", "none"], ["reading plan.json", "writing the report"]),
+        (["solve", "plan.json", "--budget", "1GiB", "--solver", "none"], ["reading plan.json"]),
+        (["frontier", "plan.json", "--solver", "none"], ["reading plan.json"]),
+    ):
+        caplog.clear()
+        assert Ran(capfd, *args).code == 0
+        assert [line for line in caplog.messages if line in lines] == lines

@@ -14,11 +14,13 @@ from command_line import PLAIN, Ran, step
 from plan_documents import parts_plan
 from rekindle.errors import UsageError
 from rekindle.explain import explain_schedule
+from rekindle.explain.comparison import Difference, Sizes
 from rekindle.model import formats
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Schedule
 from rekindle.parts.comparing import compare
+from rekindle.show.compared import compared_view
 
 MIB = 2**20
 
@@ -45,6 +47,55 @@ def test_parts_add_up_to_the_saving(baseline: int | None, tmp_path: Path) -> Non
     assert json.loads(json.dumps(e.to_json()))["rows"][0]["count"] == 3
     plan.save(tmp_path / "parts.json")
     assert rekindle.load(tmp_path / "parts.json").explain() == e
+
+
+def test_a_plan_that_moves_no_peak_has_no_row_for_that() -> None:
+    plan = parts_plan()
+    assert any(line.startswith("elsewhere: the peaks move") for line in plan.explain().lines())
+    rest = plan.explain().rest_bytes
+    assert rest
+    e = replace(plan.explain(), baseline_peak_bytes=900 - rest)
+    assert e.rest_bytes == 0
+    assert not any(line.startswith("elsewhere") for line in e.lines())
+
+
+def scaled(graph: Graph, times: int) -> Graph:
+    return replace(
+        graph, values=tuple(Value(times * v.bytes) for v in graph.values), resident_bytes=times * graph.resident_bytes
+    )
+
+
+@pytest.mark.parametrize(("size", "unit"), [(2**20, "MiB"), (2**40, "GiB")])
+def test_a_table_of_large_sizes_takes_a_larger_unit(size: int, unit: str) -> None:
+    plan = planned(scaled(step(), size))
+    lines = plan.explain().lines()
+    assert f"In {unit}: kept" in "\n".join(lines)
+    assert any(line.split()[-4:] == [unit, "saved", "ms", "added"] for line in lines)
+    assert any(line.startswith("gradients, in backward  ") for line in lines)
+    total = next(line for line in lines if line.startswith("total")).split()
+    shown = float(total[-2].replace(",", "")) * {"MiB": 2**20, "GiB": 2**30}[unit]
+    assert shown == pytest.approx(plan.baseline_peak_bytes - plan.peak_bytes, rel=0.01)
+
+
+def test_rows_of_nothing_and_of_one_module() -> None:
+    empty = Graph((), (), (), 10, "empty")
+    e = explain_schedule(empty, Schedule.baseline(empty))
+    assert not any(r.kind == "others" for r in e.rows)
+    ops = tuple(replace(o, module=("tiny" if i == 0 else f"big{i}") if i < 3 else "") for i, o in enumerate(step().ops))
+    values = tuple(Value(1 if v == 1 else 10**6) for v in range(8))
+    graph = replace(step(), ops=(replace(ops[0], seconds=0.0), *ops[1:]), values=values)
+    said = explain_schedule(graph, Schedule.baseline(graph)).lines()
+    assert any(line.startswith("1 other module  ") for line in said)
+    assert not any("other modules" in line for line in said)
+
+
+def test_no_run_added_is_a_dash_as_all_zeros_are() -> None:
+    ops = tuple(replace(o, seconds=0.0, flops=0) for o in step().ops)
+    graph = replace(step(), ops=ops)
+    e = explain_schedule(graph, planned(graph, budget=PLAIN).schedule)
+    lines = e.lines()
+    assert any(line.endswith("runs added") for line in lines)
+    assert next(line for line in lines if line.startswith("gradients, in backward")).endswith(" -")
 
 
 def test_names_are_escaped_in_notebooks_and_safe_on_terminals() -> None:
@@ -119,6 +170,41 @@ def test_two_graphs_are_told_apart() -> None:
     assert "1 module is in two.json alone: new." in said
     dear = replace(step(), ops=tuple(replace(o, seconds=2 * o.seconds) for o in step().ops))
     assert "have other costs" in " ".join(compare(planned(), planned(dear)).graphs)
+
+
+def row(lines: list[str], label: str) -> list[str]:
+    """The figures of a row of the table, of a and of b."""
+    line = next(line for line in lines if line.startswith(f"{label}  "))
+    return [x.strip() for x in line.removeprefix(label).split("  ") if x.strip()]
+
+
+def test_a_bound_is_never_rounded_up() -> None:
+    a, b = (replace(planned(budget=PLAIN), overhead=0.5, least_overhead=least) for least in (0.1299, 0.12951))
+    assert row(compared_view(compare(a, b)), "extra cost at least") == ["+12.9 %", "+12.9 %", "*"]
+    assert row(compared_view(compare(a, parts_plan())), "extra cost at least") == ["+12.9 %", "+0.0 %", "*"]
+
+
+def test_a_certificate_that_was_not_verified_is_shown_with_its_doubt() -> None:
+    plan = planned(budget=PLAIN)
+    c = compare(plan, replace(plan, verified=False))
+    assert c.to_json()["figures"]["verified"] == {"a": True, "b": False}
+    lines = compared_view(c)
+    for label in ("no schedule below", "gap", "extra cost at least", "status"):
+        one, other = row(lines, label)
+        assert other == f"{one}, not verified"
+    assert row(lines, "verified") == ["yes", "no", "*"]
+    assert sum("not verified" in line for line in lines) == 5
+    assert max(map(cell_len, lines)) <= 80
+    assert not any("not verified" in line for line in compared_view(compare(plan, plan)))
+
+
+def test_modules_that_differ_elsewhere_are_not_said_to_be_treated_alike() -> None:
+    c = compare(planned(), planned())
+    assert "No module is treated differently." in compared_view(c)
+    differs = replace(c, modules=(Difference("h.*", 1, Sizes(peak_bytes=1), Sizes(peak_bytes=2)),))
+    lines = compared_view(differs)
+    assert "Every module keeps and recomputes the same in both plans." in lines
+    assert "No module is treated differently." not in lines
 
 
 def test_plans_of_parts_are_compared_by_part() -> None:

@@ -52,8 +52,64 @@ def test_help_fits_and_flags_have_no_type(capfd: pytest.CaptureFixture[str], com
     assert (ran.code, ran.err) == (0, "")
     assert fits(ran.out)
     assert "--debug" in ran.out
-    for ugly in ("<bool>", "bool", "range", "{solvers}", "{devices}"):
+    for ugly in ("<bool>", "bool", "range", "{", "<path>", "<str>"):
         assert ugly not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("args", "missing"),
+    [(["plan"], "MODEL"), (["explain"], "PLAN"), (["compare", "a.json"], "PLAN_B"), (["solve"], "GRAPH")],
+)
+def test_a_missing_argument_has_the_name_that_the_help_shows(
+    capfd: pytest.CaptureFixture[str], args: list[str], missing: str
+) -> None:
+    ran = Ran(capfd, *args)
+    assert (ran.code, ran.err) == (2, f"error: Missing argument '{missing}'.\n")
+    usage = COLOUR.sub("", Ran(capfd, args[0], "--help").out).split("\n")[1]
+    assert missing in usage.split()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("trace", "zoo:gpt", "--target", "foo"), ("estimate", "zoo:gpt", "--target", "foo"),
+        ("estimate", "zoo:gpt", "--device", "foo"), ("plan", "zoo:gpt", "--budget", "much"),
+        ("solve", "graph.json", "--budget", "99999999999EiB"), ("plan", "zoo:gpt", "--budget", "0.5", "--time-limit", "-1"),
+        ("plan", "zoo:gpt", "--budget", "0.5", "--time-limit", "nan"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_option_and_no_value_of_python(
+    capfd: pytest.CaptureFixture[str], graph: Path, args: tuple[str, ...]
+) -> None:
+    ran = Ran(capfd, *args)
+    assert ran.code == 2
+    assert_one_paragraph(ran.err)
+    assert ran.err.startswith(f"error: {args[-2]} ")
+    assert "None" not in ran.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has the device that is full")
+@pytest.mark.parametrize("args", [["--help"], ["plan", "--help"], ["--version"], ["zoo"], ["zoo", "--json"]])
+def test_an_output_that_cannot_be_written_is_said_in_one_way(args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rekindle", *args], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write to standard output: No space left on device\n"
+
+
+def test_after_two_dashes_no_argument_is_an_option(capfd: pytest.CaptureFixture[str]) -> None:
+    for command in (["solvers", "--", "--json"], ["solvers", "--json", "--", "--help"]):
+        ran = Ran(capfd, *command)
+        assert ran.code == 2
+        assert command[-1] in ran.err
+        assert ran.out.startswith("{") == (command[1] == "--json")
+
+
+def test_a_report_with_a_long_name_is_named_whole(capfd: pytest.CaptureFixture[str], plan: str, tmp_path: Path) -> None:
+    out = tmp_path / ("n" * 120 + ".html")
+    assert f"wrote {out}\n" in Ran(capfd, "report", plan, "--frontier", "none", "--html", out).out
 
 
 def words(printed: str) -> set[str]:

@@ -37,6 +37,10 @@ class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> Any:
         return helping.plain_flags(super().get_params(ctx))
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with helping.printing():
+            super().format_help(ctx, formatter)
+
     def invoke(self, ctx: Any) -> Any:
         _Group.running = True
         try:
@@ -47,7 +51,8 @@ class _Group(TyperGroup):
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"rekindle {__version__}")
+        with helping.printing():
+            print(f"rekindle {__version__}")
         raise typer.Exit
 
 
@@ -88,11 +93,11 @@ def main(args: Sequence[str] | None = None) -> int:
         given = [a for a in _options(given) if a != DEBUG] + given[len(_options(given)) :]
     if args is None:
         open_standard_files()
-        ctrl_c.watch("--json" in given)
+        ctrl_c.watch("--json" in _options(given))
     with ctrl_c.raising():
         code = _main(given, debug)
     if args is None:
-        _end(code, "--json" in given)
+        _end(code, "--json" in _options(given))
     return code
 
 
@@ -115,7 +120,8 @@ def _options(given: list[str]) -> list[str]:
 
 
 def _main(given: list[str], debug: bool) -> int:
-    if "--json" not in given or {"--help", "-h"} & set(given):
+    options = _options(given)
+    if "--json" not in options or {"--help", "-h"} & set(options):
         code, answer = _run(given, debug)
 
         def show() -> None:
@@ -124,7 +130,7 @@ def _main(given: list[str], debug: bool) -> int:
                 console.print(part, soft_wrap=isinstance(part, Whole))
 
         return _printed(show, code)
-    if set(given) == {"--json", "--version"}:
+    if set(options) == {"--json", "--version"}:
         code, document = OK, {"version": __version__}
     else:
         with nothing_on_stdout():
@@ -148,13 +154,17 @@ def _printed(show: Any, code: int) -> int:
     except KeyboardInterrupt:
         problem = "interrupted"
     except (OSError, ValueError) as e:
-        problem = f"cannot write to standard output: {getattr(e, 'strerror', None) or e}"
+        problem = _unwritten(e)
     except SystemExit:  # rich raises it when the pipe is closed
         pass
     drop_the_rest()
     if problem is not None:
         say_error(problem)
     return code or FAILED
+
+
+def _unwritten(e: BaseException) -> str:
+    return f"cannot write to standard output: {getattr(e, 'strerror', None) or e}"
 
 
 def _run(args: list[str], debug: bool) -> tuple[int, Answer | None]:
@@ -172,6 +182,11 @@ def _run(args: list[str], debug: bool) -> tuple[int, Answer | None]:
             raise error from None  # a signal told the program to end
         if isinstance(error.__context__, BrokenPipeError) and isinstance(error, SystemExit):
             return FAILED, None  # rich raises it when the pipe is closed while typer prints the help
+        if isinstance(error, helping.Unprinted):
+            drop_the_rest()
+            if not isinstance(error.__cause__, BrokenPipeError):
+                say_error(_unwritten(error.__cause__ or error))
+            return FAILED, None
         if ctrl_c.pressed():  # an import or a compilation that was cut off may raise anything
             error = KeyboardInterrupt()
         elif isinstance(error, SystemExit) and not _Group.running and isinstance(error.code, int | None):

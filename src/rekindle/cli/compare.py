@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from ..parts.comparing import compare as compare_plans
-from ..parts.files import load
+from ..progress import announce, telling
 from ..show.compared import compared_view
 from .answer import Answer
-from .models import check_is_plan
+from .models import load_plan
 from .options import Json
 
-PlanA = Annotated[Path, typer.Argument(help="A plan file.")]
-PlanB = Annotated[Path, typer.Argument(help="The plan file to set beside it.")]
+PlanA = Annotated[Path, typer.Argument(metavar="PLAN_A", help="A plan file.")]
+PlanB = Annotated[Path, typer.Argument(metavar="PLAN_B", help="The plan file to set beside it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +25,8 @@ def register(app: typer.Typer) -> None:
 
 def compare(a: PlanA, b: PlanB, json: Json = False) -> Answer:
     """Set two plans side by side: figures, the modules that differ, and where their graphs differ."""
-    for path in (a, b):
-        check_is_plan(path)
-    found = compare_plans(load(a), load(b), (str(a), str(b)))
+    with telling(None):
+        one, two = load_plan(a), load_plan(b)
+        announce(None, "comparing the plans")
+        found = compare_plans(one, two, (str(a), str(b)))
     return Answer(found.to_json(), lambda: compared_view(found))

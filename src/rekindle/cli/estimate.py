@@ -10,17 +10,26 @@ import typer
 from ..arguments import choice
 from ..ask import EFFORTS, Goal
 from ..errors import UsageError
+from ..printed import value
 from ..progress import announce, telling
 from ..show.estimate_text import batches_table, estimate_table, modules_table
+from ..torch.costs import devices
 from .answer import Answer
 from .models import load_model
 from .options import Batch, Json, Model, Target
 
 Device = Annotated[
-    str | None, typer.Option(help="Memory of the device (24GiB), or its name (h200). Without it nothing is compared.")
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="Memory of the device (24GiB), or its name (h200). Without it nothing is compared."
+    ),
 ]
-OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, sgd-momentum, …; none: no optimizer.")]
-Effort = Annotated[str, typer.Option(help="How long plans are searched for: quick, normal or thorough.")]
+OptimizerName = Annotated[
+    str, typer.Option("--optimizer", metavar="NAME", help="adamw, sgd-momentum, …; none: no optimizer.")
+]
+Effort = Annotated[
+    str, typer.Option(metavar="EFFORT", help="How long plans are searched for: quick, normal or thorough.")
+]
 Plans = Annotated[bool, typer.Option("--plans/--no-plans", help="Look for plans, which takes longer (default: yes).")]
 
 
@@ -73,19 +82,17 @@ def estimate(
 
 def _budget(device: str | None, target: str | None) -> tuple[int | None, str | None]:
     """(bytes of the device, the target): a device's name stands for both."""
-    from ..torch.costs import devices
-
-    if target is not None:
-        devices.get(target)
     if device is None:
         return None, target
     if devices.is_known(device):
         return devices.get(device).memory_bytes, target or device
-    budget = Goal.parse(device).budget
+    choices = f"give a size such as 24GiB, or one of {', '.join(devices.names())}"
+    try:
+        budget = Goal.parse(device).budget
+    except UsageError as e:
+        raise UsageError(f"--device {value(device)} is no size of a device and no known name; {choices}") from e
     if budget is None:
-        raise UsageError(
-            f"--device {device} is a fraction; give a size such as 24GiB, or one of {', '.join(devices.names())}"
-        )
+        raise UsageError(f"--device {device} is a fraction; {choices}")
     return budget, target
 
 

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from ..model.files import write_text
-from ..parts.files import load
 from ..printed import name
+from ..progress import announce, telling
 from .answer import Answer, Whole
-from .models import check_is_plan
+from .models import load_plan
 from .options import Json, Out, check_writable
 
-PlanFile = Annotated[Path, typer.Argument(help="A file that --out of `plan`, or save() in Python, wrote.")]
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A file that --out of `plan`, or save() in Python, wrote.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -27,9 +29,11 @@ def explain(plan: PlanFile, out: Out = None, json: Json = False) -> Answer:
 
     Repeated layers are one row. --out writes what is printed to a text file.
     """
-    check_writable(out)
-    check_is_plan(plan)
-    explanation = load(plan).explain()
+    check_writable(out, reads=[plan])
+    with telling(None):
+        read = load_plan(plan)
+        announce(None, f"explaining {name(str(plan))}")
+        explanation = read.explain()
     if out is not None:
         write_text(out, f"{explanation}\n")
     wrote = [] if out is None else [Whole(f"wrote {name(str(out))}")]

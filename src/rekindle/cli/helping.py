@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from typer.core import TyperCommand
@@ -22,11 +23,27 @@ def solver_names() -> list[str]:
 CHOICES: dict[str, Callable[[], list[str]]] = {"{solvers}": solver_names, "{devices}": devices.names}
 
 
+class Unprinted(Exception):
+    """The help or the version could not be written to standard output; the cause says why."""
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Raise Unprinted for an OSError of the body, which prints: it is no failure of a command."""
+    try:
+        yield
+    except OSError as e:
+        raise Unprinted from e
+
+
 class Command(TyperCommand):
     """A command whose help fits 80 columns: its flags show no type, and its choices are listed."""
 
     def get_params(self, ctx: Any) -> Any:
         return plain_flags(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for p in self.params:
@@ -36,7 +53,8 @@ class Command(TyperCommand):
                     text = text.replace(place, ", ".join(names()))
             if text:
                 p.help = text  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
+        with printing():
+            super().format_help(ctx, formatter)
 
 
 def plain_flags(params: Any) -> Any:

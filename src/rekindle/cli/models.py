@@ -12,10 +12,14 @@ from typing import Any
 
 from ..errors import RekindleError, TraceError, UsageError
 from ..kernels import companion
+from ..model.files import OWN_STREAMS
 from ..model.formats import GRAPH, PLAN, SCHEDULE, Reader, graph_from_json, read_json
 from ..model.graph import Graph
+from ..model.plan import Plan
+from ..parts.files import from_document
 from ..parts.plan import FORMAT as PARTS
-from ..printed import value
+from ..parts.plan import PartsPlan
+from ..printed import name, value
 from ..progress import announce
 
 
@@ -27,8 +31,7 @@ def load_graph(path: str | Path) -> Graph:
     UsageError : the file holds plans for the parts of a model, so several graphs, or a schedule, so none.
     FormatError : the file is damaged or foreign.
     """
-    doc = read_json(path)
-    held = doc.get("format") if isinstance(doc, dict) else None
+    doc, held = _read(path)
     if held == PLAN:
         return graph_from_json(Reader(doc, str(path), PLAN).table("graph"), f"{path}: graph")
     if held == PARTS:
@@ -41,21 +44,48 @@ def load_graph(path: str | Path) -> Graph:
     return graph_from_json(doc, str(path))
 
 
-def check_is_plan(path: str | Path) -> None:
-    """Check that a file is a plan, by the format that it says it has; `load` checks the rest.
+def load_plan(path: str | Path) -> Plan | PartsPlan:
+    """The plan in a file of either kind, checked as `parts.files.load` says. The file is read once: it may be a pipe.
 
     Raises
     ------
     UsageError : it is a graph, a schedule or a frontier.
-    FormatError : it cannot be read.
+    FormatError : the file cannot be read, is damaged, or claims other figures than its schedules have.
     """
-    doc = read_json(path)
-    held = doc.get("format") if isinstance(doc, dict) else None
+    doc, held = _read(path)
     if held in (GRAPH, SCHEDULE, "rekindle.frontier/1"):
         raise UsageError(
             f"{path} holds no plan ({held}); `rekindle plan zoo:NAME --budget 0.5 --out plan.json` writes one, and in Python "
             "plan.save(path)"
         )
+    return from_document(doc, name(str(path)))
+
+
+def is_graph_file(spec: str) -> bool:
+    """Whether the argument of a command names a graph or plan file and no model: a .json file, or a pipe."""
+    return spec.endswith(".json") or is_stream(spec)
+
+
+def is_stream(path: str | Path) -> bool:
+    """Whether a path leads to a pipe or to an open file of this program, which has no name of its own."""
+    return str(path).startswith(OWN_STREAMS) or Path(path).is_fifo()
+
+
+def _read(path: str | Path) -> tuple[Any, Any]:
+    """(the JSON document in a file, the format that it says it has)."""
+    announce(None, f"reading {name(str(path))}")
+    doc = read_json(path)
+    return doc, doc.get("format") if isinstance(doc, dict) else None
+
+
+def file_of(spec: str) -> str | None:
+    """The file that the argument of a command names: a .json file, or the Python file of a function; None for a zoo model.
+
+    >>> file_of("zoo:gpt"), file_of("graph.json"), file_of("net.py:make")
+    (None, 'graph.json', 'net.py')
+    """
+    where, _, _ = spec.rpartition(":")
+    return None if where == "zoo" else where if where.endswith(".py") else spec
 
 
 def trace_model(spec: str, batch: int | None, target: str | None, optimizer: str | None = None) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,7 @@ import typer
 from ..ask import Goal
 from ..errors import UsageError
 from ..model import files
-from ..printed import value
+from ..printed import name, value
 from ..torch.costs import devices
 from . import completing
 
@@ -30,8 +32,11 @@ def _seed(given: int) -> int:
 
 
 def _time_limit(given: float | None) -> float | None:
-    if given is not None and not given <= TIME_LIMIT_MOST_S:  # nan too
-        raise UsageError(f"--time-limit {given} is no time of a search; give at most {TIME_LIMIT_MOST_S:g} seconds")
+    if given is not None and not 0 < given <= TIME_LIMIT_MOST_S:  # nan too
+        raise UsageError(
+            f"--time-limit {given:g} is no time of a search; give a number of seconds above 0, at most "
+            f"{TIME_LIMIT_MOST_S:g}, or leave it out: then the search takes what it needs"
+        )
     return given
 
 
@@ -42,14 +47,15 @@ def target_name(given: str | None) -> str | None:
     ------
     UsageError : another name; the message lists the choices.
     """
-    if given is not None:
-        devices.get(given)
+    if given is not None and not devices.is_known(given):
+        raise UsageError(f"--target {value(given)} is unknown; choose one of {', '.join(devices.names())}")
     return given
 
 
 Model = Annotated[
     str,
     typer.Argument(
+        metavar="MODEL",
         help="zoo:NAME, or path/to/file.py:function, where function() returns (model, sample).",
         autocompletion=completing.models,
     ),
@@ -122,16 +128,26 @@ def read_goal(budget: str | None, max_overhead: float | None, minimize: str | No
     except UsageError as e:
         named = str(e).replace("exactly one of budget, max_overhead and minimize",
                                "exactly one of --budget, --max-overhead and --minimize")  # fmt: skip
+        if budget is not None and "budget" not in named:  # the text is no size
+            named = f"--budget {named}"
         raise UsageError(named) from None
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Check before any long work that every file can be written, and that no two are the same file.
+def check_writable(*paths: Path | None, reads: Iterable[str | Path | None] = ()) -> None:
+    """Check before any long work that every file can be written, that no two are the same file, and that none is read.
+
+    reads : the files that the command reads.
 
     Raises
     ------
-    UsageError : a path is a folder, a device, a pipe or protected; its folder is missing; or two are the same file.
+    UsageError : a path is a folder, a device, a pipe or protected; its folder is missing; two are the same file; or one is
+        a file that the command reads.
     """
     real = [files.check_writable(path) for path in paths if path is not None]
+    for path in reads:
+        if path is not None and Path(os.path.realpath(path)) in real:
+            raise UsageError(
+                f"{name(str(path))} is read by this command and would be written over; name another file to write"
+            )
     if len(set(real)) < len(real):
         raise UsageError(f"cannot write two things into {real[0]}; name two files")

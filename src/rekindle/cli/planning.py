@@ -22,7 +22,7 @@ from ..show.timeline import memory_timeline
 from ..sizes import format_bytes
 from . import completing
 from .answer import Answer, Whole
-from .models import load_graph, trace_model
+from .models import file_of, is_graph_file, load_graph, trace_model
 from .options import (  # fmt: skip
     Batch,
     Budget,
@@ -43,11 +43,13 @@ from .options import (  # fmt: skip
     read_goal,
 )
 
-GraphFile = Annotated[Path, typer.Argument(help="A graph file, as `trace` writes it, or a plan file.")]
+GraphFile = Annotated[Path, typer.Argument(metavar="GRAPH", help="A graph file, as `trace` writes it, or a plan file.")]
 AnyModel = Annotated[
     str,
     typer.Argument(
-        help="zoo:NAME, path/to/file.py:function, a graph file or a plan file.", autocompletion=completing.models
+        metavar="MODEL",
+        help="zoo:NAME, path/to/file.py:function, a graph file or a plan file.",
+        autocompletion=completing.models,
     ),
 ]
 
@@ -81,7 +83,7 @@ def plan(
     --out writes the plan as JSON, --svg its memory over time.
     """
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, effort, out, svg)
+    _check(solver, cost, effort, (out, svg), file_of(model))
     with telling(None):
         traced = trace_model(model, batch, target)
         made = api.plan(
@@ -110,9 +112,9 @@ def frontier(
     json: Json = False,
 ) -> Answer:
     """List the best plans of a model, graph file or plan file, from least time to least memory; --svg draws the curve."""
-    _check(solver, cost, effort, out, svg)
+    _check(solver, cost, effort, (out, svg), file_of(model))
     with telling(None):
-        traced = load_graph(model) if model.endswith(".json") else trace_model(model, batch, target)
+        traced = load_graph(model) if is_graph_file(model) else trace_model(model, batch, target)
         plans = api.frontier(
             traced,
             solver=solver,
@@ -147,12 +149,13 @@ def solve(
 ) -> Answer:
     """Schedule the graph of a graph or plan file for one goal, without PyTorch; --out writes the schedule as JSON."""
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, effort, out, svg)
-    read = load_graph(graph)
-    made = api.plan(
-        read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-        effort=effort, time_limit=time_limit, seed=seed, cache=cache,
-    )  # fmt: skip
+    _check(solver, cost, effort, (out, svg), graph)
+    with telling(None):
+        read = load_graph(graph)
+        made = api.plan(
+            read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache,
+        )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
     written = _write_timeline(made, goal.limit(read.resident_bytes, made.baseline_activation_bytes), svg)
@@ -162,9 +165,9 @@ def solve(
     )
 
 
-def _check(solver: str, cost: str, effort: str, *files: Path | None) -> None:
-    """Refuse unknown names and unwritable files before any long work."""
-    check_writable(*files)
+def _check(solver: str, cost: str, effort: str, writes: tuple[Path | None, ...], reads: str | Path | None) -> None:
+    """Refuse unknown names and unwritable files before any long work. writes, reads : files of the command."""
+    check_writable(*writes, reads=[reads])
     registry.get(solver)
     choice("cost", cost, COSTS)
     choice("effort", effort, EFFORTS)

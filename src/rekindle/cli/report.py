@@ -9,21 +9,24 @@ import typer
 
 from ..errors import UsageError
 from ..model.plan import Plan
-from ..parts.files import load
 from ..parts.plan import PartsPlan
 from ..printed import name, value
-from ..progress import telling
+from ..progress import announce, telling
 from ..show.report.curve import Frontier, points_of_file
 from ..show.report.make import proven, write_report
-from .answer import Answer
+from .answer import Answer, Whole
+from .models import is_stream, load_plan
 from .options import Json, check_writable
 
-PlanFile = Annotated[Path, typer.Argument(help="A plan file, as `rekindle plan --out` or plan.save writes it.")]
-Html = Annotated[Path | None, typer.Option(help="File to write. Default: the plan's name with .html.")]
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="A plan file, as `rekindle plan --out` or plan.save writes it.")
+]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="File to write. Default: the plan's name with .html.")]
 Curve = Annotated[
     str,
-    typer.Option("--frontier", help="The memory/time curve to show: auto (searched for where that is quick), quick (a search "
-                                    "of a few seconds), none, or a file of `rekindle frontier --out`."),
+    typer.Option("--frontier", metavar="NAME",
+                 help="The memory/time curve to show: auto (searched for where that is quick), quick (a search of a few "
+                      "seconds), none, or a file of `rekindle frontier --out`."),
 ]  # fmt: skip
 SEARCHES: dict[str, Frontier] = {"auto": None, "quick": True, "none": False}
 
@@ -39,12 +42,12 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
         raise UsageError(
             f"--frontier {value(frontier)} is unknown; choose one of {', '.join(SEARCHES)}, or name a .json file"
         )
+    if html is None and is_stream(plan):
+        raise UsageError("the plan is read from a stream, which gives its report no name; name a file with --html")
     target = html if html is not None else plan.with_suffix(".html")
-    check_writable(target)
-    if target.resolve() == plan.resolve():
-        raise UsageError(f"the report would be written over the plan {name(str(plan))}; name another file with --html")
+    check_writable(target, reads=[plan, None if frontier in SEARCHES else frontier])
     with telling(None):
-        made = load(plan)
+        made = load_plan(plan)
         if isinstance(made, Plan):
             made = proven(made)
         if frontier.endswith(".json") and isinstance(made, PartsPlan):
@@ -52,6 +55,7 @@ def report(plan: PlanFile, html: Html = None, frontier: Curve = "auto", json: Js
                 "a frontier file holds one curve, and this plan has one for each part; give --frontier quick"
             )
         curve = SEARCHES[frontier] if frontier in SEARCHES else points_of_file(frontier, made)  # type: ignore[arg-type]
+        announce(None, "writing the report")
         write_report(made, target, curve)
     document = {"html": str(target), "bytes": target.stat().st_size, "verdict": made.sentence}
-    return Answer(document, lambda: [made.sentence, f"wrote {name(str(target))}"])
+    return Answer(document, lambda: [made.sentence, Whole(f"wrote {name(str(target))}")])

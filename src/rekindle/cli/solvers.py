@@ -16,6 +16,7 @@ from .options import Json
 Names = Annotated[
     list[str] | None,
     typer.Argument(
+        metavar="NAME",
         help="Show all that is known of these solvers. Default: one line for each of all.",
         autocompletion=completing.solvers,
     ),

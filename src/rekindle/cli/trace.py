@@ -13,7 +13,7 @@ from ..printed import name
 from ..progress import telling
 from ..show.text import graph_table
 from .answer import Answer, Whole
-from .models import trace_model
+from .models import file_of, trace_model
 from .options import Batch, Json, Model, Out, Target, check_writable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def trace(
     model: Model, batch: Batch = None, target: Target = None, optimizer: Optimizer = None, out: Out = None, json: Json = False
 ) -> Answer:  # fmt: skip
     """Capture a model's training step. --out writes the graph, which `solve` and `frontier` read without PyTorch."""
-    check_writable(out)
+    check_writable(out, reads=[file_of(model)])
     with telling(None):
         graph = trace_model(model, batch, target, optimizer).graph
     if out is not None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMAT = "rekindle.comparison/1"
 FIGURES = (
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "resident_bytes", "seconds", "overhead", "flops_overhead",
-    "op_runs", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "goal",
+    "op_runs", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
 )  # fmt: skip
 
 

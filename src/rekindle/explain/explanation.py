@@ -15,7 +15,7 @@ from .holding import peak
 from .loss import loss_ops
 from .modules import folded_paths
 from .rows import Row, forward_tree, rows
-from .screen import holders_screen, remarks_screen, table_screen, title
+from .screen import holders_screen, remarks_screen, table_screen, table_unit, title
 from .words import remarks
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Explanation:
         return [
             *title(self),
             "",
-            "In MiB: kept from forward for backward, recomputed, and saved at the peak.",
+            f"In {table_unit(self.rows)[0]}: kept from forward for backward, recomputed, and saved at the peak.",
             *table_screen(self.rows),
             "",
             "Held at the planned peak:",

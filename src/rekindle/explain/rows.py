@@ -167,7 +167,7 @@ def _module_rows(sums: Sums, root: Node, most: int) -> list[Row]:
                 break
     shown.sort(key=lambda e: (min(e.ops, default=0), e.node.pattern, not e.whole))
     found = [_row(sums, e) for e in shown if e.weight >= least]
-    if light := [e for e in shown if e.weight < least]:
+    if light := [e for e in shown if e.weight < least and e.ops]:
         count = sum(e.node.count for e in light)
         found.append(sums.row("other modules", OTHERS, count, [i for e in light for i in e.ops]))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, chop_cells
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 COLUMNS = 80
 MIB = 2**20
+GIB = 2**30
+SIZES = ("kept_bytes", "recomputed_bytes", "saved_bytes")
 LONGEST_CELL = 400  # letters of a name that are looked at
 
 
@@ -34,10 +36,13 @@ def title(e: Explanation) -> list[str]:
 
 
 def table_screen(rows: Sequence[Row]) -> list[str]:
-    """The table by module, with a line of sums. The figures of its column "MiB saved" add up to the saving within 1 %."""
-    heads = ["module", "×", "kept", "recomputed", "MiB saved", added_head(rows)]
-    saved = sum(r.saved_bytes for r in rows)
-    digits = decimals(abs(saved) / MIB)
+    """The table by module, with a line of sums. The figures of its column "MiB saved" add up to the saving within 1 %.
+
+    Large sizes are in GiB, so that the names of modules have room.
+    """
+    unit, unit_bytes = table_unit(rows)
+    heads = ["module", "×", "kept", "recomputed", f"{unit} saved", added_head(rows)]
+    digits = decimals(abs(sum(r.saved_bytes for r in rows)) / unit_bytes)
     more = decimals(abs(sum(added(r, rows) for r in rows)))
     cells = [heads]
     for r in rows:
@@ -47,6 +52,12 @@ def table_screen(rows: Sequence[Row]) -> list[str]:
     lines = aligned(cells)
     rule = "─" * max(map(cell_len, lines))
     return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+
+
+def table_unit(rows: Sequence[Any]) -> tuple[str, int]:
+    """(unit of a table's sizes, its bytes): GiB from one TiB on. rows : of modules or of parts; their sums are shown too."""
+    most = max(sum(abs(getattr(r, key)) for r in rows) for key in SIZES)
+    return ("MiB", MIB) if most < MIB * MIB else ("GiB", GIB)
 
 
 def holders_screen(every: Sequence[Holder], peak_bytes: int, shown: int) -> list[str]:
@@ -112,7 +123,8 @@ def shortened(text: str, width: int) -> str:
 def row_words(r: Row) -> str:
     """What a row of the table stands for."""
     if r.kind not in (MODULE, OWN):
-        return f"{r.count} other modules" if r.kind == OTHERS else r.pattern
+        others = "1 other module" if r.count == 1 else f"{r.count:,} other modules"
+        return others if r.kind == OTHERS else r.pattern
     if not r.pattern:
         return "(own ops)" if r.kind == OWN else "(the whole model)"
     return f"{r.pattern} (own ops)" if r.kind == OWN else r.pattern
@@ -139,11 +151,12 @@ def added(r: Row, rows: Sequence[Row]) -> float:
 
 
 def _figures(some: Sequence[Row], rows: Sequence[Row], digits: int, more: int) -> list[str]:
-    sizes = [sum(getattr(r, key) for r in some) for key in ("kept_bytes", "recomputed_bytes", "saved_bytes")]
+    sizes = [sum(getattr(r, key) for r in some) for key in SIZES]
     cost = sum(added(r, rows) for r in some)
+    unit_bytes = table_unit(rows)[1]
     return [
-        *(number(x / MIB, digits) for x in sizes),
-        f"{cost:,}" if added_head(rows) == "runs added" else number(cost, more),
+        *(number(x / unit_bytes, digits) for x in sizes),
+        number(cost, 0 if added_head(rows) == "runs added" else more),
     ]
 
 

@@ -12,7 +12,7 @@ from .plan import PartsPlan
 
 FIGURES = (
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "measured_bytes", "resident_bytes", "seconds", "overhead",
-    "least_overhead", "cost", "goal", "covered",
+    "least_overhead", "cost", "verified", "goal", "covered",
 )  # fmt: skip
 
 

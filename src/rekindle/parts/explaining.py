@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..explain import Explanation, explain
 from ..explain.holding import peak
 from ..explain.patterns import paths_pattern
-from ..explain.screen import MIB, aligned, decimals, number, shortened, table_screen, wrapped
+from ..explain.screen import SIZES, aligned, decimals, number, shortened, table_screen, table_unit, wrapped
 from ..explain.words import resident_words
 from ..model.schedule import Schedule
 from ..shares import COST_WORDS, percent
@@ -105,7 +105,7 @@ class PartsExplanation:
             *head,
             *wrapped(self.covered),
             "",
-            "In MiB: kept from the parts' forward for their backward, recomputed, and saved.",
+            f"In {table_unit(self.rows)[0]}: kept from the parts' forward for their backward, recomputed, and saved.",
             *self._table(),
         ]
         if self.inside:
@@ -118,16 +118,18 @@ class PartsExplanation:
 
     def _table(self) -> list[str]:
         total = sum(r.saved_bytes for r in self.rows) if self.saved_bytes is None else self.saved_bytes
-        digits, more = decimals(abs(total) / MIB), decimals(1e3 * sum(abs(r.added_seconds) for r in self.rows))
-        cells = [["parts", "×", "kept", "recomputed", "MiB saved", "ms added"]]
+        unit, unit_bytes = table_unit(self.rows)
+        digits, more = decimals(abs(total) / unit_bytes), decimals(1e3 * sum(abs(r.added_seconds) for r in self.rows))
+        cells = [["parts", "×", "kept", "recomputed", f"{unit} saved", "ms added"]]
         shown, others = self.rows[:ROWS_MOST], self.rows[ROWS_MOST:]
-        cells += [_cells(f"{r.pattern} ({r.kind})", [r], digits, more) for r in shown]
+        cells += [_cells(f"{r.pattern} ({r.kind})", [r], unit_bytes, digits, more) for r in shown]
         if others:
-            cells.append(_cells(f"{len(others)} other plans", others, digits, more))
-        if self.rest_bytes is not None:
-            cells.append(["elsewhere: the peaks move", "", "-", "-", number(self.rest_bytes / MIB, digits), "-"])
-        sums = _cells("total", self.rows, digits, more)
-        cells.append([*sums[:4], number(total / MIB, digits), sums[5]])
+            words = "1 other plan" if len(others) == 1 else f"{len(others)} other plans"
+            cells.append(_cells(words, others, unit_bytes, digits, more))
+        if self.rest_bytes:
+            cells.append(["elsewhere: the peaks move", "", "-", "-", number(self.rest_bytes / unit_bytes, digits), "-"])
+        sums = _cells("total", self.rows, unit_bytes, digits, more)
+        cells.append([*sums[:4], number(total / unit_bytes, digits), sums[5]])
         lines = aligned(cells)
         rule = "─" * max(map(len, lines))
         return [lines[0], rule, *lines[1:-1], rule, lines[-1]]
@@ -172,8 +174,8 @@ def _row(p: Plan, paths: list[str], every: list[str]) -> PartRow:
     return PartRow(paths_pattern(paths, every), graph.name, n, n * kept, n * plain_kept, n * made, n * seconds)
 
 
-def _cells(words: str, some: Sequence[PartRow], digits: int, more: int) -> list[str]:
-    sizes = [sum(getattr(r, key) for r in some) for key in ("kept_bytes", "recomputed_bytes", "saved_bytes")]
+def _cells(words: str, some: Sequence[PartRow], unit_bytes: int, digits: int, more: int) -> list[str]:
+    sizes = [sum(getattr(r, key) for r in some) for key in SIZES]
     count = sum(r.count for r in some)
     cost = number(1e3 * sum(r.added_seconds for r in some), more)
-    return [words, f"{count:,}" if count > 1 else "", *(number(x / MIB, digits) for x in sizes), cost]
+    return [words, f"{count:,}" if count > 1 else "", *(number(x / unit_bytes, digits) for x in sizes), cost]

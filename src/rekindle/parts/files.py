@@ -35,10 +35,19 @@ def load(path: str | os.PathLike[str]) -> Plan | PartsPlan:
     UsageError : `path` is no path.
     """
     given = file_name(path)
-    doc = formats.read_json(given)
+    return from_document(formats.read_json(given), name(given))
+
+
+def from_document(doc: Any, where: str) -> Plan | PartsPlan:
+    """The plan of a document that a plan file of either kind holds, checked as `load` says. where : its name in errors.
+
+    Raises
+    ------
+    FormatError : as `load`.
+    """
     if not isinstance(doc, dict) or doc.get("format") != FORMAT:
-        return plan_files.load(given)
-    return parts_plan_from_json(doc, name(given))
+        return plan_files.from_document(doc, where)
+    return parts_plan_from_json(doc, where)
 
 
 def parts_from_text(text: str, where: str) -> PartsPlan:

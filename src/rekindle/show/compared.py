@@ -7,7 +7,7 @@ from typing import Any
 
 from ..explain.comparison import Comparison, Difference, Sizes
 from ..explain.screen import MIB, aligned, decimals, number, wrapped
-from ..shares import percent
+from ..shares import percent, percent_down
 from ..sizes import format_bytes
 from .figures import figure
 
@@ -18,6 +18,8 @@ LABELS = {
     "measured_bytes": "peak as measured", "seconds": "ms a step", "overhead": "extra cost", "flops_overhead": "extra FLOPs",
     "bound_bytes": "no schedule below", "least_overhead": "extra cost at least", "cost": "unit of cost",
 }  # fmt: skip
+CERTIFIED = ("bound_bytes", "gap", "least_overhead", "status")  # figures that are a plan's certificate
+DOUBT = ", not verified"  # in place of `Plan.doubt`, for which a column has no room
 
 
 def compared_view(c: Comparison) -> list[str]:
@@ -26,7 +28,12 @@ def compared_view(c: Comparison) -> list[str]:
     if modules := [d for d in c.modules if _shown(d.a) != _shown(d.b)]:
         lines += ["Modules that differ, in MiB:", *_modules(modules), ""]
     elif not c.graphs:
-        lines += ["No module is treated differently.", ""]
+        same = (
+            "Every module keeps and recomputes the same in both plans"
+            if c.modules
+            else "No module is treated differently"
+        )
+        lines += [f"{same}.", ""]
     for sentence in c.graphs or ("Both plans are for the same graph, with the same costs.",):
         lines += wrapped(sentence)
     return lines
@@ -37,16 +44,24 @@ def _figures(c: Comparison) -> list[str]:
     for key, (x, y) in c.figures.items():
         if key != "covered" and (x, y) != (None, None):
             label = LABELS.get(key, key.removesuffix("_bytes").replace("_", " "))
-            cells.append([label, _words(key, x), _words(key, y), "" if x == y else "*"])
-    return [*aligned(cells), "* differs"]
+            doubts = [key in CERTIFIED and v is False for v in c.figures.get("verified", (None, None))]
+            words = [_words(key, value, doubt) for value, doubt in zip((x, y), doubts, strict=True)]
+            cells.append([label, *words, "" if x == y else "*"])
+    lines = [*aligned(cells), "* differs"]
+    if False in c.figures.get("verified", ()):
+        lines.append("not verified: the file says so, and it was not proven again in short time")
+    return lines
 
 
-def _words(key: str, x: Any) -> str:
+def _words(key: str, x: Any, doubt: bool) -> str:
+    """A figure in at most `LONGEST_WORD` letters. doubt : it belongs to a certificate that was not verified."""
     if key == "goal":
         return _goal(x)
     if key == "seconds" and x is not None:
         return f"{1e3 * x:,.4g}"
-    text = figure(key, x)
+    text = percent_down(x) if key == "least_overhead" and x is not None else figure(key, x)
+    if doubt and x is not None:
+        return text + DOUBT
     return text if len(text) <= LONGEST_WORD else text[: LONGEST_WORD - 1] + "…"
 
 
@@ -65,7 +80,7 @@ def _modules(differences: Sequence[Difference]) -> list[str]:
     cells += [_row(d.pattern, d.count, d.a, d.b, digits) for d in shown]
     if others:
         a, b = (sum((getattr(d, side) for d in others), Sizes()) for side in ("a", "b"))
-        cells.append(_row(f"{len(others)} others", 1, a, b, digits))
+        cells.append(_row(f"{len(others)} other{'s' if len(others) > 1 else ''}", 1, a, b, digits))
     return aligned(cells)
 
 
