@@ -58,7 +58,7 @@ def _next(asked: Mapping[int, int], about: Mapping[int, int], limit: int, fits: 
         a, slope = _line(points, limit)
         return inside(a + int((limit - points[a]) // slope)) if slope > 0 else inside((fits + too_large) // 2)
     if about and over:
-        (batch, size), = over.items()
+        ((batch, size),) = over.items()
         slope = _line(about, limit)[1] if len(about) > 1 else size / batch
         return inside(batch + int((limit - size) // slope)) if slope > 0 else inside((fits + too_large) // 2)
     if over:

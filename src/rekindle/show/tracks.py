@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..explain.holding import forward_end
 from ..model.graph import Graph, Op
 from ..model.judge import Simulation, simulate
 from ..model.schedule import RUN, Schedule
@@ -22,7 +23,7 @@ class Track:
     memory : int64 [runs], bytes during each run, resident bytes included.
     again : bool [runs], whether the op ran before.
     ends : float64 [runs], the time at which the run ends.
-    boundary : index of the first run after which backward begins, or None.
+    boundary : index of the run with which forward ends, or None.
     peak_run, peak_op : index of the run at the peak, and its op; None where nothing runs.
     """
 
@@ -47,12 +48,10 @@ class Track:
         ops, memory = steps[is_run, 1], judged.memory[is_run]
         again = np.ones(len(ops), np.bool_)
         again[np.unique(ops, return_index=True)[1]] = False
-        backward = np.array([o.backward for o in graph.ops], np.bool_)[ops]
-        starts = np.flatnonzero(ops == graph.boundary if graph.boundary is not None else backward)
         peak = int(memory.argmax()) if len(memory) else 0
         peak_op = graph.ops[ops[peak]] if len(ops) else None
         ends = np.cumsum(weights[ops])
-        return cls(label, judged, memory, again, ends, int(starts[0]) if len(starts) else None, peak, peak_op)
+        return cls(label, judged, memory, again, ends, forward_end(graph, ops), peak, peak_op)
 
     @property
     def peak_name(self) -> str:

@@ -3,7 +3,7 @@
 const WORDS = {
   memory:
     "Drag or turn the wheel to zoom, on a phone use two fingers. Point at the picture to see the operator that runs.",
-  holders: "Areas are bytes. Modules that differ only in their number are one. Choose a tile to look inside.",
+  holders: "Areas are bytes. Numbered modules with the same operators are one. Choose a tile to look inside.",
   curve:
     "Every point is a plan of the same step; none of them is better in both. In the grey area no plan exists, as " +
     "certified. Choose a point to see its figures.",
