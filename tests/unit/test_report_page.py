@@ -17,7 +17,7 @@ import rekindle
 from command_line import Ran
 from rekindle import certificates
 from rekindle.ask import Goal
-from rekindle.errors import UsageError
+from rekindle.errors import FormatError, UsageError
 from rekindle.explain import explain_schedule
 from rekindle.explain.holding import peak
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
@@ -26,6 +26,7 @@ from rekindle.model.plan import Plan
 from rekindle.model.schedule import RUN, Schedule
 from rekindle.parts.plan import Part, PartsPlan
 from rekindle.show.report import document
+from rekindle.show.report.curve import Point, points_of_file
 from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart
 from rekindle.show.report.make import report
 from rekindle.show.report.recomputed import recomputed
@@ -248,6 +249,23 @@ def test_the_command_takes_a_frontier_file(plan: Plan, tmp_path: Path, capfd: py
     curve.write_text(json.dumps({"format": "rekindle.frontier/1", "plans": [plan.figures() | {"graph_hash": "x"}]}))
     refused = Ran(capfd, "report", file, "--html", page, "--frontier", curve)
     assert (refused.code, "another graph" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"overhead": -5.0, "least_overhead": 0.0}, "least overhead"), ({"bound_bytes": 10**15}, "its bound"),
+        ({"bound_bytes": -1}, "its bound"), ({"least_overhead": 9.0}, "least overhead"), ({"status": "proven"}, "its status"),
+        ({"flops_overhead": -1.0}, "extra FLOPs"),
+    ],
+)  # fmt: skip
+def test_points_that_contradict_themselves_are_refused(
+    plan: Plan, tmp_path: Path, wrong: dict[str, Any], words: str
+) -> None:
+    file = tmp_path / "frontier.json"
+    file.write_text(json.dumps({"format": "rekindle.frontier/1", "plans": [plan.figures() | wrong]}))
+    with pytest.raises(FormatError, match=f"plan 0 contradicts itself: .*{words}"):
+        points_of_file(str(file), plan)
 
 
 def test_the_command_refuses_early(plan: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
