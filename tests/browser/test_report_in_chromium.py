@@ -240,6 +240,17 @@ def test_a_certificate_that_was_not_verified_is_shown_as_its_files_own(
     assert page.read_logs()[0] == []
 
 
+def test_a_bound_on_the_cost_is_never_rounded_up(chromium: Any, tmp_path: Path) -> None:
+    plan = replace(rekindle.plan(blocks(8), 0.6, solver="every", cache=False), status="feasible", least_overhead=0.12395)
+    file = tmp_path / "report.html"
+    file.write_text(write.page(document.of_plan(plan, [Point.of(plan, plan.graph.weights())])))
+    page = Page(chromium, file, 1280)
+    for selector in (".figures", ".details"):
+        said = page.js("return document.querySelector(arguments[0]).textContent", selector)
+        assert "+12.3 %" in said
+        assert "+12.4 %" not in said
+
+
 def test_tiles_open_and_the_trail_leads_back(chromium: Any, pages: dict[str, Path], width: int) -> None:
     page = Page(chromium, pages["plan"], width)
     trail = lambda: page.js("return document.querySelector('.trail').innerText")  # noqa: E731

@@ -152,7 +152,7 @@ class Curve {
       [`extra ${costWords}`, percent(p.overhead)],
       ["extra FLOPs", p.flops === null || costWords === "FLOPs" ? "" : percent(p.flops)],
       [claim("no plan this cheap below"), bytes(p.bound)],
-      [claim("no plan this small cheaper than"), index === null && !this.part.isBudget ? "" : percent(p.least)],
+      [claim("no plan this small cheaper than"), index === null && !this.part.isBudget ? "" : percentDown(p.least)],
       ["certificate", p.verified ? p.status ?? "" : "as its file says: not verified"],
     ].filter(([, value]) => value !== "");
     const list = el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)]));

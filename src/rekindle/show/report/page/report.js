@@ -33,7 +33,7 @@ function figure(label, value, note) {
 function figures(part) {
   const { peak, plainPeak, overhead, bound, gap, verified, isBudget } = part;
   const saved = plainPeak ? 100 * (1 - peak / plainPeak) : 0;
-  const least = percent(Math.floor(part.least * 1000 + 1e-6) / 1000); // never rounded up
+  const least = percentDown(part.least);
   const price = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the plain step's";
   const proof = verified ? "" : "not verified, ";
   return el(
