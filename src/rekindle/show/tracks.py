@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..explain.holding import forward_end
-from ..model.graph import Graph, Op
+from ..model.graph import BOUNDARY, Graph, Op
 from ..model.judge import Simulation, simulate
+from ..model.op_names import WORDS, does
 from ..model.schedule import RUN, Schedule
 
 LONGEST_NAME = 48  # characters of an op's name beside its dot
@@ -54,9 +55,11 @@ class Track:
         return cls(label, judged, memory, again, ends, forward_end(graph, ops), peak, peak_op)
 
     @property
-    def peak_name(self) -> str:
-        """The name of the op at the peak; "" where nothing runs."""
-        return "" if self.peak_op is None else self.peak_op.name
+    def peak_place(self) -> str:
+        """Where the peak is: "in layer1.0 relu", "at the end of forward"; "" where nothing runs."""
+        if self.peak_op is None:
+            return ""
+        return f"{'at' if self.peak_op.name == BOUNDARY else 'in'} {short_name(self.peak_op)}"
 
     @property
     def length(self) -> float:
@@ -84,7 +87,9 @@ class Track:
 
 
 def short_name(op: Op) -> str:
-    """An op in a few words: "layer1.0 relu" for aten.relu.default in the module layer1.0."""
-    operator = (op.target or op.kind).removeprefix("aten.").removesuffix(".default")
+    """An op in a few words: "layer1.0 relu" for aten.relu.default in the module layer1.0; "the end of forward"."""
+    if op.name == BOUNDARY:
+        return WORDS[BOUNDARY]
+    operator = does(op) if op.target else op.kind
     words = f"{op.module} {operator}".strip() if operator else op.name
     return words if len(words) <= LONGEST_NAME else words[: LONGEST_NAME - 1] + "…"
