@@ -12,6 +12,7 @@ import pytest
 
 import rekindle
 from rekindle.ask import Goal
+from rekindle.model.graph import Graph
 from rekindle.parts.plan import Part, PartsPlan
 from rekindle.show.report import document, write
 from rekindle.show.report.curve import Point
@@ -241,7 +242,9 @@ def test_a_certificate_that_was_not_verified_is_shown_as_its_files_own(
 
 
 def test_a_bound_on_the_cost_is_never_rounded_up(chromium: Any, tmp_path: Path) -> None:
-    plan = replace(rekindle.plan(blocks(8), 0.6, solver="every", cache=False), status="feasible", least_overhead=0.12395)
+    plan = replace(
+        rekindle.plan(blocks(8), 0.6, solver="every", cache=False), status="feasible", least_overhead=0.12395
+    )
     file = tmp_path / "report.html"
     file.write_text(write.page(document.of_plan(plan, [Point.of(plan, plan.graph.weights())])))
     page = Page(chromium, file, 1280)
@@ -249,6 +252,32 @@ def test_a_bound_on_the_cost_is_never_rounded_up(chromium: Any, tmp_path: Path) 
         said = page.js("return document.querySelector(arguments[0]).textContent", selector)
         assert "+12.3 %" in said
         assert "+12.4 %" not in said
+
+
+def test_a_graph_without_seconds_says_so(chromium: Any, tmp_path: Path) -> None:
+    """Its time is counted in runs, and its extra cost is not."""
+    graph = blocks(8)
+    graph = replace(graph, ops=tuple(replace(o, seconds=0.0, flops=0) for o in graph.ops))
+    file = tmp_path / "report.html"
+    rekindle.plan(graph, 0.6, solver="every", cache=False).to_html(file, frontier=False)
+    page = Page(chromium, file, 1280)
+    assert "no op has seconds" in page.js("return document.querySelector('.figures').textContent")
+    assert "proven: " not in page.js("return document.querySelector('.figures').textContent")
+    heads = page.js("return [...document.querySelectorAll('th')].map(h => h.textContent)")
+    assert "of the plain step's runs" in heads
+    assert "of the plain step" not in heads
+
+
+def test_an_empty_graph_has_a_report(chromium: Any, tmp_path: Path) -> None:
+    plan = rekindle.plan(Graph((), (), (), 0, "empty"), 1.0, solver="none", cache=False)
+    file = tmp_path / "report.html"
+    plan.to_html(file, frontier=[plan])
+    page = Page(chromium, file, 1280)
+    page.js("document.querySelector('[data-point=\"0\"]').dispatchEvent(new Event('click'))")
+    said = page.js("return document.getElementById('report').textContent")
+    assert "NaN" not in said
+    assert "Nothing runs in this graph." in said
+    assert page.read_logs()[0] == []
 
 
 def test_tiles_open_and_the_trail_leads_back(chromium: Any, pages: dict[str, Path], width: int) -> None:

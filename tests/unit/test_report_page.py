@@ -26,7 +26,7 @@ from rekindle.model.plan import Plan
 from rekindle.model.schedule import RUN, Schedule
 from rekindle.parts.plan import Part, PartsPlan
 from rekindle.show.report import document
-from rekindle.show.report.curve import Point, points_of_file
+from rekindle.show.report.curve import points_of_file
 from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart
 from rekindle.show.report.make import report
 from rekindle.show.report.recomputed import recomputed

@@ -107,7 +107,8 @@ def points_of_file(path: str, plan: Plan) -> list[Point]:
 
     Raises
     ------
-    FormatError : the file is damaged or foreign, its figures contradict each other, or its plans are for a different graph than `plan`.
+    FormatError : the file is damaged or foreign, its figures contradict each other, or its plans are for a different graph
+        than `plan`.
     """
     where = name(path)
     points: list[Point] = []

@@ -146,9 +146,10 @@ class Curve {
     }
     const p = index === null ? { ...this.part, flops: null } : this.points[index];
     const { costWords, plainPeak } = this.part;
+    const change = plainPeak ? ` (${percent(p.peak / plainPeak - 1)})` : "";
     const claim = (words) => (p.verified ? words : `its file says: ${words}`);
     const rows = [
-      ["peak of the step", `${bytes(p.peak)} (${percent(p.peak / plainPeak - 1)})`],
+      ["peak of the step", `${bytes(p.peak)}${change}`],
       [`extra ${costWords}`, percent(p.overhead)],
       ["extra FLOPs", p.flops === null || costWords === "FLOPs" ? "" : percent(p.flops)],
       [claim("no plan this cheap below"), bytes(p.bound)],

@@ -11,7 +11,7 @@ const WORDS = {
     "This report was made without the memory/time curve. To see it here: plan.to_html(path, frontier=True), or " +
     "rekindle report plan.json --frontier quick.",
   recomputed:
-    "Operators that run again, dearest first: the time that they add, and the bytes of their results that are free " +
+    "Operators that run again, dearest first: what they add, and the bytes of their results that are free " +
     "between two runs.",
   certificate: "Proven for every possible schedule of this step, not only for those that the search looked at.",
   unverified: "As the plan's file says. It could not be proven again in short time: nothing in it is verified.",
@@ -34,7 +34,8 @@ function figures(part) {
   const { peak, plainPeak, overhead, bound, gap, verified, isBudget } = part;
   const saved = plainPeak ? 100 * (1 - peak / plainPeak) : 0;
   const least = percentDown(part.least);
-  const price = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the plain step's";
+  const claim = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the plain step's";
+  const price = part.cost === "seconds" && part.unit !== "seconds" ? "no op has seconds" : claim;
   const proof = verified ? "" : "not verified, ";
   return el(
     "div", { class: "figures" },
