@@ -228,7 +228,7 @@ def test_a_certificate_that_was_not_verified_is_shown_as_its_files_own(
     assert "proven: " not in said
     assert "not verified" in page.js("return document.querySelector('.memory .bound').textContent")
     assert page.js("return document.querySelectorAll('.curve .never').length") == 0
-    assert "its file says: no plan this cheap below" in page.js("return document.querySelector('.details').textContent")
+    assert "its file says: none this cheap below" in page.js("return document.querySelector('.details').textContent")
     page.js(
         "document.querySelector('[data-point=\"0\"]').dispatchEvent(new Event('click'))"
     )  # below the plan's own mark

@@ -147,14 +147,14 @@ class Curve {
     const p = index === null ? { ...this.part, flops: null } : this.points[index];
     const { costWords, plainPeak } = this.part;
     const change = plainPeak ? ` (${percent(p.peak / plainPeak - 1)})` : "";
-    const claim = (words) => (p.verified ? words : `its file says: ${words}`);
+    const claim = (words) => (p.verified ? `no plan ${words}` : `its file says: none ${words}`);
     const rows = [
       ["peak of the step", `${bytes(p.peak)}${change}`],
       [`extra ${costWords}`, percent(p.overhead)],
       ["extra FLOPs", p.flops === null || costWords === "FLOPs" ? "" : percent(p.flops)],
-      [claim("no plan this cheap below"), bytes(p.bound)],
-      [claim("no plan this small cheaper than"), index === null && !this.part.isBudget ? "" : percentDown(p.least)],
-      ["certificate", p.verified ? p.status ?? "" : "as its file says: not verified"],
+      [claim("this cheap below"), bytes(p.bound)],
+      [claim("this small cheaper than"), index === null && !this.part.isBudget ? "" : percentDown(p.least)],
+      ["certificate", p.verified ? p.status ?? "" : "not verified"],
     ].filter(([, value]) => value !== "");
     const list = el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)]));
     const heading = el("h3", {}, index === null ? "This plan" : `Point ${index + 1} of ${this.points.length}`);
