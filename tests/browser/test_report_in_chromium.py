@@ -4,6 +4,7 @@ network, and hover, zoom and clicks work."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 
 import rekindle
 from rekindle.ask import Goal
+from rekindle.model.graph import Graph
 from rekindle.parts.plan import Part, PartsPlan
+from rekindle.show.report import document, write
+from rekindle.show.report.curve import Point
 from traced_steps import PAGE, blocks
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -201,6 +205,78 @@ def test_a_click_on_the_curve_changes_the_figures(chromium: Any, pages: dict[str
     last = page.js("return document.querySelectorAll('.point').length") - 2
     page.click(f"[data-point='{last}'] .shown")
     assert details() not in (before, first)
+    assert page.read_logs()[0] == []
+
+
+def test_a_certificate_that_was_not_verified_is_shown_as_its_files_own(
+    chromium: Any, tmp_path: Path, width: int
+) -> None:
+    """The file claims an optimum that nobody can prove, and the points of its curve claim bounds of their own."""
+    plan = rekindle.plan(blocks(8), 0.6, solver="every", cache=False)
+    claims = replace(
+        plan, verified=False, status="optimal", bound_bytes=plan.peak_bytes, gap=0.0, least_overhead=plan.overhead
+    )
+    graph = plan.graph
+    point = replace(Point.of(plan, graph.weights()), verified=False, ends=(), bytes=())
+    data = document.of_plan(claims, [point])
+    file = tmp_path / "report.html"
+    file.write_text(write.page(data))
+    page = Page(chromium, file, width)
+    said = page.js("return document.getElementById('report').textContent")
+    assert "proven for every possible schedule" not in said.lower()
+    assert "certified" not in said.lower()
+    assert "proven: " not in said
+    assert "not verified" in page.js("return document.querySelector('.memory .bound').textContent")
+    assert page.js("return document.querySelectorAll('.curve .never').length") == 0
+    assert "its file says: none this cheap below" in page.js("return document.querySelector('.details').textContent")
+    page.js(
+        "document.querySelector('[data-point=\"0\"]').dispatchEvent(new Event('click'))"
+    )  # below the plan's own mark
+    assert "holds no schedule" in page.js("return document.querySelector('.details').textContent")
+    # one that was verified is still certified, and draws the area
+    file.write_text(write.page(document.of_plan(plan, [point])))
+    page = Page(chromium, file, width)
+    assert "certified" in page.js("return document.querySelector('.memory .bound').textContent")
+    assert page.js("return document.querySelectorAll('.curve .never').length") == 1
+    assert page.read_logs()[0] == []
+
+
+def test_a_bound_on_the_cost_is_never_rounded_up(chromium: Any, tmp_path: Path) -> None:
+    plan = replace(
+        rekindle.plan(blocks(8), 0.6, solver="every", cache=False), status="feasible", least_overhead=0.12395
+    )
+    file = tmp_path / "report.html"
+    file.write_text(write.page(document.of_plan(plan, [Point.of(plan, plan.graph.weights())])))
+    page = Page(chromium, file, 1280)
+    for selector in (".figures", ".details"):
+        said = page.js("return document.querySelector(arguments[0]).textContent", selector)
+        assert "+12.3 %" in said
+        assert "+12.4 %" not in said
+
+
+def test_a_graph_without_seconds_says_so(chromium: Any, tmp_path: Path) -> None:
+    """Its time is counted in runs, and its extra cost is not."""
+    graph = blocks(8)
+    graph = replace(graph, ops=tuple(replace(o, seconds=0.0, flops=0) for o in graph.ops))
+    file = tmp_path / "report.html"
+    rekindle.plan(graph, 0.6, solver="every", cache=False).to_html(file, frontier=False)
+    page = Page(chromium, file, 1280)
+    assert "no op has seconds" in page.js("return document.querySelector('.figures').textContent")
+    assert "proven: " not in page.js("return document.querySelector('.figures').textContent")
+    heads = page.js("return [...document.querySelectorAll('th')].map(h => h.textContent)")
+    assert "of the plain step's runs" in heads
+    assert "of the plain step" not in heads
+
+
+def test_an_empty_graph_has_a_report(chromium: Any, tmp_path: Path) -> None:
+    plan = rekindle.plan(Graph((), (), (), 0, "empty"), 1.0, solver="none", cache=False)
+    file = tmp_path / "report.html"
+    plan.to_html(file, frontier=[plan])
+    page = Page(chromium, file, 1280)
+    page.js("document.querySelector('[data-point=\"0\"]').dispatchEvent(new Event('click'))")
+    said = page.js("return document.getElementById('report').textContent")
+    assert "NaN" not in said
+    assert "Nothing runs in this graph." in said
     assert page.read_logs()[0] == []
 
 

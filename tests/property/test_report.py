@@ -93,8 +93,8 @@ def test_the_peaks_drawn_are_the_peaks_judged() -> None:
     peaks = [simulate(graph, s).peak_bytes for s in (Schedule.baseline(graph), planned)]
     root = parsed(memory_timeline(graph, planned, budget=30 << 20, title="a < b & c"))
     said = [w for w in words(root) if w.startswith("peak ")]
-    ops = [Track.of(graph, s, "", graph.weights()).peak_name for s in (Schedule.baseline(graph), planned)]
-    assert set(said) == {f"peak {format_bytes(p)} in {op}" for p, op in zip(peaks, ops, strict=True)}
+    places = [Track.of(graph, s, "", graph.weights()).peak_place for s in (Schedule.baseline(graph), planned)]
+    assert set(said) == {f"peak {format_bytes(p)} {place}" for p, place in zip(peaks, places, strict=True)}
     assert "30.0 MiB" in words(root)
     assert words(root).count("backward") == 2
     assert "a < b & c" in words(root)
@@ -102,6 +102,14 @@ def test_the_peaks_drawn_are_the_peaks_judged() -> None:
     assert high[1] / high[0] == pytest.approx(peaks[1] / peaks[0], abs=0.01)
     description = root.find(f"{SVG}desc").text or ""  # type: ignore[union-attr]
     assert all(f"{p} bytes" in description for p in peaks)
+
+
+def test_a_peak_at_the_boundary_is_said_to_be_at_the_end_of_forward() -> None:
+    ops = (Op("f", (0,), (1,)), Op(BOUNDARY, (1,), (2,), recompute=False), Op("b", (2, 1), (3,), backward=True))
+    graph = Graph((Value(0), Value(1 << 20), Value(1 << 20), Value(0)), ops, (3,))
+    svg = memory_timeline(graph, Schedule.baseline(graph))
+    assert "peak 2.0 MiB at the end of forward" in words(parsed(svg))
+    assert "boundary" not in svg
 
 
 def test_ten_thousand_steps_keep_their_peak_and_stay_small() -> None:
@@ -137,7 +145,7 @@ def test_an_op_is_named_in_a_few_words() -> None:
     traced = Op("l.0|aten.relu.default|f32[8]", (), (), module="l.0", kind="aten", target="aten.relu.default")
     assert short_name(traced) == "l.0 relu"
     assert short_name(Op("w|accumulate|", (), (), module="w", kind="accumulate")) == "w accumulate"
-    assert short_name(Op("boundary", (), (), kind="boundary")) == "boundary"
+    assert short_name(Op("boundary", (), (), kind="boundary")) == "the end of forward"
     assert short_name(Op("made by hand|x", (), ())) == "made by hand|x"
     assert len(short_name(Op("n" * 100, (), ()))) == 48
 

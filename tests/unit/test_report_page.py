@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,20 @@ import rekindle
 from command_line import Ran
 from rekindle import certificates
 from rekindle.ask import Goal
-from rekindle.errors import UsageError
+from rekindle.errors import FormatError, UsageError
+from rekindle.explain import explain_schedule
+from rekindle.explain.holding import peak
+from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import RUN, Schedule
 from rekindle.parts.plan import Part, PartsPlan
 from rekindle.show.report import document
-from rekindle.show.report.held import PARTS, RECOMPUTED, SAVED, Held
+from rekindle.show.report.curve import points_of_file
+from rekindle.show.report.held import PART_OF, PARTS, RECOMPUTED, SAVED, MemoryByPart
 from rekindle.show.report.make import report
 from rekindle.show.report.recomputed import recomputed
-from strategies import graphs, run_sequences
+from strategies import graphs, run_sequences, schedules
 from traced_steps import PAGE, blocks
 
 EVIL = "</script><img src=x onerror=alert(1)>\x1b[2J<!--"
@@ -47,23 +52,80 @@ def data_of(page: str) -> Any:
 def test_the_parts_of_memory_add_up_to_the_judges(data: st.DataObject) -> None:
     graph = data.draw(graphs())
     schedule = Schedule.from_runs(graph, data.draw(run_sequences(graph)))
-    held = Held.of(graph, schedule)
+    held = MemoryByPart.of(graph, schedule)
+    judged = held.lives.judged
     memory = simulate(graph, schedule).memory[schedule.array[:, 0] == RUN]
     assert (held.parts >= 0).all()
     assert (held.parts.sum(axis=0) + graph.resident_bytes == memory).all()
-    if held.peak >= 0:
-        assert sum(h.bytes for h in held.at_peak) + graph.resident_bytes == held.judged.peak_bytes
-        by_part = [sum(h.bytes for h in held.at_peak if h.part == part) for part in range(len(PARTS))]
-        assert by_part == held.parts[:, held.peak].tolist()
-    extra = sum(r.cost for r in recomputed(graph, schedule, graph.weights("unit")))
-    assert extra == held.judged.runs @ graph.weights("unit") - graph.weights("unit")[held.judged.runs > 0].sum()
+    if held.lives.peak >= 0:
+        assert sum(h.bytes for h in held.at_peak.held) + graph.resident_bytes == judged.peak_bytes
+        by_part = [sum(h.bytes for h in held.at_peak.held if PART_OF[h.role] == part) for part in range(len(PARTS))]
+        assert by_part == held.parts[:, held.lives.peak].tolist()
+    extra = sum(r.cost for r in recomputed(graph, schedule, graph.weights("unit"), {}))
+    assert extra == judged.runs @ graph.weights("unit") - graph.weights("unit")[judged.runs > 0].sum()
+
+
+@given(st.data())
+def test_the_report_and_explain_say_the_same_bytes_of_each_reason(data: st.DataObject) -> None:
+    """Of any plan, in the treemap, in the chart at the peak, and in the chart when backward begins."""
+    graph = data.draw(graphs())
+    schedule = data.draw(schedules(graph))
+    explained = explain_schedule(graph, schedule)
+    held = MemoryByPart.of(graph, schedule)
+    for part in range(len(PARTS)):
+        said = sum(h.bytes for h in explained.holders if PART_OF.get(h.role) == part)
+        assert held.lives.peak < 0 or held.parts[part, held.lives.peak] == said
+    end = held.lives.boundary
+    if end is not None and end + 1 < held.parts.shape[1]:
+        assert held.parts[SAVED, end + 1] == sum(r.kept_bytes for r in explained.rows)
+
+
+def by_hand(sizes: Sequence[int], ops: Sequence[Op], keep: tuple[int, ...]) -> Graph:
+    return Graph(tuple(map(Value, sizes)), tuple(ops), keep, 0, "by hand")
+
+
+def test_a_value_that_the_end_of_forward_reads_last_is_not_saved() -> None:
+    ops = [
+        Op("f", (0,), (1,)), Op("head", (1,), (2,)), Op(BOUNDARY, (2,), (3,), recompute=False, kind=BOUNDARY),
+        Op("b", (3, 1), (4,), backward=True),
+    ]  # fmt: skip
+    graph = by_hand((0, 100, 40, 10, 10), ops, (4,))
+    held = MemoryByPart.of(graph, Schedule.baseline(graph))
+    assert held.parts[SAVED].tolist() == [0, 100, 100, 100]
+    assert held.parts[PARTS.index("passing")].tolist() == [0, 0, 40, 10]
+    assert held.lives.boundary == 2
+
+
+def test_a_value_of_forward_that_is_first_made_in_backward_is_not_recomputed() -> None:
+    ops = [
+        Op("f", (0,), (1,)), Op("aside", (1,), (2,)), Op(BOUNDARY, (1,), (3,), recompute=False, kind=BOUNDARY),
+        Op("b", (3, 2), (4,), backward=True),
+    ]  # fmt: skip
+    graph = by_hand((0, 10, 100, 10, 200), ops, (4,))
+    late = Schedule.from_runs(graph, [0, 2, 1, 3])
+    roles = {h.value: h.role for h in peak(graph, late).held}
+    assert (roles[2], roles[3]) == ("forward", "gradient")
+    assert not MemoryByPart.of(graph, late).parts[RECOMPUTED].any()
+
+
+def test_only_the_first_value_of_an_op_has_its_shape() -> None:
+    """The other outputs of a norm are small, and the graph does not say their shapes."""
+    norm = {"module": "h.0.ln", "kind": "aten", "target": "aten.native_layer_norm.default", "shape": "f32[16,64]"}
+    ops = [
+        Op("ln", (0,), (1, 2, 3), **norm), Op(BOUNDARY, (1,), (4,), recompute=False, kind=BOUNDARY),
+        Op("b", (4, 1, 2, 3), (5,), backward=True),
+    ]  # fmt: skip
+    graph = by_hand((0, 4096, 64, 64, 10, 10), ops, (5,))
+    data = data_of(report(rekindle.plan(graph, 1.0, solver="none", cache=False)))
+    rows = [[*(data["strings"][k] for k in row[:3]), *row[5:]] for row in data["parts"][0]["holders"][1]]
+    assert rows[:1] == [["h.0.ln", "layer_norm", "f32[16,64]", 1, 4096]]
+    assert ["h.0.ln", "layer_norm", "(output 2)", 1, 64] in rows
 
 
 def test_what_is_saved_and_what_is_recomputed_is_told_apart(plan: Plan) -> None:
-    plain, planned = (Held.of(plan.graph, s) for s in (Schedule.baseline(plan.graph), plan.schedule))
+    plain, planned = (MemoryByPart.of(plan.graph, s) for s in (Schedule.baseline(plan.graph), plan.schedule))
     assert plain.parts[SAVED].max() > planned.parts[SAVED].max() > 0
     assert planned.parts[RECOMPUTED].max() > plain.parts[RECOMPUTED].max() == 0
-    assert planned.again.sum() == len(plan.schedule.runs) - len(set(plan.schedule.runs))
 
 
 def test_the_page_holds_the_plans_figures(plan: Plan) -> None:
@@ -187,6 +249,23 @@ def test_the_command_takes_a_frontier_file(plan: Plan, tmp_path: Path, capfd: py
     curve.write_text(json.dumps({"format": "rekindle.frontier/1", "plans": [plan.figures() | {"graph_hash": "x"}]}))
     refused = Ran(capfd, "report", file, "--html", page, "--frontier", curve)
     assert (refused.code, "another graph" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"overhead": -5.0, "least_overhead": 0.0}, "least overhead"), ({"bound_bytes": 10**15}, "its bound"),
+        ({"bound_bytes": -1}, "its bound"), ({"least_overhead": 9.0}, "least overhead"), ({"status": "proven"}, "its status"),
+        ({"flops_overhead": -1.0}, "extra FLOPs"),
+    ],
+)  # fmt: skip
+def test_points_that_contradict_themselves_are_refused(
+    plan: Plan, tmp_path: Path, wrong: dict[str, Any], words: str
+) -> None:
+    file = tmp_path / "frontier.json"
+    file.write_text(json.dumps({"format": "rekindle.frontier/1", "plans": [plan.figures() | wrong]}))
+    with pytest.raises(FormatError, match=f"plan 0 contradicts itself: .*{words}"):
+        points_of_file(str(file), plan)
 
 
 def test_the_command_refuses_early(plan: Plan, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.graph import Graph, Op
-from ..model.op_names import WORDS, operator_name
+from ..model.op_names import does
 from .holding import Peak
+from .modules import pattern_of
 
 RESIDENT = "resident"
 
@@ -42,34 +42,17 @@ class Holder:
 def holders(graph: Graph, p: Peak, patterns: dict[str, str]) -> list[Holder]:
     """All holders at the peak, the largest first; their bytes add up to `p.bytes`.
 
-    patterns : module path -> its folded pattern; a path that is not there stands for itself.
+    patterns : module path -> its folded pattern, as `folded_paths` gives it.
     """
     found: dict[tuple[str, str, str, str], list[int]] = {}
     for h in p.held:
         op = graph.ops[h.op]
-        key = h.role, patterns.get(op.module, op.module), does(op), _shape(graph, op, h.value)
+        key = h.role, pattern_of(op.module, patterns), does(op), _shape(graph, op, h.value)
         found.setdefault(key, []).append(h.bytes)
     every = [Holder(sum(sizes), len(sizes), *key) for key, sizes in found.items()]
     if graph.resident_bytes:
         every.append(Holder(graph.resident_bytes, 1, RESIDENT, "", "parameters, gradients, buffers, inputs", ""))
     return sorted(every, key=lambda h: -h.bytes)
-
-
-def does(op: Op) -> str:
-    """The operator in a word, as users call it; the op's own name where the graph does not say more.
-
-    >>> does(Op("a", (), (), target="aten.native_layer_norm.default"))
-    'layer_norm'
-    >>> does(Op("a", (), (), target="aten._scaled_dot_product_flash_attention.default"))
-    'attention'
-    >>> does(Op("a", (), (), target="aten._native_batch_norm_legit_functional.default"))
-    'batch_norm'
-    """
-    if not op.target:
-        return WORDS.get(op.kind, "") or op.name
-    operator = operator_name(op.target)
-    attention = re.fullmatch(r"_?scaled_dot_product_.*attention\w*?(_backward)?", operator)
-    return f"attention{attention[1] or ''}" if attention else re.sub(r"^_*(native_)?|_legit\w*", "", operator)
 
 
 def _shape(graph: Graph, op: Op, value: int | None) -> str:

@@ -1,21 +1,75 @@
-"""The storages that a schedule holds at its peak, and those that it saves from forward for backward.
+"""The storages that a schedule holds: from when to when and why, those at its peak, and those saved from forward for backward.
 
-Both are read off the schedule step by step, with the judge's rules, so that the bytes add up to the judge's peak.
+All are read off the schedule step by step, with the judge's rules, so that the bytes add up to the judge's memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ..model.graph import Graph
-from ..model.judge import simulate
+from ..model.judge import Simulation, simulate
 from ..model.schedule import RUN, Schedule
 
 WORKSPACE, RUNNING, GRADIENT, SAVED, RECOMPUTED, FORWARD = (
     "workspace", "running", "gradient", "saved", "recomputed", "forward",
 )  # fmt: skip
+
+
+class Life(NamedTuple):
+    """A value from the run that makes it to the last run that it is held in.
+
+    op : the op that makes it. role : "saved", "recomputed", "gradient" or "forward", as in `Held`.
+    first, last : indices of runs; the value counts as held in the runs after `first`, up to `last`, in which it may be written
+        over. Where nothing frees it, `last` is the number of runs.
+    """
+
+    value: int
+    op: int
+    role: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Lives:
+    """The values that a schedule holds, each with the runs from which to which it is held, and why.
+
+    judged : the judge's figures.
+    ops, into : int64 [runs], the op of each run, and the value that it writes over or -1.
+    memory : int64 [runs], the judge's bytes in each run, resident bytes included.
+    boundary : index of the run with which forward ends; None: no such op runs.
+    every : in the order in which they begin.
+    """
+
+    judged: Simulation
+    ops: np.ndarray
+    into: np.ndarray
+    memory: np.ndarray
+    boundary: int | None
+    every: tuple[Life, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule) -> Lives:
+        """The lives of a schedule's values. O(steps + edges).
+
+        Raises
+        ------
+        FormatError : the schedule is for another graph, or breaks a rule.
+        """
+        judged = simulate(graph, schedule)
+        is_run = schedule.array[:, 0] == RUN
+        ops, into = schedule.array[is_run, 1], schedule.array[is_run, 2]
+        boundary = forward_end(graph, ops)
+        return cls(judged, ops, into, judged.memory[is_run], boundary, _lives(graph, schedule, boundary))
+
+    @property
+    def peak(self) -> int:
+        """Index of the first run that holds most; -1 where nothing runs."""
+        return int(self.memory.argmax()) if len(self.ops) else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +78,9 @@ class Held:
 
     op : the op that made them, or whose workspace they are.
     value : the storage; None for workspace.
-    role : "workspace" and "running" (made by the op that runs), "gradient" (made by backward), "saved" (made by forward, held
-        for backward), "recomputed" (made again by ops of forward, in backward), or "forward" (used by forward alone).
+    role : the first of these that fits: "workspace" and "running" (of the op that runs), "saved" (made before forward ended,
+        held after that), "recomputed" (made by an op that ran before), "gradient" (made by backward), "forward" (made by
+        forward).
     """
 
     bytes: int
@@ -56,47 +111,31 @@ class Peak:
 
 
 def peak(graph: Graph, schedule: Schedule) -> Peak:
-    """What a schedule holds at its peak. O(steps + edges).
+    """What a schedule holds at its peak. O(steps + edges). Raises as `Lives.of`."""
+    return peak_of(graph, Lives.of(graph, schedule))
 
-    Raises
-    ------
-    FormatError : the schedule is for another graph, or breaks a rule.
+
+def peak_of(graph: Graph, lives: Lives) -> Peak:
+    """The peak of a schedule whose lives are known."""
+    at, judged = lives.peak, lives.judged
+    if at < 0:
+        return Peak(judged.peak_bytes, None, False, False, (), judged.runs, frozenset())
+    op = int(lives.ops[at])
+    return Peak(
+        judged.peak_bytes, op, again=bool((lives.ops[:at] == op).any()),
+        backward=lives.boundary is not None and at > lives.boundary, held=_held(graph, lives, at), runs=judged.runs,
+        saved=frozenset(x.value for x in lives.every if x.role == SAVED),
+    )  # fmt: skip
+
+
+def forward_end(graph: Graph, ops: np.ndarray) -> int | None:
+    """Index of the run with which forward ends: that of the boundary, else the first run of backward; None where there is none.
+
+    ops : int64 [runs], the op of each run.
     """
-    judged = simulate(graph, schedule)
-    rows = schedule.array.tolist()
-    end = forward_end(graph, rows)
-    ran: set[int] = set()
-    made_after: dict[int, bool] = {}  # live value -> whether it was made after forward had ended
-    saved: frozenset[int] = frozenset()
-    at_peak: dict[int, bool] = {}
-    found = Peak(judged.peak_bytes, None, False, False, (), judged.runs, saved)
-    for s, (kind, i, into) in enumerate(rows):
-        if kind != RUN:
-            made_after.pop(i)
-            continue
-        if s == judged.peak_step:
-            found, at_peak = replace(found, op=i, again=i in ran, backward=s > end), dict(made_after)
-        if s == end:
-            saved = frozenset(made_after) - _freed_next(rows, s)
-        ran.add(i)
-        for v in graph.ops[i].outputs:
-            made_after.setdefault(v, s > end)
-        if into >= 0:
-            made_after.pop(into)
-    if found.op is None:
-        return found
-    passing = frozenset() if found.backward else frozenset(at_peak) - saved
-    return replace(found, saved=saved, held=_held(graph, rows[judged.peak_step], at_peak, passing))
-
-
-def forward_end(graph: Graph, rows: list[list[int]]) -> int:
-    """The step with which forward ends: the run of the boundary, else the first run of backward; the number of steps where
-    the graph has neither."""
-
-    def ends(i: int) -> bool:
-        return i == graph.boundary if graph.boundary is not None else graph.ops[i].backward
-
-    return next((s for s, (kind, i, _) in enumerate(rows) if kind == RUN and ends(i)), len(rows))
+    backward = np.array([o.backward for o in graph.ops], np.bool_)[ops]
+    ends = backward if graph.boundary is None else ops == graph.boundary
+    return int(ends.argmax()) if ends.any() else None
 
 
 def is_gradient(graph: Graph, op: int) -> bool:
@@ -104,28 +143,43 @@ def is_gradient(graph: Graph, op: int) -> bool:
     return graph.ops[op].backward or op == graph.boundary
 
 
-def _freed_next(rows: list[list[int]], at: int) -> set[int]:
-    """The values that end with the run `at` and with the frees right after it."""
-    freed = {rows[at][2]}
-    for kind, i, _ in rows[at + 1 :]:
-        if kind == RUN:
-            break
-        freed.add(i)
-    return freed
+def _lives(graph: Graph, schedule: Schedule, boundary: int | None) -> tuple[Life, ...]:
+    made: list[tuple[int, int, bool, int]] = []  # value, op, whether the op ran before, index of the run
+    last: dict[int, int] = {}  # position in `made` -> the last run of this life
+    live: dict[int, int] = {}  # value -> position in `made`
+    ran: set[int] = set()
+    run = -1
+    for kind, i, into in schedule.array.tolist():
+        if kind != RUN:
+            last[live.pop(i)] = run
+            continue
+        run += 1
+        for v in graph.ops[i].outputs:
+            if v not in live:
+                live[v] = len(made)
+                made.append((v, i, i in ran, run))
+        ran.add(i)
+        if into >= 0:
+            last[live.pop(into)] = run
+    runs = run + 1
+
+    def role(op: int, again: bool, first: int, end: int) -> str:
+        if boundary is not None and first < boundary < end:
+            return SAVED
+        return RECOMPUTED if again else GRADIENT if is_gradient(graph, op) else FORWARD
+
+    ends = (last.get(k, runs) for k in range(len(made)))
+    return tuple(
+        Life(v, op, role(op, again, first, end), first, end)
+        for (v, op, again, first), end in zip(made, ends, strict=True)
+    )
 
 
-def _held(graph: Graph, run: list[int], made_after: dict[int, bool], passing: frozenset[int]) -> tuple[Held, ...]:
-    """made_after : live value -> whether it was made after forward had ended. passing : values that forward alone uses."""
-    _, i, into = run
-    op, size, producer = graph.ops[i], graph.arrays.bytes.tolist(), graph.arrays.producer.tolist()
-
-    def role(v: int) -> str:
-        if is_gradient(graph, producer[v]):
-            return GRADIENT
-        return RECOMPUTED if made_after[v] else FORWARD if v in passing else SAVED
-
-    first = op.outputs[0] if into >= 0 else None  # it takes the storage of `into`, which is live until then
-    held = [Held(size[v], producer[v], v, role(v)) for v in made_after]
-    held += [Held(size[v], i, v, RUNNING) for v in op.outputs if v != first]
-    held.append(Held(op.workspace, i, None, WORKSPACE))
+def _held(graph: Graph, lives: Lives, at: int) -> tuple[Held, ...]:
+    """All that is held in the run `at`: its op's first output costs nothing where it takes the storage of another value."""
+    op, size = int(lives.ops[at]), graph.arrays.bytes.tolist()
+    made = graph.ops[op].outputs[1 if lives.into[at] >= 0 else 0 :]
+    held = [Held(size[x.value], x.op, x.value, x.role) for x in lives.every if x.first < at <= x.last]
+    held += [Held(size[v], op, v, RUNNING) for v in made]
+    held.append(Held(graph.ops[op].workspace, op, None, WORKSPACE))
     return tuple(h for h in held if h.bytes)

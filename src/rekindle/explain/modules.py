@@ -58,6 +58,21 @@ def folded_paths(root: Node) -> dict[str, str]:
     return {path: node.pattern for node in root.nodes() for path in node.paths}
 
 
+def pattern_of(path: str, patterns: dict[str, str]) -> str:
+    """The pattern of a path; below a known module, such as the path of a parameter, of that module and the rest as it is.
+
+    >>> pattern_of("h.3.fc.weight", {"h.3.fc": "h.*.fc"}), pattern_of("loss", {"": ""})
+    ('h.*.fc.weight', 'loss')
+    """
+    known, rest = path, ""
+    while known:
+        if known in patterns:
+            return patterns[known] + rest
+        known, dot, last = known.rpartition(".")
+        rest = f"{dot}{last}{rest}"
+    return path
+
+
 def _fold(graph: Graph, node: Node, known: dict[object, int]) -> int:
     """Join equal numbered children, from below.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..printed import name
 from .graph import ACCUMULATE, BOUNDARY, COPY, SNAPSHOT, Graph, Op
 
@@ -31,12 +33,22 @@ def op_words(op: Op) -> str:
 
 
 def does(op: Op) -> str:
-    """What the op does, in a word or a few; its own name where the graph does not say.
+    """The operator in a word, as users call it; the op's own name where the graph does not say more.
 
     >>> does(Op("a", (), (), target="aten.convolution.default")), does(Op("b", (), (), kind="boundary"))
     ('convolution', 'the end of forward')
+    >>> does(Op("a", (), (), target="aten.native_layer_norm.default"))
+    'layer_norm'
+    >>> does(Op("a", (), (), target="aten._scaled_dot_product_flash_attention.default"))
+    'attention'
+    >>> does(Op("a", (), (), target="aten._native_batch_norm_legit_functional.default"))
+    'batch_norm'
     """
-    return operator_name(op.target) if op.target else WORDS.get(op.kind) or op.name
+    if not op.target:
+        return WORDS.get(op.kind) or op.name
+    operator = operator_name(op.target)
+    attention = re.fullmatch(r"_?scaled_dot_product_.*attention\w*?(_backward)?", operator)
+    return f"attention{attention[1] or ''}" if attention else re.sub(r"^_*(native_)?|_legit\w*", "", operator)
 
 
 def op_words_of(graph: Graph, op_name: str) -> str:

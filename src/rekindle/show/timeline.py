@@ -12,7 +12,7 @@ from ..shares import percent
 from ..sizes import format_bytes
 from .svg import Canvas, byte_unit, n, number, ticks
 from .time_axis import TimeAxis
-from .tracks import Track, short_name
+from .tracks import Track
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _peak(c: Canvas, view: _View, track: Track, bottom: float) -> None:
     c.text(
         x,
         words,
-        f"peak {format_bytes(track.judged.peak_bytes)} in {short_name(track.peak_op)}",
+        f"peak {format_bytes(track.judged.peak_bytes)} {track.peak_place}",
         "mark",
         anchor,
         halo=True,
@@ -246,9 +246,14 @@ def _outline(xs: list[float], ys: list[float]) -> str:
 
 
 def _describe(tracks: list[Track], budget: int | None) -> str:
-    words = [
-        f"{t.label}: {len(t.memory)} operator runs, {int(t.again.sum())} of them recomputed; the peak is "
-        f"{t.judged.peak_bytes} bytes in run {t.peak_run + 1}, {t.peak_name}."
-        for t in tracks
-    ]
+    words = [_said(t) for t in tracks]
     return " ".join(words + ([f"The budget is {budget} bytes."] if budget is not None else []))
+
+
+def _said(t: Track) -> str:
+    if t.peak_op is None:
+        return f"{t.label}: nothing runs in this graph."
+    return (
+        f"{t.label}: {len(t.memory)} operator runs, {int(t.again.sum())} of them recomputed; the peak is "
+        f"{t.judged.peak_bytes} bytes in run {t.peak_run + 1}, {t.peak_place}."
+    )

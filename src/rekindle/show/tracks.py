@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.graph import Graph, Op
+from ..explain.holding import forward_end
+from ..model.graph import BOUNDARY, Graph, Op
 from ..model.judge import Simulation, simulate
+from ..model.op_names import WORDS, does
 from ..model.schedule import RUN, Schedule
 
 LONGEST_NAME = 48  # characters of an op's name beside its dot
@@ -22,7 +24,7 @@ class Track:
     memory : int64 [runs], bytes during each run, resident bytes included.
     again : bool [runs], whether the op ran before.
     ends : float64 [runs], the time at which the run ends.
-    boundary : index of the first run after which backward begins, or None.
+    boundary : index of the run with which forward ends, or None.
     peak_run, peak_op : index of the run at the peak, and its op; None where nothing runs.
     """
 
@@ -47,17 +49,17 @@ class Track:
         ops, memory = steps[is_run, 1], judged.memory[is_run]
         again = np.ones(len(ops), np.bool_)
         again[np.unique(ops, return_index=True)[1]] = False
-        backward = np.array([o.backward for o in graph.ops], np.bool_)[ops]
-        starts = np.flatnonzero(ops == graph.boundary if graph.boundary is not None else backward)
         peak = int(memory.argmax()) if len(memory) else 0
         peak_op = graph.ops[ops[peak]] if len(ops) else None
         ends = np.cumsum(weights[ops])
-        return cls(label, judged, memory, again, ends, int(starts[0]) if len(starts) else None, peak, peak_op)
+        return cls(label, judged, memory, again, ends, forward_end(graph, ops), peak, peak_op)
 
     @property
-    def peak_name(self) -> str:
-        """The name of the op at the peak; "" where nothing runs."""
-        return "" if self.peak_op is None else self.peak_op.name
+    def peak_place(self) -> str:
+        """Where the peak is: "in layer1.0 relu", "at the end of forward"; "" where nothing runs."""
+        if self.peak_op is None:
+            return ""
+        return f"{'at' if self.peak_op.name == BOUNDARY else 'in'} {short_name(self.peak_op)}"
 
     @property
     def length(self) -> float:
@@ -85,7 +87,9 @@ class Track:
 
 
 def short_name(op: Op) -> str:
-    """An op in a few words: "layer1.0 relu" for aten.relu.default in the module layer1.0."""
-    operator = (op.target or op.kind).removeprefix("aten.").removesuffix(".default")
+    """An op in a few words: "layer1.0 relu" for aten.relu.default in the module layer1.0; "the end of forward"."""
+    if op.name == BOUNDARY:
+        return WORDS[BOUNDARY]
+    operator = does(op) if op.target else op.kind
     words = f"{op.module} {operator}".strip() if operator else op.name
     return words if len(words) <= LONGEST_NAME else words[: LONGEST_NAME - 1] + "…"

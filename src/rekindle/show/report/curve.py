@@ -15,6 +15,7 @@ from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
 from ...model.schedule import RUN, Schedule
+from ...plan_files import EPS
 from ...printed import name, value
 from ...progress import Progress, announce, telling
 
@@ -106,10 +107,11 @@ def points_of_file(path: str, plan: Plan) -> list[Point]:
 
     Raises
     ------
-    FormatError : the file is damaged or foreign, or its plans are for a different graph than `plan`.
+    FormatError : the file is damaged or foreign, its figures contradict each other, or its plans are for a different graph
+        than `plan`.
     """
     where = name(path)
-    points = []
+    points: list[Point] = []
     for i, doc in enumerate(Reader(read_json(path), where, FRONTIER).items("plans")):
         r = Reader(doc, f"{where}: plan {i}")
         if r.text("graph_hash") != plan.graph_hash or r.text("cost") != plan.cost:
@@ -117,11 +119,29 @@ def points_of_file(path: str, plan: Plan) -> list[Point]:
                 f"{where}: plan {i} is for another graph or another cost than the plan of the report; make both for the "
                 "same model, sample and --cost"
             )
-        points.append(Point(
+        point = Point(
             r.whole("peak_bytes"), r.number("overhead"), r.number("flops_overhead"), r.whole("bound_bytes"),
             r.number("least_overhead", 0.0), r.text("status"), r.text("solver"), verified=False,
-        ))  # fmt: skip
+        )  # fmt: skip
+        if wrong := _contradiction(point):
+            raise FormatError(
+                f"{where}: plan {i} contradicts itself: {wrong}; make the file again with rekindle frontier"
+            )
+        points.append(point)
     return points
+
+
+def _contradiction(p: Point) -> str:
+    """The first contradiction among the figures of a point; "" where there is none."""
+    if p.status not in ("optimal", "feasible"):
+        return f"its status {value(p.status)} is neither optimal nor feasible"
+    if not 0 <= p.bound_bytes <= p.peak_bytes:
+        return f"its bound {p.bound_bytes} does not lie between 0 and its peak {p.peak_bytes}"
+    if not 0 <= p.least_overhead <= p.overhead + EPS:
+        return f"its least overhead {p.least_overhead:g} does not lie between 0 and its overhead {p.overhead:g}"
+    if p.flops_overhead < -EPS:
+        return f"its extra FLOPs {p.flops_overhead:g} are negative"
+    return ""
 
 
 def _searched(plan: Plan, progress: Progress) -> list[Plan]:

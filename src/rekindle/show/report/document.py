@@ -6,10 +6,15 @@ and texts in one table, so that the report of 7,000 ops stays below 3 MB.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...explain import holding
+from ...explain.holders import RESIDENT, holders
+from ...explain.loss import loss_ops
+from ...explain.modules import folded_paths
+from ...explain.patterns import paths_pattern
+from ...explain.rows import forward_tree
 from ...model import verdict
 from ...model.graph import Graph
 from ...model.op_names import does
@@ -21,8 +26,7 @@ from ...shares import COST_WORDS, percent
 from ...sizes import format_bytes
 from ..time_axis import TimeAxis
 from .curve import Point
-from .folding import folded
-from .held import Held
+from .held import PART_OF, MemoryByPart
 from .recomputed import recomputed
 from .strings import Strings
 
@@ -44,8 +48,10 @@ def of_plan(plan: Plan, curve: Sequence[Point]) -> dict[str, Any]:
 def of_parts(plan: PartsPlan, curves: Sequence[Sequence[Point]]) -> dict[str, Any]:
     """The document of the plans of a model's parts. curves : for each of `distinct(plan)`, the points of its curve."""
     strings = Strings()
+    every = [part.path for part in plan.parts]
     parts = [
-        _part(p, curve, strings, title=_paths(paths)) for (p, paths), curve in zip(distinct(plan), curves, strict=True)
+        _part(p, curve, strings, title=_paths(paths, every))
+        for (p, paths), curve in zip(distinct(plan), curves, strict=True)
     ]
     return {
         "title": name(plan.module_name), "verdict": plan.sentence, "parts": parts,
@@ -67,26 +73,28 @@ def time_axis(plan: Plan) -> TimeAxis:
     return TimeAxis.of(plan.graph, plan.cost, plan.trace_options.target)
 
 
-def _paths(paths: Sequence[str]) -> str:
-    patterns = Counter(folded(path) for path in paths)
-    return name(", ".join(p if n == 1 and "*" not in p else f"{n} × {p}" for p, n in patterns.items()))
+def _paths(paths: Sequence[str], every: Sequence[str]) -> str:
+    """The parts that run by one plan, in a few words. every : the paths of all parts."""
+    pattern = paths_pattern(paths, every)
+    return name(pattern if len(paths) == 1 or pattern.endswith(" more") else f"{len(paths)} × {pattern}")
 
 
 def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> dict[str, Any]:
     graph = plan.graph
     time = time_axis(plan)
-    held = [Held.of(graph, s) for s in (Schedule.baseline(graph), plan.schedule)]
+    patterns = folded_paths(forward_tree(graph, loss_ops(graph)))
+    held = [MemoryByPart.of(graph, s) for s in (Schedule.baseline(graph), plan.schedule)]
     limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
     return {
         "title": title, "sentence": plan.sentence, "facts": _facts(plan), "claims": _claims(plan),
         "resident": graph.resident_bytes, "budget": limit, "bound": plan.bound_bytes, "peak": plan.peak_bytes,
         "plainPeak": plan.baseline_peak_bytes, "overhead": plan.overhead, "gap": plan.gap,
         "least": plan.least_overhead, "isBudget": limit is not None, "verified": plan.verified,
-        "unit": time.unit, "timeTitle": time.title, "costWords": COST_WORDS[plan.cost],
+        "unit": time.unit, "cost": plan.cost, "timeTitle": time.title, "costWords": COST_WORDS[plan.cost],
         "ops": _ops(graph, time, strings),
         "tracks": [_track(x, h) for x, h in zip(("plain", "planned"), held, strict=True)],
-        "holders": [_holders(graph, h, strings) for h in held],
-        "recomputed": _recomputed(plan, time, strings),
+        "holders": [_holders(graph, h, patterns, strings) for h in held],
+        "recomputed": _recomputed(plan, time, patterns, strings),
         "curve": [_point(p) for p in curve],
         "made": _made(plan),
     }  # fmt: skip
@@ -155,30 +163,28 @@ def _ops(graph: Graph, time: TimeAxis, strings: Strings) -> dict[str, list[Any]]
     }  # fmt: skip
 
 
-def _track(label: str, held: Held) -> dict[str, Any]:
+def _track(label: str, held: MemoryByPart) -> dict[str, Any]:
+    lives = held.lives
     return {
-        "label": label, "peak": held.peak, "boundary": held.boundary, "runs": held.ops.tolist(),
+        "label": label, "peak": lives.peak, "boundary": lives.boundary, "runs": lives.ops.tolist(),
         "parts": [row.tolist() for row in held.parts],
     }  # fmt: skip
 
 
-def _holders(graph: Graph, held: Held, strings: Strings) -> list[list[int]]:
+def _holders(graph: Graph, held: MemoryByPart, patterns: dict[str, str], strings: Strings) -> list[list[int]]:
     """Rows of (module pattern, what the op does, shape, part, workspace, values, bytes) of what is held at the peak."""
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for h in held.at_peak:
-        op = graph.ops[h.op]
-        key = (
-            strings.add(folded(op.module)), strings.add(does(op)), strings.add(op.shape), h.part, int(h.is_workspace),
-        )  # fmt: skip
-        row = rows.setdefault(key, [0, 0])
-        row[0] += 1
-        row[1] += h.bytes
-    return [[*key, *row] for key, row in sorted(rows.items(), key=lambda item: -item[1][1])]
+    return [
+        [
+            strings.add(h.module), strings.add(h.operator), strings.add(h.shape), PART_OF[h.role],
+            int(h.role == holding.WORKSPACE), h.count, h.bytes,
+        ]
+        for h in holders(graph, held.at_peak, patterns) if h.role != RESIDENT
+    ]  # fmt: skip
 
 
-def _recomputed(plan: Plan, time: TimeAxis, strings: Strings) -> list[list[Any]]:
+def _recomputed(plan: Plan, time: TimeAxis, patterns: dict[str, str], strings: Strings) -> list[list[Any]]:
     """Rows of (module pattern, what the op does, ops, times, cost, freed bytes, first and last time)."""
-    rows = recomputed(plan.graph, plan.schedule, time.weights)
+    rows = recomputed(plan.graph, plan.schedule, time.weights, patterns)
     return [
         [
             strings.add(r.module),

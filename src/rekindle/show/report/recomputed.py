@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...explain.modules import pattern_of
 from ...model.graph import Graph
 from ...model.op_names import does
 from ...model.schedule import RUN, Schedule
-from .folding import folded
 
 
 class _Kind(NamedTuple):
@@ -40,8 +40,11 @@ class Recomputed:
     last: float = 0.0
 
 
-def recomputed(graph: Graph, schedule: Schedule, weights: np.ndarray) -> list[Recomputed]:
-    """The rows, dearest first. weights : float64 [ops], the cost of one run of each op."""
+def recomputed(graph: Graph, schedule: Schedule, weights: np.ndarray, patterns: dict[str, str]) -> list[Recomputed]:
+    """The rows, dearest first.
+
+    weights : float64 [ops], the cost of one run of each op. patterns : module path -> its folded pattern.
+    """
     rows: dict[_Kind, Recomputed] = {}
     ran: set[int] = set()
     again: set[int] = set()
@@ -54,7 +57,7 @@ def recomputed(graph: Graph, schedule: Schedule, weights: np.ndarray) -> list[Re
         freed.add(into)
         op = graph.ops[i]
         if i in ran:
-            key = _Kind(folded(op.module), does(op))
+            key = _Kind(pattern_of(op.module, patterns), does(op))
             row = rows.setdefault(key, Recomputed(*key))
             row.times += 1
             row.cost += float(weights[i])

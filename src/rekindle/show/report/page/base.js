@@ -69,6 +69,9 @@ function percent(x) {
   return `${x >= 0 || shown === "-0.0" ? "+" : ""}${shown === "-0.0" ? "0.0" : shown} %`;
 }
 
+/** A share that was proven from below, never rounded up: 0.1299 -> "+12.9 %". As `percent_down` in shares.py. */
+const percentDown = (x) => percent(Math.floor(x * 1000 + 1e-6) / 1000);
+
 /** A number to about three digits, with commas. */
 function short(x) {
   const digits = Math.abs(x) >= 100 ? 0 : Math.abs(x) >= 10 ? 1 : 2;

@@ -3,6 +3,9 @@
 // Points of a larger cost than can be shown stand at the upper edge, hollow.
 const CURVE = { left: 58, right: 18, top: 30, bottom: 46, height: 300 };
 
+/** The plan and the points of its curve whose certificates were verified: only their bounds hold. */
+const certified = (part) => [...part.curve, part].filter((p) => p.verified);
+
 class Curve {
   constructor(part) {
     this.part = part;
@@ -18,8 +21,8 @@ class Curve {
   }
 
   scales() {
-    const { peak, plainPeak, bound, overhead } = this.part;
-    const left = Math.min(bound, ...this.points.map((p) => p.bound));
+    const { peak, plainPeak, overhead } = this.part;
+    const left = Math.min(peak, ...this.points.map((p) => p.peak), ...certified(this.part).map((p) => p.bound));
     const right = Math.max(plainPeak, peak, ...this.points.map((p) => p.peak));
     const pad = 0.06 * (right - left) || 0.05 * right || 1;
     this.low = Math.max(0, left - pad);
@@ -67,9 +70,10 @@ class Curve {
       svg("text", { class: "soft", x: CURVE.left, y: 14 }, `extra ${this.part.costWords}, % of the plain step's`));
   }
 
-  /** The area in which no plan exists: each bound holds up to the extra cost of its plan. */
+  /** The area in which no plan exists: each bound that was verified holds up to the extra cost of its plan. */
   impossible() {
-    const all = [...this.points, this.part].sort((a, b) => b.overhead - a.overhead);
+    const all = certified(this.part).sort((a, b) => b.overhead - a.overhead);
+    if (!all.length) return svg("g");
     const bottom = CURVE.height - CURVE.bottom;
     let path = `M${CURVE.left} ${bottom}V${round(this.y(all[0].overhead))}`;
     let furthest = 0;
@@ -142,13 +146,15 @@ class Curve {
     }
     const p = index === null ? { ...this.part, flops: null } : this.points[index];
     const { costWords, plainPeak } = this.part;
+    const change = plainPeak ? ` (${percent(p.peak / plainPeak - 1)})` : "";
+    const claim = (words) => (p.verified ? `no plan ${words}` : `its file says: none ${words}`);
     const rows = [
-      ["peak of the step", `${bytes(p.peak)} (${percent(p.peak / plainPeak - 1)})`],
+      ["peak of the step", `${bytes(p.peak)}${change}`],
       [`extra ${costWords}`, percent(p.overhead)],
       ["extra FLOPs", p.flops === null || costWords === "FLOPs" ? "" : percent(p.flops)],
-      ["no plan this cheap below", bytes(p.bound)],
-      ["no plan this small cheaper than", index === null && !this.part.isBudget ? "" : percent(p.least)],
-      ["certificate", p.verified ? p.status ?? "" : "as its file says: not verified"],
+      [claim("this cheap below"), bytes(p.bound)],
+      [claim("this small cheaper than"), index === null && !this.part.isBudget ? "" : percentDown(p.least)],
+      ["certificate", p.verified ? p.status ?? "" : "not verified"],
     ].filter(([, value]) => value !== "");
     const list = el("dl", {}, ...rows.flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)]));
     const heading = el("h3", {}, index === null ? "This plan" : `Point ${index + 1} of ${this.points.length}`);
@@ -158,7 +164,12 @@ class Curve {
 
   /** The memory of a point over time, beside this plan's, in a small picture. */
   small(p) {
-    if (!p.ends.length) return el("p", { class: "soft" }, "Its memory over time was left out, to keep this file small.");
+    if (!p.ends.length) {
+      const none = this.part.tracks[1].runs.length
+        ? "Its memory over time is not known: a file of points holds no schedule."
+        : "Nothing runs in this graph.";
+      return el("p", { class: "soft" }, none);
+    }
     const [width, height] = [320, 110];
     const own = this.part.tracks[1];
     const most = Math.max(p.peak, this.part.peak) * 1.05 || 1;

@@ -1,7 +1,7 @@
 // Lines and words on a panel of the memory chart: budget, bound, the end of forward, the peak.
 
 const LINE_PX = 22; // words nearer than this to the budget's line stand above it
-const WORDS_PX = { wide: 240, narrow: 70 }; // the longest words at a line
+const WORDS_PX = { wide: 350, narrow: 70 }; // the longest words at a line
 const HALF_WORDS_PX = 90; // words in the middle of a mark need this much room on either side
 
 /** The most bytes that a panel's schedule holds between two places of the chart. */
@@ -35,7 +35,11 @@ function limits(chart, index) {
     found.push(line(budget, "budget", words, false));
   }
   if (index === 1 && bound >= chart.floor) {
-    const words = chart.narrow ? "certified" : `certified: no plan this cheap below ${bytes(bound)}`;
+    const none = `no plan this cheap below ${bytes(bound)}`;
+    const [short, long] = chart.part.verified
+      ? ["certified", `certified: ${none}`]
+      : ["not verified", `its file says: ${none} (not verified)`];
+    const words = chart.narrow ? short : long;
     found.push(line(bound, "bound", words, true));
   }
   return found;

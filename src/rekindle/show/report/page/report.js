@@ -3,17 +3,18 @@
 const WORDS = {
   memory:
     "Drag or turn the wheel to zoom, on a phone use two fingers. Point at the picture to see the operator that runs.",
-  holders: "Areas are bytes. Modules that differ only in their number are one. Choose a tile to look inside.",
+  holders: "Areas are bytes. Numbered modules with the same operators are one. Choose a tile to look inside.",
   curve:
-    "Every point is a plan of the same step; none of them is better in both. In the grey area no plan exists, as " +
-    "certified. Choose a point to see its figures.",
+    "Every point is a plan of the same step; none of them is better in both. Choose a point to see its figures.",
+  grey: " In the grey area no plan exists, as certified.",
   noCurve:
     "This report was made without the memory/time curve. To see it here: plan.to_html(path, frontier=True), or " +
     "rekindle report plan.json --frontier quick.",
   recomputed:
-    "Operators that run again, dearest first: the time that they add, and the bytes of their results that are free " +
+    "Operators that run again, dearest first: what they add, and the bytes of their results that are free " +
     "between two runs.",
   certificate: "Proven for every possible schedule of this step, not only for those that the search looked at.",
+  unverified: "As the plan's file says. It could not be proven again in short time: nothing in it is verified.",
   partCurve:
     " A part is also chosen for what it holds between its forward and its backward, which this curve does not show.",
 };
@@ -32,22 +33,24 @@ function figure(label, value, note) {
 function figures(part) {
   const { peak, plainPeak, overhead, bound, gap, verified, isBudget } = part;
   const saved = plainPeak ? 100 * (1 - peak / plainPeak) : 0;
-  const least = percent(Math.floor(part.least * 1000 + 1e-6) / 1000); // never rounded up
-  const price = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the plain step's";
+  const least = percentDown(part.least);
+  const claim = isBudget ? `${verified ? "proven" : "its file says"}: at least ${least}` : "of the plain step's";
+  const price = part.cost === "seconds" && part.unit !== "seconds" ? "no op has seconds" : claim;
   const proof = verified ? "" : "not verified, ";
   return el(
     "div", { class: "figures" },
     figure("peak of the step", bytes(peak), `plain ${bytes(plainPeak)}`),
     figure("memory saved", bytes(plainPeak - peak), `${saved.toFixed(1)} % of the plain peak`),
     figure(`extra ${part.costWords}`, percent(overhead), price),
-    figure("certified", bytes(bound), `${proof}${(100 * gap).toFixed(1)} % below the plan's peak`),
+    figure(verified ? "certified" : "bound, as its file says", bytes(bound), `${proof}${(100 * gap).toFixed(1)} % below the plan's peak`),
   );
 }
 
 function curveSection(part) {
   const title = "Memory against time";
   if (!part.curve.length) return section(title, "", el("p", {}, WORDS.noCurve));
-  return section(title, WORDS.curve + (part.title ? WORDS.partCurve : ""), new Curve(part).element);
+  const grey = certified(part).length ? WORDS.grey : "";
+  return section(title, WORDS.curve + grey + (part.title ? WORDS.partCurve : ""), new Curve(part).element);
 }
 
 function sections(part) {
@@ -57,7 +60,7 @@ function sections(part) {
     section("Held at the peak", WORDS.holders, new Holders(part).element),
     curveSection(part),
     section("Recomputed", WORDS.recomputed, recomputedTable(part)),
-    section("Certificate", WORDS.certificate, claimsList(part.claims)),
+    section("Certificate", part.verified ? WORDS.certificate : WORDS.unverified, claimsList(part.claims)),
     section("Figures", "", factsTable(part.facts), made),
   ];
 }

@@ -1,5 +1,6 @@
 // Tables: recomputed operators, figures, certificate.
 
+const SHARE_OF = { seconds: "time", flops: "FLOPs", unit: "runs" }; // where it is not what the plan counts
 const FIRST_ROWS = 12; // of a long table, before it is opened
 
 /** A table. `numbers` of its last columns are aligned to the right; `minor` columns are left out on a phone; a cell may be
@@ -40,8 +41,9 @@ function recomputedTable(part) {
     what(text(module), text(does)), when(first / length, last / length), ops.toLocaleString("en"),
     times.toLocaleString("en"), bytes(freed), time(cost, part.unit), percent(cost / once),
   ]);
-  const columns = ["operator", "when in the step", "ops", "runs", "free meanwhile", "adds", "of the plain step"];
-  return table(columns, lines, { numbers: 5, minor: ["ops", "runs", "of the plain step"] });
+  const share = part.unit === part.cost ? "of the plain step" : `of the plain step's ${SHARE_OF[part.unit]}`;
+  const columns = ["operator", "when in the step", "ops", "runs", "free meanwhile", "adds", share];
+  return table(columns, lines, { numbers: 5, minor: ["ops", "runs", share] });
 }
 
 /** A cell with the module, and the operator after or below it. */
