@@ -161,6 +161,14 @@ def test_every_graph_can_be_drawn_inside_its_frame(data: st.DataObject) -> None:
             assert LAYOUT.left_px - 0.1 <= float(x) <= LAYOUT.right + 0.1
 
 
+def test_bounds_that_are_not_verified_draw_no_area() -> None:
+    proven = frontier_svg(plans(), "curve")
+    claimed = frontier_svg([replace(p, verified=False) for p in plans()], "curve")
+    assert ("certified" in proven, "certified" in claimed) == (True, False)
+    assert (proven.count('class="never"'), claimed.count('class="never"')) == (1, 0)
+    assert "not verified" in claimed
+
+
 def test_frontier_has_a_point_per_plan() -> None:
     root = parsed(frontier_svg(plans(), title="curve"))
     points = [e for e in root.iter(f"{SVG}circle") if e.attrib["class"] == "point"]

@@ -34,7 +34,7 @@ SETTINGS = RemarkSettings()
 AT_THE_LOSS = "The peak is the loss"
 ROLES = {
     RUNNING: "made by the op that runs", GRADIENT: "gradients", SAVED: "saved for backward", RECOMPUTED: "recomputed",
-    FORWARD: "used in forward alone", WORKSPACE: "its workspace",
+    FORWARD: "made by forward", WORKSPACE: "its workspace",
 }  # fmt: skip
 
 
@@ -73,6 +73,8 @@ def peak_place(graph: Graph, p: Peak) -> str:
 
 def _where(graph: Graph, plain: Peak, planned: Peak) -> str:
     before, after = peak_place(graph, plain), peak_place(graph, planned)
+    if plain.op is None and planned.op is None:
+        return "Nothing runs in this graph."
     if before == after:
         return f"Both peaks are {after}."
     return f"The planned peak is {after}; the plain one is {before}."
