@@ -83,8 +83,8 @@ class Shares:
     weights: float = 0.0
 
 
-# Measured on two CPUs (torch 2.13, oneDNN) over the distinct calls of 21 models of the zoo: the kernel of each ran once on
-# made-up tensors, under the profiler of the CPU's allocator. Convolutions bring tensors into another layout.
+# Measured by `benchmarks/kernel_memory.py` on one machine (AMD EPYC, two cores, torch 2.13), rounded up. Convolutions bring
+# tensors into another layout.
 SHARES = {
     "convolution_backward": Shares(0.54, 4.0, 0.8, 256.0),
     "convolution": Shares(0.8, 8.0, 1.1),
