@@ -72,9 +72,9 @@ class KernelCall:
 class Shares:
     """The memory that kernels of one kind take beside inputs and results, as a share of these.
 
-    usual : the median over the calls that were measured. most : above every call that was measured. plain : the same for
-    convolutions of images, of stride 1, that are neither grouped nor dilated, of 16 channels and more. weights : for grouped convolutions,
-    bytes per byte of weights on top.
+    usual : the median over the calls that were measured. most : above every call that was measured.
+    plain : the same for convolutions of images, of stride 1, that are neither grouped nor dilated, of 16 channels and more.
+    weights : for grouped convolutions, bytes per byte of weights on top.
     """
 
     usual: float
