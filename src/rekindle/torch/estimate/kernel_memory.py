@@ -31,7 +31,7 @@ class KernelMemorySettings:
     bytes_most : a call whose tensors, and the memory that it takes at most, are larger is not run.
     call_most_s : neither is one that takes longer by its roofline.
     all_s : seconds, by their rooflines, of all calls that are run.
-    batches : a plain convolution runs for these first: its memory was affine in the batch in all of 12 that were compared for
+    batches : a plain convolution runs for these first: its memory was affine in the batch in all of 8 that were compared for
         batches up to 24. above_line : what kernels hardly exceed.
     """
 
@@ -55,9 +55,9 @@ class KernelMemory:
         self._runs, self._takes, self._left_s = runs, takes, 0.0
         self._known: dict[str, int | None] = {}
 
-    def again(self) -> None:
+    def again(self, seconds: float = SETTINGS.all_s) -> None:
         """Begin with another step: kernels may run for as long again."""
-        self._left_s = SETTINGS.all_s if self._runs and not profiler_is_running() else 0.0
+        self._left_s = seconds if self._runs and not profiler_is_running() else 0.0
 
     def most(self, call: KernelCall) -> int:
         """Bytes that the kernel takes at most, by all calls that were measured; nothing is run."""
