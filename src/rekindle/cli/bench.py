@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..shares import percent
 from ..show import text
 from . import completing
-from .answer import Answer, err_console
+from .answer import Answer, Whole, err_console
 from .options import Json, check_writable, target_name
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _compare(old: Path, new: Path, subset: bool) -> Answer:
         "compared": len(keys[0] & keys[1]), "only_old": len(keys[0] - keys[1]), "only_new": len(keys[1] - keys[0]),
         "regressions": worse, "changes": [c.to_json() for c in changes],
     }  # fmt: skip
-    sentence = (
+    sentence = Whole(
         f"{document['compared']} rows compared ({document['only_old']} only in {old}, {document['only_new']} only in {new}): "
         f"{len(changes)} changes, {worse} of them regressions"
     )
