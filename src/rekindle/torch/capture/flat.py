@@ -84,6 +84,9 @@ class FlatForward(nn.Module):
                 with one_cast_each(leaves), layout, known, indices_for_masks(known.count):
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
                     self._refuse_new_parameters()
+        except Exception:
+            lru_caches.emptied(self.model, everywhere=True)  # a tensor of another run may be what it failed on
+            raise
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
             self.progress += known.calls

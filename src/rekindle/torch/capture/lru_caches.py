@@ -6,7 +6,6 @@ import functools
 import gc
 import sys
 import types
-import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,53 +20,42 @@ _OWN = ("torch", "rekindle")  # packages whose caches are their own affair
 _CLOSURES_DEEP = 2  # decorators around a cache that are looked through; a guess
 
 
-class _OfLibraries:
-    """The caches that the files of installed packages define."""
-
-    def __init__(self) -> None:
-        self._files = 0  # that were loaded when they were looked through
-        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def all(self) -> list[Any]:
-        """Every cache; the files, thousands of them, are looked through again only if new ones were loaded."""
-        if self._files != len(sys.modules):
-            self._files = len(sys.modules)
-            self._caches = weakref.WeakSet(_in_files(libraries=True))
-        return list(self._caches)
+_of_installed: dict[str, list[Any]] = {}  # name of an installed file -> its caches: such files do not change
 
 
-_of_libraries = _OfLibraries()
-
-
-def emptied(model: nn.Module) -> bool:
+def emptied(model: nn.Module, everywhere: bool = False) -> bool:
     """Empty the caches that kept tensors without data, which a capture of the model left there; whether there were any.
 
     A plain step would fail on such tensors. A function that kept one keeps a real tensor after the first plain step, and
     later steps do not compute it again: their graph is another one.
 
     The user's own files, and the classes of the model's modules, are looked through at each call: a cell of a notebook may
-    have defined a function since.
+    have defined a function since. Of installed packages, those are looked through that modules of the model are from.
+
+    everywhere : look through all packages.
     """
     kinds = {kind for m in model.modules() for kind in type(m).__mro__ if _package(kind.__module__) not in _OWN}
+    packages = {_package(kind.__module__) for kind in kinds}
     held = [x for m in model.modules() for x in list(vars(m).values())]
-    own = [*_in_files(libraries=False), *(c for x in [*kinds, *held] for c in _in_definition(x))]
-    filled = [c for c in [*_of_libraries.all(), *own] if _holds_traced(gc.get_referents(c))]
+    found = [c for x in [*kinds, *held] for c in _in_definition(x)]
+    for name, file in list(sys.modules.items()):
+        package = _package(name)
+        if package in _OWN or package in sys.stdlib_module_names or not isinstance(file, types.ModuleType):
+            continue
+        if "-packages" not in (getattr(file, "__file__", None) or ""):
+            found += _in_file(file)
+        elif everywhere or package in packages:
+            if name not in _of_installed:
+                _of_installed[name] = _in_file(file)
+            found += _of_installed[name]
+    filled = [c for c in found if _holds_traced(gc.get_referents(c))]
     for c in filled:
         c.cache_clear()
     return bool(filled)
 
 
-def _in_files(libraries: bool) -> Iterator[Any]:
-    """Caches in the loaded files: those of installed packages and of Python itself, or all others."""
-    for name, file in list(sys.modules.items()):
-        if isinstance(file, types.ModuleType) and _package(name) not in _OWN and _is_library(file) == libraries:
-            for x in list(vars(file).values()):
-                yield from _in_definition(x)
-
-
-def _is_library(file: types.ModuleType) -> bool:
-    where = getattr(file, "__file__", None) or ""
-    return "-packages" in where or _package(file.__name__) in sys.stdlib_module_names
+def _in_file(file: types.ModuleType) -> list[Any]:
+    return [c for x in list(vars(file).values()) for c in _in_definition(x)]
 
 
 def _package(module: str) -> str:
