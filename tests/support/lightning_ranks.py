@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 if __name__ == "__main__":
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
@@ -75,3 +76,4 @@ if __name__ == "__main__":
     )
     seen["planned blocks"] = [sum(b.uses for b in m.forward.bounds) for m in model.net.blocks]
     (folder / f"{rank}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()  # Lightning leaves it, and a process that ends with threads of gloo may abort
