@@ -1,4 +1,4 @@
-"""The memory that the CPU's kernels take beside inputs and results, as a share of these: what `kernel_calls.SHARES` holds.
+"""The memory that the CPU's kernels take, as a share of their inputs and results: the figures in `kernel_calls.SHARES`.
 
     python benchmarks/kernel_memory.py --models unet,resnet18
 

@@ -104,11 +104,24 @@ def _tried(
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Run real tensors on the CPU inside, without modes and global optimizer hooks, and keep the random state."""
+def without_hooks() -> Iterator[None]:
+    """Optimizers step inside without the hooks that the process has on all optimizers."""
     hooks = optimizer_hooks()
     kept = [dict(h) for h in hooks]
+    for h in hooks:
+        h.clear()
+    try:
+        yield
+    finally:
+        for h, content in zip(hooks, kept, strict=True):
+            h.update(content)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Run real tensors on the CPU inside, without modes and global optimizer hooks, and keep the random state."""
     with (
+        without_hooks(),
         unset_fake_temporarily(),
         torch.device("cpu"),
         torch.inference_mode(False),
@@ -116,13 +129,7 @@ def _alone() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
         torch.random.fork_rng(devices=[]),
     ):
-        for h in hooks:
-            h.clear()
-        try:
-            yield
-        finally:
-            for h, content in zip(hooks, kept, strict=True):
-                h.update(content)
+        yield
 
 
 def _copied(x: Any) -> Any:

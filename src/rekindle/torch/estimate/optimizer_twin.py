@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..capture.private import optimizer_hooks
 from ..costs.optimizer_names import optimizers_by_name
-from ..costs.optimizer_trial import tensors_of_state
+from ..costs.optimizer_trial import tensors_of_state, without_hooks
 from .twin import Twin
 
 log = logging.getLogger(__name__)
@@ -31,7 +29,7 @@ class OptimizerTwin:
         self._optimizers: list[Optimizer] = []
         try:
             self._optimizers = list(_made(twin, given, on_gpu))
-            with self.alone():
+            with without_hooks():
                 for p in self._trained:
                     p.grad = torch.empty_like(p)
                 self.step()
@@ -48,7 +46,7 @@ class OptimizerTwin:
         """The step after the first one, unless the first one was refused."""
         if not self.refused:
             try:
-                with self.alone():
+                with without_hooks():
                     self.step()
             except Exception as e:
                 self._refuse(e)
@@ -66,19 +64,6 @@ class OptimizerTwin:
         """One step of every optimizer."""
         for o in self._optimizers:
             o.step()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Steps inside run without the hooks that the process has on all optimizers."""
-        hooks = optimizer_hooks()
-        kept = [dict(h) for h in hooks]
-        for h in hooks:
-            h.clear()
-        try:
-            yield
-        finally:
-            for h, content in zip(hooks, kept, strict=True):
-                h.update(content)
 
 
 def _made(twin: Twin, given: Any, on_gpu: bool) -> Iterator[Optimizer]:
