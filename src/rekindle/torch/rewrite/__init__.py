@@ -1,0 +1,1 @@
+"""Rewriting a captured step: ops cut into slices along one dimension of their tensors."""
