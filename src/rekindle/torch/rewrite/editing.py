@@ -132,7 +132,10 @@ def copied(c: Captured) -> tuple[Captured, dict[fx.Node, fx.Node]]:
     """A captured step with nodes of its own, on the same fake tensors; and old node -> new node."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    for n in c.nodes[0].graph.nodes:
+    every = c.nodes[0].graph.nodes
+    known = set(c.nodes)
+    given, ended = ([n for n in every if n not in known and (n.op == "output") == last] for last in (False, True))
+    for n in [*given, *c.nodes, *ended]:  # new ops stand at the end of an edited graph, whatever their place is
         new[n] = graph.node_copy(n, new.__getitem__)
         new[n].meta = dict(n.meta)
 

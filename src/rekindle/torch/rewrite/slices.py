@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ..capture.captured import Writing
-from ..capture.node_tensors import is_member, storage_bytes
+from ..capture.node_tensors import is_member, is_view, storage_bytes
 from ..capture.phases import depend_on_gradients
 from .cuts import SUM, Cut, sliced_call, tensor_arguments
 from .editing import Editor, Key
@@ -97,10 +97,12 @@ class _Cutting:
         self.under = {a: t for t, a in self.over.items()}
 
     def run(self) -> None:
-        for n in self.members:
-            self.made[n] = []
+        self.made = {n: [] for n in self.members}
+        for first in dict.fromkeys(self.groups[n] for n in self.members):
+            group = [n for n in self.members if self.groups[n] is first]
             for i in range(self.slices):
-                self.made[n].append(self._slice(n, i))
+                for n in group:
+                    self.made[n].append(self._slice(n, i))
         for n in self.members:
             for a in [n, *(u for u in n.users if is_member(u))]:
                 if isinstance(a.meta["val"], torch.Tensor) and self._is_read_outside(a):
@@ -166,6 +168,8 @@ class _Cutting:
     def _member(self, t: Tensor, i: int) -> fx.Node:
         """The tensor in slice i of an op."""
         n, j = t
+        if i >= len(self.made[n]):
+            raise ValueError(f"slices of {n.target} are read before they are made")
         made = self.made[n][i]
         if isinstance(made.meta["val"], torch.Tensor):
             return made
@@ -258,7 +262,7 @@ class _Cutting:
                 val = a.meta["val"]
                 alike = (val.shape, val.stride(), val.dtype, val.device) == (like.shape, like.stride(), like.dtype, like.device)
                 whole = storage_bytes(val) == val.numel() * val.element_size()
-                if alike and whole and self._dies_here(a, dim, self.groups[t[0]]):
+                if alike and whole and not is_view(a) and self._dies_here(a, dim, self.groups[t[0]]):
                     found[t] = a
                     break
         return found
