@@ -144,7 +144,10 @@ def _fake_zeroed(g: Tensor, bits: Tensor, strides: Sequence[int]) -> Tensor:
 
 # -- the backward of a dropout -------------------------------------------------------------------------------------------
 def dropout_backward_by_bits(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float) -> Tensor:
-    """`aten.native_dropout_backward(g, mask, scale)`, the same bits and strides, from `pack_mask(mask)`. strides : of mask."""
+    """`aten.native_dropout_backward(g, mask, scale)`, the same bits and strides, from `pack_mask(mask)`. strides : of mask.
+
+    Infinity times 0 is a NaN here too. Which of the NaNs it is may differ in types of 16 bits: the CPU's kernels for those
+    give one in full vectors of elements, and another one in the rest."""
     out = _fake_dropped(g, bits, strides, scale)
     _drop(g, bits, strides, scale, out)
     return out
