@@ -71,8 +71,8 @@ class Call:
         return () if t is None else tuple(t.shape)
 
     def dims(self, name: str = "dim") -> set[int]:
-        """The dimensions of `self` that an argument names, counted from the front; all, where it names none."""
-        rank, value = len(self.shape("self")), self.values.get(name)
+        """The dimensions of the first tensor that an argument names, counted from the front; all, where it names none."""
+        rank, value = len(self.tensors[0][2]), self.values.get(name)
         named = [value] if isinstance(value, int) else list(value or [])
         return {d % rank for d in named} if named and rank else set(range(rank))
 

@@ -23,6 +23,13 @@ RULES: dict[str, Rule] = {f"aten::{name}": broadcast for name in _ELEMENT_WISE}
 for _theme in (cut_products, cut_layers, cut_views, cut_indexing):
     RULES |= {f"aten::{name}": rule for name, rule in _theme.RULES.items()}
 
+# Ops whose kernels read tensors as if they lay without gaps, or refuse others: a slice across an inner dimension must be copied
+# for them. Found by trying all ops of the table on the CPU.
+DENSE = {
+    "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward",
+    "aten::adaptive_max_pool3d_backward",
+}  # fmt: skip
+
 
 def rule_of(target: Any) -> Rule | None:
     """The rule of an operator; None: it is not known, or it writes to an argument."""
@@ -31,3 +38,8 @@ def rule_of(target: Any) -> Rule | None:
     if torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags:
         return broadcast
     return RULES.get(target._schema.name)
+
+
+def wants_dense(target: Any) -> bool:
+    """Whether the op computes wrongly on slices that are views with gaps; copies of them serve."""
+    return isinstance(target, OpOverload) and target._schema.name in DENSE

@@ -61,7 +61,7 @@ def _shape_of_result(argument: str) -> Change:
         shape, d = list(part.call.out()), part.outs[0]
         if isinstance(d, int):
             shape[d] = part.of(shape[d])
-        return {argument: shape}
+        return {argument: shape} if argument in part.call.values else {}  # `view.dtype` names none
 
     return change
 
