@@ -75,6 +75,7 @@ def test_plans_of_parts_that_were_found() -> None:
         (Net, 8, {"solver": "feng", "seed": 1}, "another seed and solver"),
         (Net, 8, {"optimizer": "adamw"}, "another optimizer"),
         (Net, 8, {"must_save": "head"}, "another must_save"),
+        (Net, 8, {"parity": "close"}, "another parity"),
         (Net, 9, {}, "for another graph"),
         (lambda: Net(width=16).eval(), 8, {}, "for another graph"),
         (Net, 8, {"parts": "blocks.*"}, "not for its parts"),
