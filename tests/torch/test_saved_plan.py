@@ -92,6 +92,21 @@ def test_a_plan_for_something_else_is_made_anew(model: Any, rows: int, options: 
     assert net.forward.plan.options.seed == options.get("seed", 0)
 
 
+class Answering(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        return {"loss": y.square().mean(), "y": y}
+
+
+def test_a_plan_without_some_results_is_used_for_a_loop_that_does_not_read_them() -> None:
+    options, first, model = {**OPTIONS, "unused": ["y"]}, Answering(), Answering()
+    text = text_of(rekindle.checkpoint(first, sample(), **options))
+    assert checkpoint_with(text, model, sample(), options) == ""
+    assert model(sample())["y"] is None
+    assert "another unused" in checkpoint_with(text, model, sample(), OPTIONS)
+    assert model(sample())["y"] is not None
+
+
 def test_a_plan_beside_another_state_of_the_optimizer_is_made_anew() -> None:
     """The name of the optimizer is the same, and AMSGrad holds one tensor more for each parameter."""
     text, net = saved(optimizer="adamw"), Net()

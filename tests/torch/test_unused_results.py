@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from command_line import Ran
 from rekindle.torch.capture import tree
 from rekindle.torch.check.verify import check_step
 from steps_compared import QUICK
@@ -298,3 +299,44 @@ def test_plans_of_parts_make_all_results(capfd: pytest.CaptureFixture[str]) -> N
     rekindle.checkpoint(model, x, unused=["logits"], **(HOW | {"progress": None}))
     assert "it makes all results, logits too" in capfd.readouterr().err
     assert model(x)["logits"] is not None
+
+
+MAKES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(8, 8), nn.Linear(8, 64)
+
+    def forward(self, x):
+        y = self.head(self.a(x).relu())
+        return {"loss": y.logsumexp(1).mean(), "logits": y, "more": (y + 1,)}
+
+def make(batch=16):
+    return Net(), torch.rand(batch, 8)
+"""
+
+
+def test_commands_take_the_names_and_the_parity(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.py").write_text(MAKES)
+    model, file = f"{tmp_path / 'net.py'}:make", tmp_path / "plan.json"
+    named, quick = ("--unused", "logits", "--unused", "more.0"), ("--solver", "none", "--cost", "unit")
+    made = Ran(capfd, "plan", model, "--budget", "1.0", *named, "--parity", "close", *quick, "--out", file)
+    assert (made.code, made.err) == (0, "")
+    plan = rekindle.load(file)
+    assert (plan.options.parity, plan.trace_options.unused) == ("close", ("logits", "more.0"))
+    trace = Ran(capfd, "trace", model, *named, "--json").document
+    curve = Ran(capfd, "frontier", model, *named, *quick, "--json").document
+    assert trace["graph_hash"] == curve["plans"][0]["graph_hash"] == plan.graph_hash
+    assert Ran(capfd, "trace", model, "--json").document["graph_hash"] != plan.graph_hash
+    for command, says in (
+        (("plan", model, "--budget", "1.0", "--unused", "logit"), "did you mean 'logits'"),
+        (("plan", model, "--budget", "1.0", "--parity", "exact"), "--parity exact is unknown"),
+        (("frontier", model, "--unused", "loss"), "is the loss"),
+        (("frontier", file, "--unused", "logits"), "--unused needs a model"),
+    ):
+        ran = Ran(capfd, *command)
+        assert ran.code == 2
+        assert says in ran.err
