@@ -43,6 +43,8 @@ def plan(
     time_limit: float | None = None,
     seed: int = 0,
     cache: bool = True,
+    parity: str = "bitwise",
+    unused: Sequence[str] | None = None,
     target: str | None = None,
     progress: Progress = None,
 ) -> Plan:
@@ -64,6 +66,9 @@ def plan(
     time_limit : seconds that the solver may take; None: as long as `effort` asks for.
     seed : randomised solvers give the same plan for the same seed.
     cache : the plan is remembered on disk, and read from there at the next start; see `remembered`.
+    parity : "bitwise": loss, gradients, buffers and random state are eager's, bit for bit. "close" also admits plans that add
+        up a parameter's gradient in another order, split along a batch-like dimension.
+    unused : results that the training loop does not read, as they were named in `trace`; None: those of the trace.
     target : a device name; seconds are then the roofline of that device, not measured. For the sizes of that device's attention
         too, name it in `trace`.
     progress : called with one line of text now and then. None: where planning takes more than two seconds, stderr shows what
@@ -73,12 +78,14 @@ def plan(
     ------
     InfeasibleBudget : no plan fits; the message names the smallest peak that can be reached, the certified bound and its op.
         For a Trace, that peak is a budget in bytes that is kept with the results held, and asking for it works.
-    UsageError : no goal or several goals, an unknown solver, cost or target.
+    UsageError : no goal or several goals, an unknown solver, cost, parity or target, other `unused` results than the trace's.
     """
     options = accept.search(
         Goal.parse(budget, max_overhead, minimize),
-        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=progress,
+        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
+        progress=progress,
     )  # fmt: skip
+    _check_unused(what, unused)
     with telling(options.progress):
         return plan_with(_on_target(what, target, options), options)
 
@@ -131,6 +138,8 @@ def frontier(
     time_limit: float | None = None,
     seed: int = 0,
     cache: bool = True,
+    parity: str = "bitwise",
+    unused: Sequence[str] | None = None,
     target: str | None = None,
     progress: Progress = None,
 ) -> list[Plan]:
@@ -143,8 +152,10 @@ def frontier(
         time_limit=time_limit,
         seed=seed,
         cache=cache,
+        parity=parity,
         progress=progress,
     )
+    _check_unused(what, unused)
     with telling(options.progress):
         what = _on_target(what, target, options)
         if isinstance(what, Graph):
@@ -172,6 +183,29 @@ def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | G
         )
     trace: Trace = what
     return trace if target is None else trace.costed(target, options.report)
+
+
+def _check_unused(what: Any, unused: Sequence[str] | None) -> None:
+    """Check that the results named as unused are those that the trace leaves out: its graph holds nothing for them.
+
+    Raises
+    ------
+    UsageError : other results are named, or results of a bare Graph, which has no names for them.
+    """
+    if unused is None:
+        return
+    given = accept.unused(unused)
+    if isinstance(what, Graph):
+        if given:
+            raise UsageError("unused needs a Trace; a bare Graph does not know the names of results")
+        return
+    known = getattr(getattr(what, "options", None), "unused", given)  # of something else, another check tells
+    if given != known:
+        made = f"was made with unused={list(known)}" if known else "makes all results"
+        raise UsageError(
+            f"unused={list(given)}: the trace {made}; name the results when the model is traced: "
+            f"rekindle.trace(model, sample, unused={list(given)})"
+        )
 
 
 def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") -> nn.Module:
@@ -268,6 +302,8 @@ def checkpoint(
     loss: str = "auto",
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
+    parity: str = "bitwise",
+    unused: Sequence[str] = (),
     strict: bool = False,
     parts: str | Sequence[str] | None = None,
     check: bool = True,
@@ -276,12 +312,13 @@ def checkpoint(
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals and solver as in `plan`; `loss`, `optimizer` and `must_save` as in `rekindle.trace`; `on_new_shape` as in
-    `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
+    Goals, solver and `parity` as in `plan`; `loss`, `optimizer`, `must_save` and `unused` as in `rekindle.trace`;
+    `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
 
     strict : how a model is treated that cannot be captured whole. False: its largest parts that can be captured are planned
         under the one goal, and a line on stderr says which; True: TraceError.
-    parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole.
+    parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole. Then the model
+        itself makes all its results, `unused` ones too.
 
     Raises
     ------
@@ -304,7 +341,8 @@ def checkpoint(
     torch_accept.process("checkpoint")
     options = accept.search(
         Goal.parse(budget, max_overhead, minimize),
-        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, progress=progress,
+        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
+        progress=progress,
     )  # fmt: skip
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
     flag("check", check)
@@ -314,10 +352,18 @@ def checkpoint(
     must_save = torch_accept.must_save(model, must_save)
     flag("strict", strict)
     named = None if parts is None else torch_accept.parts(model, parts)
-    captured = TraceOptions(loss, None, optimizer, tuple(must_save))
+    unused = accept.unused(unused)
+    if unused and named is not None:
+        raise UsageError(
+            f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. Leave "
+            "out one of the two"
+        )
+    captured = TraceOptions(loss, None, optimizer, tuple(must_save), unused=unused)
 
     def planned() -> Plan:
-        traced = trace(model, sample, loss=loss, optimizer=optimizer, must_save=must_save, progress=options.progress)
+        traced = trace(
+            model, sample, loss=loss, optimizer=optimizer, must_save=must_save, unused=unused, progress=options.progress
+        )
         found = plan_with(traced, options)
         if check and not traced.fake:
             announce(options.progress, "checking the plan by a measured step")
@@ -348,7 +394,8 @@ def checkpoint(
                     raise
                 found = parts_for_all(replace(request, error=e))
         if isinstance(found, PartsPlan):
-            notices.say(f"{type(model).__name__}: {found.covered}", aloud=options.progress is not False)
+            makes = f"; it makes all results, {', '.join(unused)} too" if unused else ""
+            notices.say(f"{type(model).__name__}: {found.covered}{makes}", aloud=options.progress is not False)
             log.info(found.sentence)
         elif found.trace.lowered.captured.settles and not found.trace.fake:
             # The first call sets attributes that every later call finds: the plan should be for those later calls.

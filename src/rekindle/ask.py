@@ -19,6 +19,7 @@ from .sizes import MOST_BYTES, parse_bytes
 
 LOSSES = ("auto", "all")  # see `rekindle.trace`
 EFFORTS = ("quick", "normal", "thorough")  # see `rekindle.plan`
+PARITIES = ("bitwise", "close")  # see `rekindle.plan`
 MOST_OVERHEAD = 1e6  # extra cost / baseline cost: a million plain steps
 FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
 
@@ -120,6 +121,7 @@ class PlanOptions:
     time_limit : seconds that the search may take; None: what it needs.
     seed : randomised solvers give the same plan for the same seed.
     cache : plans are remembered on disk, and read from there.
+    parity : "bitwise", or "close": then a plan may add up a parameter's gradient in another order.
     progress : called with one line of text now and then; None: news and progress go to stderr; False: silence. Not saved in
         plan files.
     """
@@ -131,6 +133,7 @@ class PlanOptions:
     time_limit: float | None = None
     seed: int = 0
     cache: bool = True
+    parity: str = "bitwise"
     progress: Progress = field(default=None, compare=False, repr=False)
 
     @property
@@ -149,6 +152,7 @@ class TraceOptions:
     optimizer : the optimizer, class or name whose state is counted; None: no state is counted.
     must_save : names or patterns of submodules whose ops run only once.
     state_bytes : bytes of the optimizer's state, if they were read from a plan file; None: they follow from `optimizer`.
+    unused : names of results that the training loop does not read; planned calls return None in their place.
     """
 
     loss: str = "auto"
@@ -157,6 +161,7 @@ class TraceOptions:
     must_save: tuple[str, ...] = ()
     state_bytes: int | None = None
     attention: str | None = None
+    unused: tuple[str, ...] = ()
 
 
 def _fraction(x: Any, given: Any) -> float:

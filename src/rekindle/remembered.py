@@ -157,7 +157,8 @@ def place(kind: str, scorer: Scorer, options: PlanOptions, solver: Solver) -> Pl
     request = {
         "kind": kind, "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "costs": costs_hash(graph),
         "goal": options.goal.to_json() if kind == "plan" else {}, "solver": options.solver, "cost": options.cost,
-        "effort": options.effort, "time_limit": options.time_limit, "seed": options.seed, "spare_bytes": scorer.spare,
+        "effort": options.effort, "time_limit": options.time_limit, "seed": options.seed, "parity": options.parity,
+        "spare_bytes": scorer.spare,
         "finished": scorer.finish is not None, "rekindle": __version__, "search": SEARCH_VERSION,
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]

@@ -60,6 +60,8 @@ def test_a_plan_with_a_senseless_goal_is_refused(tmp_path: Path, goal: dict[str,
         {"options": {"seed": None}}, {"options": {"optimizer": 3}}, {"options": {"optimizer": "a\nb"}},
         {"options": {"loss": "some"}}, {"options": {"must_save": "a"}}, {"options": {"must_save": [3]}},
         {"options": {"must_save": ["a\x1b[2J"]}}, {"options": {"target": 3}},
+        {"options": {"parity": "exact"}}, {"options": {"parity": None}}, {"options": {"unused": "a"}},
+        {"options": {"unused": [3]}}, {"options": {"unused": ["a\x1b[2J"]}}, {"options": {"unused": None}},
         {"options": {"target": "a\x1b[2J"}}, {"options": {"state_bytes": -1}}, {"options": {"state_bytes": 1.5}},
     ],
     ids=str,
@@ -191,7 +193,7 @@ def test_options_go_with_a_plan(tmp_path: Path) -> None:
     assert plan.to_json()["options"] == default
     for options in (
         {"time_limit": 3.5, "seed": 7, "optimizer": "adamw"}, {"time_limit": None, "seed": 0, "optimizer": None}, {"seed": 1},
-        {"effort": "quick", "cache": False},
+        {"effort": "quick", "cache": False}, {"parity": "close", "unused": ["logits", "more.0"]},
     ):  # fmt: skip
         again = load(tampered(tmp_path, options=options))
         again.save(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -70,9 +71,47 @@ def gradients_arrive_one_after_the_other(rank: int) -> Any:
     return [n / Count.ran for n in arrived]
 
 
+class Answering(nn.Module):
+    """Returns its loss and what it is made of, which the loop does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        y = self.net(x)
+        return {"loss": y.square().mean(), "more": [y, y + 1]}
+
+
+def a_result_that_nobody_reads(rank: int) -> Any:
+    """Steps with and without DDP's search for parameters that a step does not use. Warnings are errors."""
+    found = []
+    for search in (False, True):
+        model = Answering()
+        twin = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=search)
+        planned = DistributedDataParallel(
+            rekindle.checkpoint(model, sample(), unused=["more"], **QUICK), find_unused_parameters=search
+        )
+        gradients, results = [], []
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings(
+                "ignore", "find_unused_parameters=True was specified"
+            )  # torch's, also of the plain one
+            for net in (planned, twin):
+                torch.manual_seed(rank)
+                for _ in range(2):
+                    out = net(sample() + rank)
+                    out["loss"].backward()
+                results.append(out)
+                gradients.append([p.grad.clone() for p in net.parameters()])
+        found.append(all(map(torch.equal, *gradients)) and results[0]["more"] is None)
+    return found
+
+
 def speaks(rank: int) -> Any:
     """These processes were spawned: no variable of the environment tells their rank."""
     return is_first_process()
 
 
-SCENES = (another_shape_on_one_rank, gradients_arrive_one_after_the_other, speaks)
+SCENES = (another_shape_on_one_rank, gradients_arrive_one_after_the_other, a_result_that_nobody_reads, speaks)

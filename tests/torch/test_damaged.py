@@ -71,7 +71,13 @@ def plans() -> list[dict[str, Any]]:
     ]
     found = [json.loads(json.dumps(p.to_json())) for p in made]
     found[0]["options"] = {"time_limit": 3.0, "seed": 1, "optimizer": "adamw", "state_bytes": 4096}
-    found[1]["options"] = {"loss": "all", "must_save": ["a", "b.*"], "target": "h200"}
+    found[1]["options"] = {
+        "loss": "all",
+        "must_save": ["a", "b.*"],
+        "target": "h200",
+        "parity": "close",
+        "unused": ["a.0"],
+    }
     return found
 
 

@@ -35,5 +35,9 @@ def test_gradients_arrive_while_backward_runs(seen: list[dict[str, Any]]) -> Non
         assert arrived[len(arrived) // 2] < 0.8
 
 
+def test_a_result_that_nobody_reads_is_none_and_nobody_warns(seen: list[dict[str, Any]]) -> None:
+    assert [s["a_result_that_nobody_reads"] for s in seen] == [[True, True]] * 2
+
+
 def test_only_the_first_process_prints_news(seen: list[dict[str, Any]]) -> None:
     assert [s["speaks"] for s in seen] == [True, False]

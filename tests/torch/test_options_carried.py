@@ -18,13 +18,14 @@ import rekindle
 from marks import every
 from rekindle.ask import PlanOptions, TraceOptions
 
-GIVEN_TO_TRACE = ("loss", "target", "optimizer", "must_save")
+GIVEN_TO_TRACE = ("loss", "target", "optimizer", "must_save", "unused")
 LINES: list[str] = []
 OPTIONS: list[dict[str, Any]] = [
     {"time_limit": 3.5}, {"seed": 7}, {"cost": "flops"}, {"solver": "chen-sqrt"}, {"progress": LINES.append},
     {"progress": False}, {"loss": "all"}, {"optimizer": "adamw"}, {"optimizer": torch.optim.AdamW}, {"must_save": ("a",)},
-    {"target": "h200"}, {"effort": "quick"}, {"cache": False},
-    {"time_limit": 3.5, "seed": 7, "cost": "unit", "loss": "all", "optimizer": "adam", "must_save": ("a",), "target": "h200"},
+    {"target": "h200"}, {"effort": "quick"}, {"cache": False}, {"parity": "close"}, {"unused": ("1",)},
+    {"time_limit": 3.5, "seed": 7, "cost": "unit", "loss": "all", "optimizer": "adam", "must_save": ("a",), "target": "h200",
+     "parity": "close", "unused": ("1",)},
 ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_what_the_step_was_captured_with(tmp_path: Path, how: dict[str, Any]) ->
     assert first.graph.hash == made.graph_hash
     assert first.state_bytes == other.state_bytes == made.trace.state_bytes
     assert bool(first.state_bytes) == ("optimizer" in how)
-    for k in ("loss", "target", "must_save"):
+    for k in ("loss", "target", "must_save", "unused"):
         assert getattr(first.options, k) == getattr(made.trace.options, k)
     rekindle.load(path).save(tmp_path / "again.json")
     assert json.loads((tmp_path / "again.json").read_text()) == json.loads(path.read_text())

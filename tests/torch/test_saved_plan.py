@@ -75,6 +75,7 @@ def test_plans_of_parts_that_were_found() -> None:
         (Net, 8, {"solver": "feng", "seed": 1}, "another seed and solver"),
         (Net, 8, {"optimizer": "adamw"}, "another optimizer"),
         (Net, 8, {"must_save": "head"}, "another must_save"),
+        (Net, 8, {"parity": "close"}, "another parity"),
         (Net, 9, {}, "for another graph"),
         (lambda: Net(width=16).eval(), 8, {}, "for another graph"),
         (Net, 8, {"parts": "blocks.*"}, "not for its parts"),
@@ -89,6 +90,21 @@ def test_a_plan_for_something_else_is_made_anew(model: Any, rows: int, options: 
         == rekindle.checkpoint(twin, sample(rows), **{**OPTIONS, **options}).forward.plan.options.goal
     )
     assert net.forward.plan.options.seed == options.get("seed", 0)
+
+
+class Answering(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        return {"loss": y.square().mean(), "y": y}
+
+
+def test_a_plan_without_some_results_is_used_for_a_loop_that_does_not_read_them() -> None:
+    options, first, model = {**OPTIONS, "unused": ["y"]}, Answering(), Answering()
+    text = text_of(rekindle.checkpoint(first, sample(), **options))
+    assert checkpoint_with(text, model, sample(), options) == ""
+    assert model(sample())["y"] is None
+    assert "another unused" in checkpoint_with(text, model, sample(), OPTIONS)
+    assert model(sample())["y"] is not None
 
 
 def test_a_plan_beside_another_state_of_the_optimizer_is_made_anew() -> None:

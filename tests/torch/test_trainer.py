@@ -34,7 +34,7 @@ class Case:
 
     lengths : tokens of each row of the data. options : of TrainingArguments. labels : whether the Trainer gives the labels to
     the model. autocast : whether it runs the model in bfloat16. changes_model : whether it changes attributes of the model
-    before the first step. plans : how many plans the run needs.
+    before the first step. unused : results that the Trainer does not read. plans : how many plans the run needs.
     """
 
     lengths: Sequence[int] = field(default_factory=lambda: FULL)
@@ -42,6 +42,7 @@ class Case:
     labels: bool = True
     autocast: bool = False
     changes_model: bool = False
+    unused: Sequence[str] = ()
     plans: int = 1
 
 
@@ -54,6 +55,7 @@ CASES = {
     "padded to several lengths": Case(
         [LONGEST] * 4 + [9] * 4 + [12] * 8, {"train_sampling_strategy": "sequential"}, plans=4
     ),
+    "without logits": Case([LONGEST] * 14, unused=["logits"], plans=2),
     "label smoothing": Case(options={"label_smoothing_factor": 0.1}, labels=False),
     "gradient checkpointing": Case(options={"gradient_checkpointing": True}, changes_model=True, plans=2),
 }
@@ -104,14 +106,23 @@ def quiet_deprecations() -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    few(CASES, ["bfloat16", "accumulated with a last batch of two", "label smoothing", "gradient checkpointing"]),
+    few(
+        CASES,
+        [
+            "bfloat16",
+            "without logits",
+            "accumulated with a last batch of two",
+            "label smoothing",
+            "gradient checkpointing",
+        ],
+    ),
 )
 def test_weights_are_those_of_the_plain_run(tmp_path: Path, name: str) -> None:
     case, planned = CASES[name], model()
     twin = copy.deepcopy(planned)
     how = torch.autocast("cpu", torch.bfloat16) if case.autocast else contextlib.nullcontext()
     with how:
-        rekindle.checkpoint(planned, sample(case), **QUICK, progress=False)
+        rekindle.checkpoint(planned, sample(case), **QUICK, unused=case.unused, progress=False)
     forward: Any = planned.forward
     checked = next(forward.bounds)
     before = {k: p.clone() for k, p in planned.state_dict().items()}

@@ -115,7 +115,7 @@ def test_later_plans_are_made_as_the_first(monkeypatch: pytest.MonkeyPatch) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     rekindle.checkpoint(
         model, torch.randn(16, 8), budget=0.8, solver="storages", cost="flops", time_limit=3, seed=5, optimizer=optimizer,
-        must_save=["head"],
+        must_save=["head"], parity="close",
     )  # fmt: skip
     step(model, torch.randn(20, 8))
     assert len(asked) == 2

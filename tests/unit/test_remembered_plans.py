@@ -94,6 +94,7 @@ OTHER_REQUESTS: dict[str, Callable[[], Any]] = {
     "goal": lambda: plan_graph(step(), replace(LEAST, goal=Goal(max_overhead=0.25))),
     "cost": lambda: plan_graph(step(), replace(LEAST, cost="flops")),
     "effort": lambda: plan_graph(step(), replace(LEAST, effort="quick")),
+    "parity": lambda: plan_graph(step(), replace(LEAST, parity="close")),
     "time limit": lambda: plan_graph(step(), replace(LEAST, time_limit=5.0)),
     "seed": lambda: plan_graph(step(), replace(LEAST, seed=1)),
     "costs of ops": lambda: plan_graph(other_costs(), LEAST),

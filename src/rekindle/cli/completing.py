@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .. import registry, zoo
-from ..ask import EFFORTS
+from ..ask import EFFORTS, PARITIES
 from ..model.graph import COSTS
 from ..torch.costs import devices
 
@@ -33,6 +33,11 @@ def costs(incomplete: str) -> list[str]:
 def efforts(incomplete: str) -> list[str]:
     """How long a search may take."""
     return _beginning(incomplete, EFFORTS)
+
+
+def parities(incomplete: str) -> list[str]:
+    """How near to eager's numbers a plan must be."""
+    return _beginning(incomplete, PARITIES)
 
 
 def minimized(incomplete: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,12 +88,15 @@ def file_of(spec: str) -> str | None:
     return None if where == "zoo" else where if where.endswith(".py") else spec
 
 
-def trace_model(spec: str, batch: int | None, target: str | None, optimizer: str | None = None) -> Any:
-    """The Trace of the model that a command line names. optimizer : the name of one whose state counts.
+def trace_model(
+    spec: str, batch: int | None, target: str | None, optimizer: str | None = None, unused: Sequence[str] = ()
+) -> Any:
+    """The Trace of the model that a command line names. optimizer : the name of one whose state counts. unused : names of
+    results that training does not read.
 
     Raises
     ------
-    UsageError : as `load_model`.
+    UsageError : as `load_model`; `unused` names no result.
     TraceError : the model cannot be captured whole.
     """
     companion.start()  # the search is compiled while torch is imported and the model is built
@@ -102,7 +105,7 @@ def trace_model(spec: str, batch: int | None, target: str | None, optimizer: str
     from ..torch.trace import trace
 
     try:
-        return trace(model, sample, target=target, optimizer=optimizer)
+        return trace(model, sample, target=target, optimizer=optimizer, unused=unused)
     except TraceError as e:
         why = str(e).rstrip(".")
         raise TraceError(

@@ -103,6 +103,22 @@ Effort = Annotated[
     ),
 ]  # fmt: skip
 Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Remember plans on disk, and read them from there.")]
+Parity = Annotated[
+    str,
+    typer.Option(
+        metavar="PARITY", autocompletion=completing.parities,
+        help="bitwise: gradients are eager's, bit for bit. close: plans that add up a parameter's gradient in another order "
+             "are admitted too.",
+    ),
+]  # fmt: skip
+Unused = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A result that the training loop does not read, such as logits: planned calls return None in its place. May be "
+             "given several times.",
+    ),
+]  # fmt: skip
 TimeLimit = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", callback=_time_limit, help="For the search at most. Default: as long as it needs."),

@@ -9,7 +9,8 @@ import typer
 
 from .. import api, registry
 from ..arguments import choice
-from ..ask import EFFORTS
+from ..ask import EFFORTS, PARITIES, PlanOptions
+from ..errors import UsageError
 from ..model.files import write_text
 from ..model.formats import write_json
 from ..model.graph import COSTS
@@ -34,11 +35,13 @@ from .options import (  # fmt: skip
     Minimize,
     Model,
     Out,
+    Parity,
     Seed,
     SolverName,
     Svg,
     Target,
     TimeLimit,
+    Unused,
     check_writable,
     read_goal,
 )
@@ -74,6 +77,8 @@ def plan(
     time_limit: TimeLimit = None,
     seed: Seed = 0,
     cache: Cache = True,
+    parity: Parity = "bitwise",
+    unused: Unused = None,
     out: Out = None,
     svg: Svg = None,
     json: Json = False,
@@ -83,12 +88,12 @@ def plan(
     --out writes the plan as JSON, --svg its memory over time.
     """
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, effort, (out, svg), file_of(model))
+    _check(solver, cost, effort, (out, svg), file_of(model), parity)
     with telling(None):
-        traced = trace_model(model, batch, target)
+        traced = trace_model(model, batch, target, unused=unused or ())
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
         )  # fmt: skip
     if out is not None:
         made.save(out)
@@ -107,14 +112,18 @@ def frontier(
     time_limit: TimeLimit = None,
     seed: Seed = 0,
     cache: Cache = True,
+    parity: Parity = "bitwise",
+    unused: Unused = None,
     out: Out = None,
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
     """List the best plans of a model, graph file or plan file, from least time to least memory; --svg draws the curve."""
-    _check(solver, cost, effort, (out, svg), file_of(model))
+    _check(solver, cost, effort, (out, svg), file_of(model), parity)
+    if unused and is_graph_file(model):
+        raise UsageError("--unused needs a model; a graph file does not know the names of results")
     with telling(None):
-        traced = load_graph(model) if is_graph_file(model) else trace_model(model, batch, target)
+        traced = load_graph(model) if is_graph_file(model) else trace_model(model, batch, target, unused=unused or ())
         plans = api.frontier(
             traced,
             solver=solver,
@@ -123,6 +132,7 @@ def frontier(
             time_limit=time_limit,
             seed=seed,
             cache=cache,
+            parity=parity,
         )
     document = {"format": "rekindle.frontier/1", "plans": [p.figures() for p in plans]}
     if out is not None:
@@ -165,12 +175,20 @@ def solve(
     )
 
 
-def _check(solver: str, cost: str, effort: str, writes: tuple[Path | None, ...], reads: str | Path | None) -> None:
+def _check(
+    solver: str,
+    cost: str,
+    effort: str,
+    writes: tuple[Path | None, ...],
+    reads: str | Path | None,
+    parity: str = PlanOptions.parity,
+) -> None:
     """Refuse unknown names and unwritable files before any long work. writes, reads : files of the command."""
     check_writable(*writes, reads=[reads])
     registry.get(solver)
     choice("cost", cost, COSTS)
     choice("effort", effort, EFFORTS)
+    choice("parity", parity, PARITIES)
 
 
 def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:

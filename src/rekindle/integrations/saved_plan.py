@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..accept import search
+from ..accept import unused as accept_unused
 from ..api import apply, checkpoint
 from ..ask import Goal, PlanOptions, TraceOptions
 from ..errors import ParityError, PlanMismatch, RekindleError, TraceError
@@ -31,7 +32,7 @@ from ..torch.run.planned import set_aside
 from ..torch.trace import Trace, trace
 
 _OWN = ("budget", "max_overhead", "minimize")  # the goals among the arguments of `checkpoint`
-_SEARCH = ("solver", "cost", "effort", "time_limit", "seed", "cache", "progress")
+_SEARCH = ("solver", "cost", "effort", "time_limit", "seed", "cache", "parity", "progress")
 OPTIONS = frozenset(inspect.signature(checkpoint).parameters) - {"model", "sample"}
 
 
@@ -85,7 +86,13 @@ def _asked(model: nn.Module, options: Mapping[str, Any]) -> _Asked:
     torch_accept.optimizer(given["optimizer"])
     return _Asked(
         search(Goal.parse(*(given[k] for k in _OWN)), **{k: given[k] for k in _SEARCH}),
-        TraceOptions(given["loss"], None, given["optimizer"], torch_accept.must_save(model, given["must_save"])),
+        TraceOptions(
+            given["loss"],
+            None,
+            given["optimizer"],
+            torch_accept.must_save(model, given["must_save"]),
+            unused=accept_unused(given["unused"]),
+        ),
         None if given["parts"] is None else torch_accept.parts(model, given["parts"]),
         bool(given["check"]),
         given["on_new_shape"],
@@ -124,8 +131,9 @@ def _other_options(saved: Plan | PartsPlan, asked: _Asked) -> str:
 def _traced(model: nn.Module, sample: Any, asked: _Asked) -> Trace:
     how = asked.captured
     return trace(
-        model, sample, loss=how.loss, optimizer=how.optimizer, must_save=how.must_save, progress=asked.options.progress
-    )
+        model, sample, loss=how.loss, optimizer=how.optimizer, must_save=how.must_save, unused=how.unused,
+        progress=asked.options.progress,
+    )  # fmt: skip
 
 
 def _parts(saved: PartsPlan, model: nn.Module, sample: Any, asked: _Asked) -> PartsPlan:

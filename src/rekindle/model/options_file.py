@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..ask import EFFORTS, LOSSES, PlanOptions, TraceOptions
+from ..ask import EFFORTS, LOSSES, PARITIES, PlanOptions, TraceOptions
 from ..errors import FormatError
 from ..printed import value
 from .formats import Reader
@@ -28,10 +28,14 @@ def to_json(asked: PlanOptions, captured: TraceOptions) -> dict[str, Any]:
     }
     if not asked.cache:
         doc["cache"] = False
+    if asked.parity != PlanOptions.parity:
+        doc["parity"] = asked.parity
     if captured.loss != TraceOptions.loss:
         doc["loss"] = captured.loss
     if captured.must_save:
         doc["must_save"] = list(captured.must_save)
+    if captured.unused:
+        doc["unused"] = list(captured.unused)
     if captured.target is not None:
         doc["target"] = captured.target
     if captured.attention is not None:
@@ -52,13 +56,19 @@ def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOpt
     """
     read = _Options(reader)
     asked = replace(
-        asked, effort=read.effort(), time_limit=read.time_limit(), seed=read.seed(asked.seed), cache=read.cache()
+        asked,
+        effort=read.effort(),
+        time_limit=read.time_limit(),
+        seed=read.seed(asked.seed),
+        cache=read.cache(),
+        parity=read.parity(),
     )
     captured = TraceOptions(
         loss=read.loss(),
         target=read.name("target", "device"),
         optimizer=read.name("optimizer", "optimizer"),
-        must_save=read.must_save(),
+        must_save=read.names("must_save", "submodules"),
+        unused=read.names("unused", "results"),
         state_bytes=read.state_bytes(),
         attention=read.name("attention", "device"),
     )
@@ -97,6 +107,12 @@ class _Options:
     def cache(self) -> bool:
         return self._fields.flag("cache", PlanOptions.cache)
 
+    def parity(self) -> str:
+        parity = self._fields.text("parity", PlanOptions.parity)
+        if parity not in PARITIES:
+            raise self._wrong("parity", f"be {' or '.join(PARITIES)}", parity)
+        return parity
+
     def name(self, key: str, kind: str) -> str | None:
         if not self._is_given(key):
             return None
@@ -111,13 +127,14 @@ class _Options:
             raise self._wrong("loss", "be auto or all", loss)
         return loss
 
-    def must_save(self) -> tuple[str, ...]:
-        names = self._fields.items("must_save") if "must_save" in self._fields.doc else []
+    def names(self, key: str, kind: str) -> tuple[str, ...]:
+        """A list of names. kind : in errors, the things that they name."""
+        names = self._fields.items(key) if key in self._fields.doc else []
         for name in names:
             if not isinstance(name, str) or not _is_printable(name, PATTERN_MOST_LETTERS):
-                raise self._wrong("must_save", "be names of submodules", name)
+                raise self._wrong(key, f"be names of {kind}", name)
         if len(names) > PATTERNS_MOST:
-            raise self._wrong("must_save", f"hold at most {PATTERNS_MOST} names", len(names))
+            raise self._wrong(key, f"hold at most {PATTERNS_MOST} names", len(names))
         return tuple(names)
 
     def state_bytes(self) -> int | None:

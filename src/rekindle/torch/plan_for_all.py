@@ -42,7 +42,7 @@ def plan_for_all(
     question = {
         "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "goal": options.goal.to_json(),
         "solver": options.solver, "cost": options.cost, "effort": options.effort, "time_limit": options.time_limit,
-        "seed": options.seed, **more,
+        "seed": options.seed, "parity": options.parity, **more,
     }  # fmt: skip
     found = ranks.once("the plan", question, partial(make, graph, None), _document, options.report)
     if not isinstance(found, ranks.Received):

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from .. import notices
 from ..accept import callback, choice
+from ..accept import unused as accept_unused
 from ..ask import LOSSES, TraceOptions
 from ..errors import TraceError
 from ..kernels import companion
@@ -28,6 +29,7 @@ from .capture.captured import Captured
 from .capture.duplicates import merge_duplicates
 from .capture.guards import Expected
 from .capture.in_place import write_in_place
+from .capture.left_out import no_such_results
 from .capture.lock import LOCK
 from .capture.lowered import Lowered
 from .capture.module_call import Key, as_arguments
@@ -102,6 +104,7 @@ def trace(
     target: str | None = None,
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
+    unused: Sequence[str] = (),
     progress: Progress = None,
 ) -> Trace:
     """Capture one training step of `model` called with `sample`.
@@ -120,13 +123,18 @@ def trace(
         before the first step has made it.
     must_save : names of submodules, or patterns such as "blocks.*.router", whose ops must never run again (a routing
         decision that recomputation could flip, say); their results that backward needs are saved.
+    unused : names of results that the training loop does not read, such as ["logits"]: planned calls return None in their
+        place, so that no memory is held for them. A name is the key of a dict or ModelOutput, the field of a dataclass or
+        named tuple, or an index as text ("1"); dots join the names of nested results ("aux.logits"). In `eval()`, under
+        `no_grad` and in plain steps the model returns all results.
     progress : as in `rekindle.plan`.
 
     Raises
     ------
     TraceError : the call cannot be captured, or the module itself fails on the sample; the message names the source line
         and the remedy.
-    UsageError : an argument makes no sense, or cannot be planned (a wrapper, a sharded or lazy model, …).
+    UsageError : an argument makes no sense, or cannot be planned (a wrapper, a sharded or lazy model, …). Of `unused`: a name
+        that fits no result, or the loss, or all results.
     """
     accept.process("trace")
     accept.module(model)
@@ -139,7 +147,7 @@ def trace(
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     gpu = None if devices.capability(target) is None else target
-    options = TraceOptions(loss, target, optimizer, tuple(marks), attention=gpu)
+    options = TraceOptions(loss, target, optimizer, tuple(marks), attention=gpu, unused=accept_unused(unused))
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
@@ -160,14 +168,16 @@ def trace_call(
     progress: Callable[[str], None] | None = None,
     by_values: bool = True,
     inputs: Mapping[Place, Any] | None = None,
+    every_name: bool = True,
 ) -> Trace:
     """`trace` of the call `forward(*args, **kwargs)`. forward : None is the model's own.
 
     by_values : False: forward cannot branch on values of inputs.
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs, {} included.
+    every_name : whether a name in `options.unused` that fits no result of this call is an error.
     """
     with LOCK:
-        return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs)
+        return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs, every_name)
 
 
 def _trace_call(
@@ -179,6 +189,7 @@ def _trace_call(
     progress: Callable[[str], None] | None,
     by_values: bool,
     inputs: Mapping[Place, Any] | None,
+    every_name: bool,
 ) -> Trace:
     state = _state_bytes(model, options)
     own = plain_forward(model) if forward is None else forward
@@ -190,8 +201,10 @@ def _trace_call(
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
             model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers,
-            devices.capability(options.attention),
+            devices.capability(options.attention), options.unused,
         )  # fmt: skip
+    if captured.no_results and every_name:
+        raise no_such_results(captured.no_results, captured.output_spec, own_class(model).__name__)
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ...errors import TraceError
+from ...errors import TraceError, UsageError
 from . import hidden_writes
 from .attributes import Attributes
 from .compiling_flag import as_if_compiling
@@ -50,6 +50,7 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
     Raises
     ------
     TraceError : no attempt succeeded; the message names the user's line.
+    UsageError : the options make no sense for the results of the model.
     """
     failed: list[tuple[int, Exception]] = []  # how far each attempt got, and what stopped it
     blocker: Exception | None = None
@@ -59,6 +60,8 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
             try:
                 with as_if_compiling(told):
                     return _with_eager_kernels(stack, flat, tensors)
+            except UsageError:
+                raise  # an option that makes no sense for this model, however it is captured
             except Exception as e:
                 failed.append((flat.progress, e))
                 kind = failing_class(e, flat.model)

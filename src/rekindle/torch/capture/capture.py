@@ -10,7 +10,7 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,12 +57,14 @@ def capture(
     by_values: bool = True,
     numbers: Numbers | None = None,
     capability: tuple[int, int] | None = None,
+    unused: Sequence[str] = (),
 ) -> Captured:
     """The joint graph of one call of `forward`, the model's own, on `tensors` in the structure `spec`.
 
     by_values : forward may branch on the values of inputs and buffers if they are real; see `Captured.questions`.
     numbers : the numbers in `spec` and in attributes that are inputs of the graph.
     capability : compute capability of the GPU whose attention is captured in place of the CPU's; see `attention`.
+    unused : names of results that the joint graph leaves out; see `left_out`.
 
     The model's parameters, buffers, attributes and the random state stay as they were; so do the Python objects that forward
     and hooks can reach. A RekindleWarning, once for each model, names the state that forward changes and planned steps do not.
@@ -70,9 +72,10 @@ def capture(
     Raises
     ------
     TraceError : the call cannot be captured; the message names the user's source line.
+    UsageError : `unused` leaves out the loss, or every result that requires grad.
     """
     real = by_values and not any(map(is_fake, tensors))
-    flat = FlatForward(model, forward, spec, loss, tensors if real else None, numbers)
+    flat = FlatForward(model, forward, spec, loss, tensors if real else None, numbers, unused)
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     with SideEffects(model, by_parameter(*tree.unflatten([None] * len(tensors), spec))) as effects:
         captured = _capture(flat, tensors, None if capability is None else AttentionOfGpu(capability))
@@ -131,7 +134,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         check_stateless(stack, flat, tensors, joint)
         captured = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
-            ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions,
+            ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,
             changed=(*flat.changes.other, *flat.changes.collected),
         )  # fmt: skip
         if attention is not None:

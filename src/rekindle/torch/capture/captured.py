@@ -85,6 +85,7 @@ class Captured:
     rounds: list[str] = field(default_factory=list)
     # kernels of a GPU that is not here, in place of the CPU's (see `attention`): the graph can run on fake tensors alone
     elsewhere: tuple[str, ...] = ()
+    no_results: tuple[str, ...] = ()  # names in `TraceOptions.unused` that fit no result of this call
     graph_module: Any = None  # owns the nodes
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
 from .known_values import KnownValues, Question
+from .left_out import without_unused
 from .lines_that_set import line_that_sets
 from .loss import loss_index
 from .numbers import Numbers
@@ -38,6 +39,7 @@ class FlatForward(nn.Module):
         loss: str,
         sample: list[torch.Tensor] | None,
         numbers: Numbers | None = None,
+        unused: Sequence[str] = (),
     ):
         super().__init__()
         self.model = model
@@ -45,7 +47,7 @@ class FlatForward(nn.Module):
         # The real buffers, while others stand in their places.
         self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
         self._markers = (numbers or Numbers()).markers
-        self._forward, self._spec, self._loss = forward, spec, loss
+        self._forward, self._spec, self._loss, self._unused = forward, spec, loss, unused
         self._casts_cached = torch.is_autocast_cache_enabled()
         self._names: dict[
             int, list[str]
@@ -53,6 +55,7 @@ class FlatForward(nn.Module):
         for name, p in model.named_parameters(remove_duplicate=False):
             self._names.setdefault(id(p), []).append(name)
         self.output_spec: Any = None
+        self.no_results: tuple[str, ...] = ()  # names in `unused` that fit no result of the last run
         self.aliased: dict[int, int | str] = {}
         self.ignored: dict[int, str] = {}
         self.assigned: dict[str, Assigned] = {}
@@ -95,6 +98,8 @@ class FlatForward(nn.Module):
             self.filled = [k for k in before if now[k] != before[k]]
             self.inside = tensors_in_attributes(self.model)
             self.cached = lru_caches.emptied(self.model) or self.cached
+        if self._unused:  # first of all, so that nothing of the graph reads them
+            found, self.output_spec, self.no_results = without_unused(found, self.output_spec, self._unused, self._loss)
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
         }

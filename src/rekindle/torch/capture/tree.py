@@ -38,6 +38,11 @@ class Opaque:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """The place of a result that the training loop does not read, where planned calls return None."""
+
+
+@dataclass(frozen=True)
 class Branch:
     """A container. like : an emptied example of it, or its type. keys : its keys or fields; None for a sequence."""
 
@@ -154,10 +159,11 @@ def _set_item(x: Any, key: Any, value: Any) -> None:
 
 
 def unflatten(tensors: list[Any], spec: Any) -> Any:
-    """The object with these tensors in this structure, the inverse of `flatten`; `Opaque` places become None."""
+    """The object with these tensors in this structure, the inverse of `flatten`; `Opaque` and `LeftOut` places become
+    None."""
     if isinstance(spec, Leaf):
         return tensors[spec.index]
-    if isinstance(spec, Opaque):
+    if isinstance(spec, Opaque | LeftOut):
         return None
     if not isinstance(spec, Branch):
         return spec
@@ -172,7 +178,8 @@ def unflatten(tensors: list[Any], spec: Any) -> Any:
     for k, c, child in zip(spec.keys, children, spec.children, strict=True):
         if isinstance(twin, Mapping):
             _set_item(twin, k, c)
-            if isinstance(child, Opaque) and isinstance(twin, OrderedDict):
+            left_out = isinstance(child, LeftOut) and dataclasses.is_dataclass(twin)
+            if (isinstance(child, Opaque) or left_out) and isinstance(twin, OrderedDict):
                 OrderedDict.__delitem__(twin, k)  # a ModelOutput has no keys for fields that are None
         if dataclasses.is_dataclass(twin) or not isinstance(twin, Mapping):
             object.__setattr__(twin, k, c)
@@ -180,7 +187,7 @@ def unflatten(tensors: list[Any], spec: Any) -> Any:
 
 
 def leaves(spec: Any) -> Iterator[Any]:
-    """The leaves of a structure: `Leaf` places, constants, and `Opaque` places."""
+    """The leaves of a structure: `Leaf` places, constants, `Opaque` and `LeftOut` places."""
     if isinstance(spec, Branch):
         for c in spec.children:
             yield from leaves(c)

@@ -220,4 +220,4 @@ def constants(spec: Any) -> Key:
         kind = spec.like if isinstance(spec.like, type) else type(spec.like)
         more = _beside(spec) if type(spec.like) not in _CONTAINERS else ()
         return (kind, spec.keys, tuple([constants(c) for c in spec.children]), *more)
-    return spec if isinstance(spec, tree.Leaf | tree.Opaque) else key_of(spec)
+    return spec if isinstance(spec, tree.Leaf | tree.Opaque | tree.LeftOut) else key_of(spec)

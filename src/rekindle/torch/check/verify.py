@@ -16,6 +16,7 @@ from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from .. import accept
 from ..capture import tree
+from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
@@ -99,7 +100,8 @@ def verify(
     Parameters
     ----------
     plan : the plan to check; None: the plan that the module has (see `apply`).
-    loss : result of the model -> scalar; default `default_loss`.
+    loss : result of the model -> scalar; default `default_loss`. Results that the plan leaves out (`unused`) are None in it,
+        in the plain step too.
     count_flops : run one more step each way and count its FLOPs.
 
     Raises
@@ -181,8 +183,12 @@ def as_check(
 
 
 def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForward) -> Subject:
-    trace = planned.plan.trace
-    return subject(model, sample, loss, [] if trace is None else trace.lowered.captured.written_parameters)
+    trace, unused = planned.plan.trace, planned.plan.trace_options.unused
+
+    def loss_of(result: Any) -> torch.Tensor:
+        return loss(as_if_left_out(result, unused))
+
+    return subject(model, sample, loss_of, [] if trace is None else trace.lowered.captured.written_parameters)
 
 
 def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written: Sequence[str] = ()) -> Subject:

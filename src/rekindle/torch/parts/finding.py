@@ -209,7 +209,10 @@ class Finder:
                 return traced
         announce(self.options.progress, f"capturing {path} ({class_name(module)})")
         args, kwargs = given.call.arguments
-        how = replace(self.captured, loss="all", optimizer=None, must_save=self._marks(path, module), state_bytes=0)
+        # The model reads all results of its submodules, so none is left out.
+        how = replace(
+            self.captured, loss="all", optimizer=None, must_save=self._marks(path, module), state_bytes=0, unused=()
+        )
         with accept.gradients_on(), given.surroundings(module), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*the argument", RekindleWarning)  # such a part is refused below
             accept.module(module)

@@ -39,7 +39,8 @@ def verify(
     Parameters
     ----------
     plan : the plan to check; None: the plan that the module has (see `apply`).
-    loss : result of the model -> scalar; default: the loss among the results, or their sum.
+    loss : result of the model -> scalar; default: the loss among the results, or their sum. Results that the plan leaves out
+        (`unused`) are None in it, in the plain step too.
     count_flops : run one more step each way and count its FLOPs.
 
     Raises

@@ -55,12 +55,14 @@ class NewCall:
         by_values: bool = True,
         inputs: Mapping[Place, Any] | None = None,
     ) -> Trace:
-        """The captured call. Arguments as `trace_call`; report : called with lines of progress.
+        """The captured call. Arguments as `trace_call`; report : called with lines of progress. A call without a result that
+        `how.unused` names is captured all the same: forward may return it in some calls only.
 
         No op is timed: a training loop waits. Costs are modelled, by what was timed before. A trace with `inputs` has no costs.
         """
         args, kwargs = self.call.arguments
         made = trace_call(
-            self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {}
-        )
+            self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {},
+            every_name=False,
+        )  # fmt: skip
         return made if inputs else made.costed(how.target, report, measure=False)

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..capture import tree
 from ..capture.attributes import plain_tensors
+from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast
@@ -40,7 +41,7 @@ def differences(
 
     def eager(tensors: list[torch.Tensor]) -> Any:
         args, kwargs = call.form.arguments(tree.unflatten(tensors, call.spec))
-        return watched_plain(*args, **kwargs)
+        return as_if_left_out(watched_plain(*args, **kwargs), bound.trace.options.unused)
 
     outcomes = []
     written = bound.trace.lowered.captured.written_parameters

@@ -1,0 +1,117 @@
+"""Leaves results out of a call that the training loop does not read, by their names.
+
+A name is the key of a dict or a ModelOutput, the field of a dataclass, a named tuple or a plain object, or the index in a tuple
+or a list ("1"); dots join the names of nested results ("aux.logits").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...arguments import close
+from ...errors import UsageError
+from . import tree
+from .loss import loss_index
+
+NAMES_SHOWN_MOST = 8  # in a message; a guess
+
+
+def without_unused(
+    tensors: Sequence[torch.Tensor], spec: Any, unused: Sequence[str], loss: str
+) -> tuple[list[torch.Tensor], Any, tuple[str, ...]]:
+    """(the tensors of a result that stay, the structure with None in place of the others, the names that fit no result).
+
+    unused : names of results; a name of a container leaves out all that is in it. loss : as in `rekindle.trace`.
+
+    A tensor stays if it also stands at a place that is read.
+
+    Raises
+    ------
+    UsageError : the loss is left out, or every result from which a gradient could come back.
+    """
+    found: set[str] = set()
+    stays = _without(spec, ("",), frozenset(unused), found)
+    kept = sorted({leaf.index for leaf in tree.leaves(stays) if isinstance(leaf, tree.Leaf)})
+    named = ", ".join(map(repr, sorted(found)))
+    if loss == "auto" and (at := loss_index(tensors, tree.paths(spec))) is not None and at not in kept:
+        raise UsageError(
+            f"unused: {named} is the loss, from which backward starts; name results that the training loop does not read"
+        )
+    trains = any(t.requires_grad for t in tensors)
+    if found and not (any(tensors[i].requires_grad for i in kept) if trains else kept):
+        raise UsageError(
+            f"unused: without {named} no result is left from which backward could start; name only results that the training "
+            "loop does not read"
+        )
+    places = {i: tree.Leaf(k) for k, i in enumerate(kept)}
+    return [tensors[i] for i in kept], _renumbered(stays, places), tuple(n for n in unused if n not in found)
+
+
+def no_such_results(names: Sequence[str], spec: Any, module_name: str) -> UsageError:
+    """The error for names that fit no result. spec : the structure of the result."""
+    known = [*dict.fromkeys(_names(spec))]
+    if not known:
+        return UsageError(
+            f"unused: {names[0]!r} names no result of {module_name}, which returns one tensor and no container"
+        )
+    few = ", ".join(known[:NAMES_SHOWN_MOST]) + (", …" if len(known) > NAMES_SHOWN_MOST else "")
+    return UsageError(
+        f"unused: {names[0]!r} names no result of {module_name}; {close(names[0], known)}its results are {few}"
+    )
+
+
+def as_if_left_out(result: Any, unused: Sequence[str]) -> Any:
+    """A plain call's result with None in place of the results of these names, as a planned call returns it."""
+    if not unused:
+        return result
+    tensors, spec = tree.flatten(result, opaque_ok=True)
+    return tree.unflatten(tensors, _without(spec, ("",), frozenset(unused), set()))
+
+
+def _without(spec: Any, at: tuple[str, ...], names: frozenset[str], found: set[str]) -> Any:
+    """The structure with `LeftOut` at the named places. at : the names of its own place; the names that fit are put into
+    `found`."""
+    here = names & set(at)
+    found |= here
+    if isinstance(spec, tree.Branch):
+        children = tuple([_without(c, _joined(at, own), names, found) for own, c in _children(spec)])
+        spec = tree.Branch(spec.like, spec.keys, children)
+    return tree.LeftOut() if here and _holds_results(spec) else spec
+
+
+def _holds_results(spec: Any) -> bool:
+    """Whether there is anything to leave out: a number or None costs nothing and stays."""
+    return any(isinstance(leaf, tree.Leaf | tree.Opaque | tree.LeftOut) for leaf in tree.leaves(spec))
+
+
+def _children(branch: tree.Branch) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(names, structure) of what stands in a container. In a named tuple, a place has a name and a number."""
+    kind = branch.like if isinstance(branch.like, type) else type(branch.like)
+    fields = getattr(kind, "_fields", ()) if branch.keys is None else ()
+    for i, child in enumerate(branch.children):
+        own = str(i) if branch.keys is None else str(branch.keys[i])
+        yield ((fields[i], own) if i < len(fields) else (own,)), child
+
+
+def _joined(at: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple([f"{a}.{o}" if a else o for a in at for o in own])
+
+
+def _names(spec: Any, at: str = "") -> Iterator[str]:
+    """A name for each place where a result stands, also for places that are left out."""
+    if isinstance(spec, tree.Branch):
+        for own, child in _children(spec):
+            yield from _names(child, _joined((at,), own)[0])
+    elif at and isinstance(spec, tree.Leaf | tree.Opaque | tree.LeftOut):
+        yield at
+
+
+def _renumbered(spec: Any, places: dict[int, tree.Leaf]) -> Any:
+    if isinstance(spec, tree.Leaf):
+        return places[spec.index]
+    if isinstance(spec, tree.Branch):
+        return tree.Branch(spec.like, spec.keys, tuple([_renumbered(c, places) for c in spec.children]))
+    return spec
