@@ -18,6 +18,7 @@ from .convolutions import in_two_calls, may_split
 from .cuts import cuts_of
 from .editing import Editor
 from .picked import may_pick, pick_first
+from .saves import save_less, saves
 from .slices import Region, cut_into_slices, units
 
 
@@ -60,6 +61,12 @@ def _convolutions(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
     in_two_calls(edit, nodes)
 
 
+def _saves(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
+    if any(saves(n) is None for n in nodes):
+        raise ValueError("an op reads nothing for which there is a smaller save")
+    save_less(edit, nodes)
+
+
 def _picked(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
     for n in nodes:
         if not may_pick(n):
@@ -79,5 +86,5 @@ def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
     cut_into_slices(edit, Region(cuts, step.slices))
 
 
-_REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.PICKED: _picked, kinds.SLICES: _slices}
+_REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.SAVES: _saves, kinds.PICKED: _picked, kinds.SLICES: _slices}
 _WRONG = "the plan rewrites ops that this step does not have; make the plan again"
