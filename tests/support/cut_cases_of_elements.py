@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
 from cut_cases import F64, Maker, aten, cases
 
 
