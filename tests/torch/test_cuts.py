@@ -166,7 +166,8 @@ def test_a_number_of_slices_that_does_not_divide_is_refused() -> None:
     ("op", "args"),
     [
         (aten.native_dropout.default, (0.5, True)), (aten.bernoulli.p, (0.5,)), (aten.relu_.default, ()),
-        (aten.nonzero.default, ()), (aten.rrelu_with_noise_functional.default, (torch.zeros(4, 3), 0.1, 0.3, True)),
+        (aten.nonzero.default, ()), (aten.as_strided.default, ([4, 2], [3, 1])),
+        (aten.rrelu_with_noise_functional.default, (torch.zeros(4, 3), 0.1, 0.3, True)),
         (aten._scaled_dot_product_flash_attention_for_cpu.default, None),
     ],
 )  # fmt: skip

@@ -27,7 +27,7 @@ RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 LACKS = {
     "_adaptive_avg_pool3d_backward", "_prelu_kernel_backward", "_scaled_dot_product_flash_attention_for_cpu_backward",
     "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "as_strided", "avg_pool2d_backward",
-    "avg_pool3d_backward", "copy", "empty", "fill", "full", "hardshrink_backward", "hardsigmoid_backward",
+    "avg_pool3d_backward", "copy", "empty", "empty_strided", "fill", "full", "hardshrink_backward", "hardsigmoid_backward",
     "hardswish_backward", "hardtanh_backward", "lift_fresh_copy", "log_sigmoid_backward",
     "max_pool3d_with_indices_backward", "ones", "softshrink_backward", "zeros",
     *(f"{kind}_pad{n}d{phase}" for kind in ("reflection", "replication") for n in (1, 2, 3) for phase in ("", "_backward")),
@@ -45,7 +45,7 @@ STRICTER = {
 # the empty statistics of a batch norm that was given some, and forgets that `logsumexp` keeps dimensions.
 OTHERWISE = {
     "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training", "expand", "logsumexp",
-    "native_batch_norm", "new_empty", "new_full", "new_ones", "new_zeros", "repeat",
+    "native_batch_norm", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "repeat",
 }  # fmt: skip
 
 
