@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 aten = torch.ops.aten
 F64 = torch.float64
@@ -70,6 +71,29 @@ def cases(make: Callable[[Maker], Iterator[tuple[str, Any]]]) -> Callable[[Maker
         one.__name__ = name
         case(one)
     return make
+
+
+def node_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[fx.Node, list[torch.Tensor]]:
+    """A node that calls the op, with the results of the call, and its tensors in order."""
+    graph, tensors = fx.Graph(), []
+
+    def lift(x: Any) -> Any:
+        if isinstance(x, list):
+            return [lift(y) for y in x]
+        if not isinstance(x, torch.Tensor):
+            return x
+        tensors.append(x)
+        placeholder = graph.placeholder(f"x{len(tensors)}")
+        placeholder.meta["val"] = x
+        return placeholder
+
+    node = graph.call_function(op, tuple(map(lift, args)), {k: lift(v) for k, v in kwargs.items()})
+    node.meta["val"] = op(*args, **kwargs)
+    return node, tensors
+
+
+def members(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple | list) else [result]
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

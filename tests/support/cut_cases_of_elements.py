@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
 from cut_cases import F64, Maker, aten, cases
 
 
@@ -58,6 +59,8 @@ def copies(m: Maker) -> Iterator[tuple[str, Any]]:
     for name in ("zeros", "ones"):
         yield name, (getattr(aten, name).default, [n, c], {"dtype": F64})
     yield "empty", (aten.empty.memory_format, [n, c], {"dtype": F64})
+    yield "empty_strided", (aten.empty_strided.default, [n, c], [0, 0], {"dtype": F64})
+    yield "new_empty_strided", (aten.new_empty_strided.default, x, [n, c], [0, 0])
     yield "full", (aten.full.default, [n, c], 0.5, {"dtype": F64})
     for name in ("new_empty", "new_zeros", "new_ones"):
         yield name, (getattr(aten, name).default, x, [n, c])

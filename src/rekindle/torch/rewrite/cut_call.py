@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.node_tensors import is_member
-
 SUM = "sum"  # each slice gives a whole-shaped part of the result; the parts are added
 Dim = int | None
 Shape = tuple[int, ...]
@@ -81,11 +79,9 @@ Rule = Callable[[Call], Iterable[Draft]]
 
 
 def holds_tensors(x: Any) -> bool:
-    """Whether an argument is a node that returns a tensor, or, for a node that takes a member of it, a tuple of them."""
-    if not isinstance(x, fx.Node):
-        return False
-    val = x.meta.get("val")
-    return isinstance(val, torch.Tensor) or (isinstance(val, tuple | list) and any(map(is_member, x.users)))
+    """Whether an argument is a node that returns a tensor, or a tuple of them, of which another node takes a member."""
+    val = x.meta.get("val") if isinstance(x, fx.Node) else None
+    return any(isinstance(t, torch.Tensor) for t in (val if isinstance(val, tuple | list) else [val]))
 
 
 def aligned(shape: Shape, whole: Shape, dim: int) -> Dim:

@@ -68,8 +68,8 @@ def _shape_of_result(argument: str) -> Change:
 
 _SHAPES = {
     "size": (
-        "view", "_unsafe_view", "expand", "as_strided", "empty", "zeros", "ones", "full", "new_empty", "new_zeros",
-        "new_ones", "new_full",
+        "view", "_unsafe_view", "expand", "as_strided", "empty", "empty_strided", "zeros", "ones", "full", "new_empty",
+        "new_empty_strided", "new_zeros", "new_ones", "new_full",
     ),
     "shape": ("reshape",),
     "input_sizes": ("select_backward", "slice_backward"),

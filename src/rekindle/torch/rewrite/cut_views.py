@@ -26,8 +26,8 @@ def _made(call: Call) -> list[Draft]:
     return [Draft({}, (d,)) for d in range(len(call.out()))]
 
 
-def _as_strided(call: Call) -> list[Draft]:
-    """Of one element alone, which stands at all places."""
+def _strided(call: Call) -> list[Draft]:
+    """Of one element alone, which stands at all places: a tensor that is read for its shape."""
     return [] if any(call["stride"]) else _made(call)
 
 
@@ -144,7 +144,7 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_ones", "new_full"), _made),
     **dict.fromkeys(("empty_like", "zeros_like", "ones_like", "full_like"), broadcast),
-    "as_strided": _as_strided,
+    **dict.fromkeys(("as_strided", "empty_strided", "new_empty_strided"), _strided),
     "permute": _permute,
     **dict.fromkeys(("transpose", "t"), _transpose),
     "unsqueeze": _unsqueeze,
