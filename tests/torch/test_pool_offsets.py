@@ -147,3 +147,10 @@ def test_the_planner_knows_these_operators() -> None:
         assert measured.workspace <= modelled.workspace
         assert rules.returns_new(op)
         assert not rules.must_save(op, {"cpu"})
+
+
+def test_the_schemas_say_what_the_functions_do() -> None:
+    x = torch.randn(2, 3, 9, 10)
+    _, indices = aten.max_pool2d_with_indices(x, *RESNET)
+    for op, args in calls(x, indices, RESNET):
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))

@@ -178,6 +178,12 @@ def test_the_planner_knows_these_operators() -> None:
         assert not rules.draws_random(op)
 
 
+def test_the_schemas_say_what_the_functions_do() -> None:
+    y = torch.randn(3, 20, 7).permute(2, 0, 1)
+    for op, args in calls(y, torch.randn(7, 3, 20)):
+        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
 def test_other_operators_are_none_of_ours() -> None:
     assert workspace_bytes(aten.add.Tensor, (1, 2)) is None
     assert rules.runnable(aten.add.Tensor) is aten.add.Tensor

@@ -19,6 +19,7 @@ from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
 from ..capture import tree
+from ..capture.own_ops import workspace_bytes
 from ..capture.private import is_fake
 from ..check.confirm import bookkeeping
 from ..costs.op_tensors import tensors_in
@@ -123,11 +124,15 @@ def with_usual_workspace(trace: Trace) -> Trace:
     sizes = []
     for call in trace.lowered.calls:
         node, size = call.node, 0
-        if call.kind == "aten" and node is not None and may_take_memory(node.target):
+        if call.kind == "aten" and node is not None:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-            out = tensors_in(node.meta.get("val"))
-            found = kernel_call(node.target, args, kwargs, out, lambda _: None, 0.0)
-            size = 0 if found is None else found.usual
+            own = workspace_bytes(node.target, args, kwargs)
+            if own is not None:
+                size = own
+            elif may_take_memory(node.target):
+                out = tensors_in(node.meta.get("val"))
+                found = kernel_call(node.target, args, kwargs, out, lambda _: None, 0.0)
+                size = 0 if found is None else found.usual
         sizes.append(size)
     graph = trace.graph
     return trace.with_graph(graph.with_costs([op.seconds for op in graph.ops], sizes))
