@@ -47,6 +47,7 @@ from .costs.node_costs import modelled_costs, node_costs
 from .costs.optimizer_names import names
 from .costs.optimizers import not_counted, state_bytes
 from .plan_for_all import Costs, costs_for_all, with_costs
+from .rewrite.shape_only import without_shapes
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,7 @@ def _trace_call(
         ):
             raise TraceError("the model writes over an input that shares memory with another; clone one of them")
     merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), options.must_save))
+    without_shapes(captured)
     write_in_place(captured)
     name = type(model).__name__
     held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]

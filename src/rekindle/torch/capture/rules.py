@@ -92,6 +92,15 @@ OVERSIZED = {aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cro
               aten.soft_margin_loss.default, aten.col2im.default}  # fmt: skip
 
 
+# Backward kernels that read their second argument for its shape only, and the form of each that is given the result's memory.
+_READS_SHAPE = {
+    aten.max_pool2d_with_indices_backward.default: aten.max_pool2d_with_indices_backward.grad_input,
+    aten.max_pool3d_with_indices_backward.default: aten.max_pool3d_with_indices_backward.grad_input,
+    aten.avg_pool2d_backward.default: aten.avg_pool2d_backward.grad_input,
+    aten.avg_pool3d_backward.default: aten.avg_pool3d_backward.grad_input,
+}
+
+
 # Ops that copy a tensor and write into a view of the copy; their kernels copy its whole storage. Op -> op of the view.
 _SCATTERS = {
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -112,6 +121,8 @@ def runnable(target: Any) -> Callable[..., Any]:
         return _ScatterCall(target)
     if target in _WANTS_DENSE_GRADIENT:
         return _DenseGradientCall(target)
+    if target in _READS_SHAPE:
+        return _ShapeCall(target)
     return _FittedCall(target) if target in OVERSIZED else target
 
 
@@ -125,6 +136,23 @@ class _GradModeCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.enable_grad():
             return self.target(*(a.detach() if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+
+
+class _ShapeCall:
+    """Runs a kernel that reads an argument for its shape only, where a stand-in without memory is given (`rewrite.shape_only`).
+
+    A GPU's kernel would make a contiguous copy of the stand-in; here the result itself, not yet written, takes its place.
+    """
+
+    def __init__(self, target: Any):
+        self.target, self.out = target, _READS_SHAPE[target]
+        self.__name__ = f"{target._schema.name.split('::')[-1]}_by_shape"
+
+    def __call__(self, gradient: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if any(x.stride()) or x.numel() <= 1:
+            return self.target(gradient, x, *args, **kwargs)
+        made = x.new_empty(x.shape)
+        return self.out(gradient, made, *args, **kwargs, grad_input=made)
 
 
 class _DenseGradientCall:

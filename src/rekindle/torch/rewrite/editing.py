@@ -21,13 +21,13 @@ Key = tuple[float, ...]
 
 
 class Editor:
-    """Edits a copy of a captured step. The original stays as it is.
+    """Edits a copy of a captured step, and leaves the original as it is; with copy=False, edits the step itself.
 
-    captured : the copy. new : node of the original -> node of the copy.
+    captured : the step that is edited. new : node of the original -> node of the copy.
     """
 
-    def __init__(self, original: Captured):
-        self.captured, self.new = copied(original)
+    def __init__(self, original: Captured, copy: bool = True):
+        self.captured, self.new = copied(original) if copy else (original, {})
         self._graph = self.captured.nodes[0].graph
         self._place: dict[fx.Node, Key] = {n: (float(i),) for i, n in enumerate(self.captured.nodes)}
         self._mode: Any = joint_fake_mode(self.captured.graph_module) or FakeTensorMode(allow_non_fake_inputs=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture.captured import Captured
 from ..capture.node_tensors import storage_bytes
 from .editing import Editor
 
@@ -50,10 +51,14 @@ def may_stand_in(like: Any, memory: Any) -> bool:
     )  # fmt: skip
 
 
-def without_shapes(edit: Editor) -> None:
-    """Let stand-ins take the place of all arguments that are read for their shape only."""
-    for n in list(edit.captured.nodes):
-        if n.target in SHAPE_ONLY:
+def without_shapes(c: Captured) -> None:
+    """Let stand-ins take the place of all arguments of a captured step that are read for their shape only."""
+    found = [n for n in c.nodes if n.target in SHAPE_ONLY and may_stand_in(*(n.args[i] for i in SHAPE_ONLY[n.target]))]
+    if not found:
+        return
+    edit = Editor(c, copy=False)
+    with edit.at_work():
+        for n in found:
             at, memory = SHAPE_ONLY[n.target]
-            if may_stand_in(n.args[at], n.args[memory]):
-                edit.set_argument(n, at, stand_in(edit, n.args[at], n.args[memory], n))  # type: ignore[arg-type]
+            edit.set_argument(n, at, stand_in(edit, n.args[at], n.args[memory], n))  # type: ignore[arg-type]
+    edit.finish()
