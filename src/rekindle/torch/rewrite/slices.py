@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.captured import Writing
+from ..capture.captured import Captured, Writing
 from ..capture.node_tensors import is_member, is_view, storage_bytes
 from ..capture.phases import depend_on_gradients
 from .cuts import SUM, Cut, sliced_call, tensor_arguments
@@ -69,6 +69,29 @@ def source(a: fx.Node) -> Tensor:
     return (a.args[0], a.args[1]) if is_member(a) else (a, 0)  # type: ignore[return-value]
 
 
+def tensor_nodes(n: fx.Node) -> list[tuple[int, fx.Node]]:
+    """(member, the node that stands for it) of every tensor that an op returns and something reads."""
+    if isinstance(n.meta["val"], torch.Tensor):
+        return [(0, n)]
+    return [(u.args[1], u) for u in n.users if is_member(u) and isinstance(u.meta["val"], torch.Tensor)]  # type: ignore[misc]
+
+
+def read_outside(a: fx.Node, cuts: Mapping[fx.Node, Cut], c: Captured, views: bool = True) -> bool:
+    """Whether a tensor that an op in slices makes is read by ops that do not run in slices, or is a result.
+
+    views : also through views of it that are made slice by slice.
+    """
+    if a in c.outputs or a in c.gradients.values() or a in c.mutations.values():
+        return True
+    for u in a.users:
+        if u in cuts:
+            if views and is_view(u) and read_outside(u, cuts, c):
+                return True
+        elif not is_member(u) and not (is_stand_in(u) and all(r in cuts for r in u.users)):
+            return True
+    return False
+
+
 def _tensor(t: Tensor) -> torch.Tensor:
     val = t[0].meta["val"]
     made: torch.Tensor = val if isinstance(val, torch.Tensor) else val[t[1]]
@@ -103,10 +126,8 @@ class _Cutting:
             for i in range(self.slices):
                 for n in group:
                     self.made[n].append(self._slice(n, i))
-        for n in self.members:
-            for a in [n, *(u for u in n.users if is_member(u))]:
-                if isinstance(a.meta["val"], torch.Tensor) and self._is_read_outside(a):
-                    self.edit.replace(a, self._together(source(a)))
+        for t in list(self._outside()):
+            self.edit.replace(t[1], self._together(t[0]))
         for n in self.members:
             self.edit.captured.writing.pop(n, None)
             for u in n.users:
@@ -240,21 +261,11 @@ class _Cutting:
         unit = size // self.size
         return i * self.size // self.slices * unit, (i + 1) * self.size // self.slices * unit
 
-    def _is_read_outside(self, a: fx.Node) -> bool:
-        c = self.edit.captured
-        if a in c.outputs or a in c.gradients.values() or a in c.mutations.values():
-            return True
-        return any(u not in self.cuts and not is_member(u) and not self._only_stands_in(u) for u in a.users)
-
-    def _only_stands_in(self, u: fx.Node) -> bool:
-        """Whether the node is a stand-in for ops of the region alone."""
-        return is_stand_in(u) and all(r in self.cuts for r in u.users)
-
     def _written_over(self) -> dict[Tensor, fx.Node]:
         """Tensors that are put together, each with an input of the region of which slices are read for the last time as slices
         of the tensor are made."""
         found: dict[Tensor, fx.Node] = {}
-        for t in self._outside():
+        for t, _ in self._outside():
             dim, like = self.cuts[t[0]].outs[t[1]], _tensor(t)
             for a in self._inputs(self.groups[t[0]]):
                 if a in found.values() or not isinstance(dim, int):
@@ -267,11 +278,12 @@ class _Cutting:
                     break
         return found
 
-    def _outside(self) -> Iterator[Tensor]:
+    def _outside(self) -> Iterator[tuple[Tensor, fx.Node]]:
+        """The tensors that are put together, with the nodes that stand for them."""
         for n in self.members:
-            for a in [n, *(u for u in n.users if is_member(u))]:
-                if isinstance(a.meta["val"], torch.Tensor) and self._is_read_outside(a):
-                    yield source(a)
+            for j, a in tensor_nodes(n):
+                if read_outside(a, self.cuts, self.edit.captured, views=False):
+                    yield (n, j), a
 
     def _inputs(self, group: fx.Node) -> list[fx.Node]:
         """The tensors that ops of a group read and ops outside of the region make."""

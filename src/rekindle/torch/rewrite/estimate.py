@@ -1,0 +1,82 @@
+"""The working set of each op of a captured step, as it would be if some ops ran in slices: no graph is made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import fx
+
+from ...model.floor import working_set
+from ..capture.lowered import Lowered
+from ..capture.node_tensors import storage_bytes
+from .cuts import SUM, Cut, tensor_arguments
+from .saves import saved_share, saves
+from .shape_only import is_stand_in
+from .slices import read_outside, source, tensor_nodes
+
+
+class WorkingSets:
+    """The working sets of the ops of a lowered step, in which backward takes smaller saves of tensors of `small_bytes` or more.
+
+    bytes : int64 [ops]. nodes : the captured op behind each op, None for others.
+    """
+
+    def __init__(self, low: Lowered, small_bytes: int):
+        self.low, self.small_bytes = low, small_bytes
+        self.nodes = [c.node if c.kind == "aten" else None for c in low.calls]
+        self._place = {n: i for i, n in enumerate(self.nodes) if n is not None}
+        self.bytes = np.array([self._now(i) for i in range(len(self.nodes))], np.int64)
+
+    def _now(self, i: int) -> int:
+        """Bytes that op i needs now."""
+        n, graph = self.nodes[i], self.low.graph
+        if not graph.needed[i]:
+            return 0
+        saved = None if n is None else self._saved(n)
+        return working_set(graph, i) - (0 if n is None or saved is None else int(saved * (1 - saved_share(n))))
+
+    def _saved(self, n: fx.Node) -> int | None:
+        """Bytes of the tensor for which the op takes a smaller save, if it does."""
+        t = saves(n)
+        return None if t is None or storage_bytes(t) < self.small_bytes else storage_bytes(t)
+
+    def cut(self, cuts: Mapping[fx.Node, Cut], slices: int) -> np.ndarray:
+        """int64 [ops]: about the bytes that each op, or a slice of it, would need with these ops in slices."""
+        found = self.bytes.copy()
+        for n, cut in cuts.items():
+            if n in self._place:
+                found[self._place[n]] = self._slice(n, cut, cuts, slices)
+        return found
+
+    def _slice(self, n: fx.Node, cut: Cut, cuts: Mapping[fx.Node, Cut], slices: int) -> int:
+        held: dict[Any, float] = {}
+        saved, share = self._saved(n), saved_share(n)
+        small = None if saved is None else saves(n)
+        for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
+            if is_stand_in(a) or self._is_given(a):
+                continue
+            val, (p, j) = a.meta["val"], source(a)
+            size = float(storage_bytes(val))
+            if dim is not None and p in cuts and cuts[p].outs[j] == dim:
+                size /= slices
+            if small is not None and val.untyped_storage()._cdata == small.untyped_storage()._cdata:
+                size *= share
+            held[val.untyped_storage()._cdata] = size
+        total = sum(held.values())
+        for j, a in tensor_nodes(n):
+            size, dim = storage_bytes(a.meta["val"]), cut.outs[j]
+            if dim == SUM:
+                total += 2 * size
+            elif isinstance(dim, int):
+                total += size / slices
+                if read_outside(a, cuts, self.low.captured) and size not in held.values():  # else written over an input
+                    total += size
+        return int(total)
+
+    def _is_given(self, a: fx.Node) -> bool:
+        """Whether the tensor is held by the caller."""
+        while a.op == "call_function" and a in self.low.views and a.all_input_nodes:
+            a = a.all_input_nodes[0]
+        return a.op != "call_function"
