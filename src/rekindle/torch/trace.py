@@ -125,8 +125,8 @@ def trace(
         decision that recomputation could flip, say); their results that backward needs are saved.
     unused : names of results that the training loop does not read, such as ["logits"]: planned calls return None in their
         place, so that no memory is held for them. A name is the key of a dict or ModelOutput, the field of a dataclass or
-        named tuple, or an index as text ("1"); dots join the names of nested results ("aux.logits"). In `eval()`, under
-        `no_grad` and in plain steps the model returns all results.
+        named tuple, or an index as text ("1"); dots join the names of nested results ("aux.logits"). Calls that run
+        plain, as in `eval()` and under `no_grad`, return all results.
     progress : as in `rekindle.plan`.
 
     Raises
