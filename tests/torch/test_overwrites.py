@@ -9,6 +9,7 @@ import torch
 
 import rekindle
 from rekindle.torch.capture.overwrites import OVERWRITES
+from rekindle.torch.rewrite.small_saves import DROPOUT_BACKWARD_BY_BITS, ZERO_BY_BITS, pack_mask, sign_bits
 
 aten: Any = torch.ops.aten
 SHAPES = [(64, 100), (3, 7, 11), (16, 3001)]
@@ -36,6 +37,8 @@ ARGUMENTS: dict[Any, Any] = {getattr(aten, name).default: lambda x, y, m: (x,) f
     aten._log_softmax_backward_data.default: lambda x, y, m: (x, y, 1, x.dtype),
     aten.masked_fill.Scalar: lambda x, y, m: (x, m, -1.0),
     aten.where.self: lambda x, y, m: (m, x, y),
+    ZERO_BY_BITS: lambda x, y, m: (x, sign_bits(y), y.stride()),
+    DROPOUT_BACKWARD_BY_BITS: lambda x, y, m: (x, pack_mask(m), m.stride(), 1.25),
 }
 
 

@@ -46,6 +46,7 @@ ORDER: list[dict[str, set[str]]] = [
     {"show": set()},
     {"torch.capture": set()},
     {"torch.costs": set(), "zoo": set()},
+    {"torch.rewrite": set()},
     {"torch": set()},
     {"torch.run": set()},
     {"torch.check": set()},
@@ -66,7 +67,7 @@ WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]}
 }
 COMMANDS = ("bench", "compare", "demo", "estimate", "explain", "frontier", "plan", "report", "solve", "solvers")
 VERBS = ("api", "torch.trace", "torch.estimate.largest")
-OPERATORS = ("zoo.lstm_steps",)  # parameters of a torch operator are its inputs
+OPERATORS = ("zoo.lstm_steps", "torch.rewrite.pool_offsets")  # parameters of a torch operator are its inputs
 PLANNER_FILES = ("planner", "candidates", "carrying", "certify", "frontiers")
 
 

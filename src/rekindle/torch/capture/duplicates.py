@@ -72,7 +72,7 @@ def _may_merge(n: fx.Node) -> bool:
         return True
     op = n.target
     return (
-        isinstance(op, OpOverload) and op.namespace in ("aten", "prims") and bool(tensors_of(n))
+        isinstance(op, OpOverload) and op.namespace in rules.KNOWN and bool(tensors_of(n))
         and not op._schema.is_mutable and not rules.draws_random(op)
     )  # fmt: skip
 

@@ -49,6 +49,11 @@ def _rows(op: Any, out: Any, name: str = "out") -> dict[int, Callable[..., Any]]
     return {0: call}
 
 
+def _scatter(x: torch.Tensor, part: torch.Tensor, *where: Any, **kwargs: Any) -> torch.Tensor:
+    aten.slice.Tensor(x, *where, **kwargs).copy_(part)
+    return x
+
+
 # op -> {position of an argument: call that writes over it}. The `out=` or in-place form gives the same bits when the output
 # lies over that argument: element-wise kernels read each element before they write it, and softmaxes read a row to its end
 # before they write it. `out=` forms that compute elsewhere and copy are not here.
@@ -87,5 +92,7 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
         aten._log_softmax_backward_data.default, aten._log_softmax_backward_data.out
     ),
     aten.masked_fill.Scalar: _unary(aten.masked_fill_.Scalar),
+    aten.addmm.default: _unary(aten.addmm_.default),
+    aten.slice_scatter.default: {0: _scatter},
     aten.where.self: {1: _where(1), 2: _where(2)},
 }

@@ -36,7 +36,7 @@ def phases(c: Captured) -> Phases:
     ------
     TraceError : a result of the model depends on its own gradient.
     """
-    after = _depends_on_tangents(c)
+    after = depend_on_gradients(c)
     returned = _ancestors(c.outputs)
     results = returned | _ancestors([*c.mutations.values(), *c.writing])
     if results & after:
@@ -51,7 +51,8 @@ def phases(c: Captured) -> Phases:
     return Phases(forward, backward, returned, results, only, bool(after & set(c.gradients.values())))
 
 
-def _depends_on_tangents(c: Captured) -> set[fx.Node]:
+def depend_on_gradients(c: Captured) -> set[fx.Node]:
+    """The gradients that come back from the loss, and the nodes that need one of them."""
     after: set[fx.Node] = set(c.tangents)
     for n in c.nodes:
         if any(a in after for a in n.all_input_nodes):

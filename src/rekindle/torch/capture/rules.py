@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .own_ops import NAMESPACE, plain_function
 from .private import OpOverload
 
 aten = torch.ops.aten
@@ -25,6 +26,7 @@ _SELECTIONS = {"topk", "sort", "argsort", "nonzero", "unique", "_unique2", "uniq
                "kthvalue", "mode", "median", "_local_scalar_dense", "multinomial", "histc", "bincount",
                "masked_select"}  # fmt: skip
 _COMMUNICATION = {"_c10d_functional", "c10d", "c10d_functional", "_dtensor"}
+KNOWN = ("aten", "prims", NAMESPACE)  # namespaces whose ops do what their schemas say
 _RANDOM = torch.Tag.nondeterministic_seeded
 _VARYING = getattr(torch.Tag, "nondeterministic_bitwise", None)  # tags that a release may lack
 _ALIASING = getattr(torch.Tag, "maybe_aliasing_or_mutating", None)
@@ -101,6 +103,9 @@ _SCATTERS = {
 @cache
 def runnable(target: Any) -> Callable[..., Any]:
     """The function that runs the op outside of autograd as autograd runs it, in no more memory than its results need."""
+    own = plain_function(target)
+    if own is not None:
+        return own
     if target in _WANTS_GRAD_MODE:
         return _GradModeCall(target)
     if target in _SCATTERS:
@@ -179,4 +184,4 @@ class _ScatterCall:
 
 def returns_new(target: Any) -> bool:
     """Whether the op's results surely have storages of their own at run time, so that later ops may overwrite them."""
-    return isinstance(target, OpOverload) and target.namespace in ("aten", "prims") and _ALIASING not in target.tags
+    return isinstance(target, OpOverload) and target.namespace in KNOWN and _ALIASING not in target.tags

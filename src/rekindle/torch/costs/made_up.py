@@ -17,7 +17,9 @@ from .operator_calls import OperatorCall, call_of, span
 
 # Operators whose operands may be used again. Scatters, copies and the like may look at storages as a whole; the norms named
 # update running statistics, though their schemas do not say so. Operators of other libraries may do either.
-_REUSING = re.compile(r"aten::(?!.*(scatter|strided|copy|native_batch_norm$|cudnn_batch_norm$|miopen_batch_norm$))")
+_REUSING = re.compile(
+    r"(?:aten|rekindle)::(?!.*(scatter|strided|copy|native_batch_norm$|cudnn_batch_norm$|miopen_batch_norm$))"
+)
 
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:

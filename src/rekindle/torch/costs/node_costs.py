@@ -2,7 +2,7 @@
 
 They are measured if the operators' device is present: distinct calls run on made-up tensors of the right shape (`clock`), and
 are kept on disk (`cache`). A call that was not measured gets the roofline that was fitted to the others (`fits`). If the device
-is absent, all costs are the roofline (`devices`), without workspace.
+is absent, all costs are the roofline (`devices`), without workspace but for operators of this package, which know theirs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..capture.own_ops import workspace_bytes
 from ..capture.private import is_fake
 from . import devices
 from .cache import CostCache, environment
@@ -68,7 +69,7 @@ def node_costs(
     for device_type in sorted({c.device.type for c in counts}):
         group = [c for c in counts if c.device.type == device_type]
         if not at_hand(group[0].device):
-            costs |= {c: Cost(c.roofline, c.flops, 0) for c in group}
+            costs |= {c: _modelled(c) for c in group}
         elif measure is False:
             costs |= _costs(group, _Known(group[0].device).all)
         else:
@@ -84,7 +85,12 @@ def modelled_costs(nodes: Iterable[Node], target: str | None = None) -> list[Cos
     UsageError : unknown target.
     """
     per_node, counts = _distinct(nodes, None if target is None else devices.get(target))
-    return _in_order(per_node, {c: Cost(c.roofline, c.flops, 0) for c in counts})
+    return _in_order(per_node, {c: _modelled(c) for c in counts})
+
+
+def _modelled(call: OperatorCall) -> Cost:
+    """The roofline; the workspace of ATen's operators is not modelled and counts as 0."""
+    return Cost(call.roofline, call.flops, workspace_bytes(call.target, call.args, call.kwargs) or 0)
 
 
 def _distinct(
@@ -181,6 +187,8 @@ def _costs(calls: Sequence[OperatorCall], known: Mapping[str, Measurement]) -> d
         timed = m is not None and m.seconds is not None
         seconds = fits.smoothed(op, m) if m is not None and timed else fits.predicted(op, call.roofline)
         held = None if m is None else m.workspace
+        if held is None:
+            held = workspace_bytes(call.target, call.args, call.kwargs)
         return Cost(seconds, call.flops, fits.workspace(op, call.bytes_moved) if held is None else held)
 
     return {call: cost(call) for call in calls}

@@ -1,0 +1,109 @@
+"""How the graph of a plan was made from the captured step: smaller saves, and ops that run in slices.
+
+Torch-free: `torch.rewrite` makes a step from it again. It names ops by their places, so that a plan's file holds no code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import FormatError
+from ..printed import value
+from .formats import Reader
+
+CONVOLUTIONS, SAVES, PICKED, SLICES = "convolutions", "saves", "picked", "slices"
+KINDS = (CONVOLUTIONS, SAVES, PICKED, SLICES)
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One rewrite of a captured step.
+
+    kind : "convolutions": each op, the backward of a convolution, becomes two; "saves": backward reads a smaller save in place
+        of the tensor that each op reads; "picked": a loss takes log-probabilities that were picked before; "slices": the ops
+        run in slices.
+    ops : places of the ops in the captured order, as the rewrites before this one left it.
+    slices : how many slices there are.
+    cuts : for each op in slices the dimensions of its tensor arguments and of its results that are cut; None: whole; "sum":
+        each slice gives a part of the result, and the parts are added up.
+    """
+
+    kind: str
+    ops: tuple[int, ...]
+    slices: int = 0
+    cuts: tuple[tuple[Dims, Dims], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The captured step without rewrites and without recomputation: its peak, and its cost in each unit."""
+
+    peak_bytes: int
+    seconds: float
+    flops: float
+    unit: float
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """The rewrites of a step, in order. captured_hash : hash of the graph of the captured step. plain : its figures.
+
+    sums : names of the parameters whose gradients are added up from slices, in another order than the plain step's.
+    sums_error : the largest relative difference that this was measured to make; None: not measured.
+    """
+
+    captured_hash: str
+    plain: Plain
+    steps: tuple[Rewrite, ...]
+    sums: tuple[str, ...] = ()
+    sums_error: float | None = None
+
+    @property
+    def slices(self) -> tuple[Rewrite, ...]:
+        """The rewrites by which ops run in slices."""
+        return tuple(s for s in self.steps if s.kind == SLICES)
+
+    def to_json(self) -> dict[str, Any]:
+        """The field `rewriting` of a plan's file."""
+        return asdict(self)
+
+
+def from_json(r: Reader) -> Rewriting:
+    """The rewriting that `to_json` wrote. Whether it fits a step is seen when it is applied.
+
+    Raises
+    ------
+    FormatError : a field is missing, or of another type.
+    """
+    p = Reader(r.table("plain"), f"{r.where}: plain")
+    plain = Plain(p.whole("peak_bytes"), p.number("seconds"), p.number("flops"), p.number("unit"))
+    if min(asdict(plain).values()) < 0:
+        raise FormatError(f"{r.where}: a figure of the plain step is below 0")
+    steps = [_step(Reader(s, f"{r.where}: step {i}")) for i, s in enumerate(r.items("steps"))]
+    names = r.items("sums")
+    if not all(isinstance(x, str) for x in names):
+        raise FormatError(f"{r.where}: 'sums' should be a list of strings")
+    error = None if r.doc.get("sums_error") is None else r.number("sums_error")
+    return Rewriting(r.text("captured_hash"), plain, tuple(steps), tuple(names), error)
+
+
+def _step(r: Reader) -> Rewrite:
+    kind, cuts = r.text("kind"), r.items("cuts")
+    if kind not in KINDS:
+        raise FormatError(f"{r.where} is of kind {value(kind)}; the kinds are {', '.join(KINDS)}")
+    if not all(isinstance(c, list) and len(c) == 2 for c in cuts):
+        raise FormatError(f"{r.where}: 'cuts' should be a list of pairs")
+    made = tuple((_dims(r, one), _dims(r, two)) for one, two in cuts)
+    step = Rewrite(kind, r.ints("ops"), r.whole("slices"), made)
+    if (kind == SLICES) != (step.slices > 1) or len(made) != (len(step.ops) if kind == SLICES else 0):
+        raise FormatError(f"{r.where} has other slices or cuts than its kind and its ops ask for")
+    return step
+
+
+def _dims(r: Reader, given: Any) -> Dims:
+    ok = isinstance(given, list) and all(x is None or x == "sum" or type(x) is int for x in given)
+    if not ok:
+        raise FormatError(f"{r.where}: {value(given)} is no list of dimensions")
+    return tuple(given)

@@ -1,0 +1,45 @@
+"""The table of rules: for the name of an op, the function that says how it may be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..capture.private import OpOverload
+from . import cut_indexing, cut_layers, cut_products, cut_views
+from .cut_call import Rule, broadcast
+
+# Ops of element by element that torch does not mark so; all overloads.
+_ELEMENT_WISE = (
+    "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward", "leaky_relu_backward", "elu_backward",
+    "softplus_backward", "log_sigmoid_forward", "log_sigmoid_backward", "mish_backward", "softshrink_backward",
+    "hardshrink_backward", "_prelu_kernel", "_prelu_kernel_backward", "masked_fill", "complex",
+)  # fmt: skip
+
+# Name of an op, of all its overloads -> its rule. An op that this package registers adds a row, such as
+# RULES["rekindle::fused"] = rule; where arguments name sizes, also one in `cut_sizes.CHANGES`.
+RULES: dict[str, Rule] = {f"aten::{name}": broadcast for name in _ELEMENT_WISE}
+for _theme in (cut_products, cut_layers, cut_views, cut_indexing):
+    RULES |= {f"aten::{name}": rule for name, rule in _theme.RULES.items()}
+
+# Ops whose kernels read tensors as if they lay without gaps, or refuse others: a slice across an inner dimension must be copied
+# for them. Found by trying all ops of the table on the CPU.
+DENSE = {
+    "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward",
+    "aten::adaptive_max_pool3d_backward",
+}  # fmt: skip
+
+
+def rule_of(target: Any) -> Rule | None:
+    """The rule of an operator; None: it is not known, or it writes to an argument."""
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
+        return None
+    if torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags:
+        return broadcast
+    return RULES.get(target._schema.name)
+
+
+def wants_dense(target: Any) -> bool:
+    """Whether the op computes wrongly on slices that are views with gaps; copies of them serve."""
+    return isinstance(target, OpOverload) and target._schema.name in DENSE

@@ -1,0 +1,59 @@
+"""Arguments that an op reads for their shape only: a tensor without memory of its own stands in for them.
+
+The backward of max pooling takes the input of the forward op, but reads no number in it. Without this rewrite every schedule
+would have to hold that input, or recompute it, until then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..capture.node_tensors import storage_bytes
+from .editing import Editor
+
+aten = torch.ops.aten
+
+# op -> (argument that is read for its shape, argument that gives the stand-in its memory). The results of these kernels are
+# laid out as the first, so only contiguous tensors are replaced: a stand-in has no layout.
+SHAPE_ONLY: dict[Any, tuple[int, int]] = {
+    aten.max_pool2d_with_indices_backward.default: (1, 0),
+    aten.max_pool3d_with_indices_backward.default: (1, 0),
+    aten.avg_pool2d_backward.default: (1, 0),
+    aten.avg_pool3d_backward.default: (1, 0),
+    aten.nll_loss_backward.default: (1, 0),
+    aten.nll_loss2d_backward.default: (1, 0),
+}
+
+
+def stand_in(edit: Editor, like: fx.Node, memory: fx.Node, reader: fx.Node) -> fx.Node:
+    """A tensor with the shape and dtype of `like` that is a view of one element of `memory`."""
+    shape = list(like.meta["val"].shape)
+    return edit.call(aten.as_strided.default, (memory, shape, [0] * len(shape)), reader, edit.place(reader))
+
+
+def is_stand_in(n: fx.Node) -> bool:
+    """Whether the node is a tensor that stands in for another one of its shape."""
+    return n.target is aten.as_strided.default and len(n.args) == 3 and not any(n.args[2])  # type: ignore[arg-type]
+
+
+def may_stand_in(like: Any, memory: Any) -> bool:
+    """Whether an element of `memory` can stand in for tensor `like`, and `like` takes memory that ops made."""
+    if not isinstance(like, fx.Node) or not isinstance(memory, fx.Node) or like.op != "call_function":
+        return False
+    one, two = like.meta["val"], memory.meta["val"]
+    return bool(
+        one.is_contiguous() and two.numel() and (one.dtype, one.device) == (two.dtype, two.device)
+        and storage_bytes(one) > one.element_size() and 0 not in one.shape
+    )  # fmt: skip
+
+
+def without_shapes(edit: Editor) -> None:
+    """Let stand-ins take the place of all arguments that are read for their shape only."""
+    for n in list(edit.captured.nodes):
+        if n.target in SHAPE_ONLY:
+            at, memory = SHAPE_ONLY[n.target]
+            if may_stand_in(n.args[at], n.args[memory]):
+                edit.set_argument(n, at, stand_in(edit, n.args[at], n.args[memory], n))  # type: ignore[arg-type]

@@ -1,0 +1,323 @@
+"""A region of ops that runs in slices along one dimension: in place of each op there are several, of a part of the tensor each.
+
+Tensors inside the region are never whole. A tensor that is read outside is put together: each slice is written into one
+buffer, over a tensor of the region's own inputs where that one is read for the last time. Results that every slice gives a part
+of (the gradient of a weight, where the batch is cut) are added up.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..capture.captured import Writing
+from ..capture.node_tensors import is_member, is_view, storage_bytes
+from ..capture.phases import depend_on_gradients
+from .cuts import SUM, Cut, sliced_call, tensor_arguments
+from .editing import Editor, Key
+from .shape_only import is_stand_in
+
+aten = torch.ops.aten
+Tensor = tuple[fx.Node, int]  # a node, and the member of its result
+
+
+@dataclass(frozen=True)
+class SliceSettings:
+    """joined_most_bytes : slices of smaller tensors are put together by one `cat`, which holds them twice. A guess."""
+
+    joined_most_bytes: int = 2**20
+
+
+SETTINGS = SliceSettings()
+
+
+@dataclass(frozen=True)
+class Region:
+    """Ops that run in slices. cuts : how each is cut. slices : how many there are."""
+
+    cuts: Mapping[fx.Node, Cut]
+    slices: int
+
+
+def units(cuts: Mapping[fx.Node, Cut]) -> int:
+    """The largest number of slices that all tensors of these ops can be cut into: the greatest common divisor of their sizes
+    along the dimensions that are cut."""
+    found = 0
+    for n, cut in cuts.items():
+        for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
+            if isinstance(dim, int):
+                found = math.gcd(found, int(a.meta["val"].shape[dim]))
+        for j, dim in enumerate(cut.outs):
+            if isinstance(dim, int):
+                found = math.gcd(found, int(_tensor((n, j)).shape[dim]))
+    return found
+
+
+def cut_into_slices(edit: Editor, region: Region) -> None:
+    """Let the ops of the region run in slices. The editor must be `at_work`."""
+    _Cutting(edit, region).run()
+
+
+def source(a: fx.Node) -> Tensor:
+    """The op that makes a tensor, and which member of its result the tensor is."""
+    return (a.args[0], a.args[1]) if is_member(a) else (a, 0)  # type: ignore[return-value]
+
+
+def _tensor(t: Tensor) -> torch.Tensor:
+    val = t[0].meta["val"]
+    made: torch.Tensor = val if isinstance(val, torch.Tensor) else val[t[1]]
+    return made
+
+
+class _Cutting:
+    """One region while it is cut.
+
+    made : op -> its slices. whole : tensor -> the node of the tensor that was put together.
+    over : tensor that is put together -> the input of the region over which its slices are written.
+    """
+
+    def __init__(self, edit: Editor, region: Region):
+        self.edit, self.cuts, self.slices = edit, region.cuts, region.slices
+        self.size = units(region.cuts)
+        if self.size < region.slices:
+            raise ValueError(f"a region of size {self.size} cannot run in {region.slices} slices")
+        self.members = sorted(region.cuts, key=edit.place)
+        self.groups = _groups(edit, region)
+        self.made: dict[fx.Node, list[fx.Node]] = {}
+        self.whole: dict[Tensor, fx.Node] = {}
+        self.parts: dict[tuple[fx.Node, int, int], fx.Node] = {}
+        self.taken: dict[tuple[Tensor, int], fx.Node] = {}
+        self.over = self._written_over()
+        self.under = {a: t for t, a in self.over.items()}
+
+    def run(self) -> None:
+        self.made = {n: [] for n in self.members}
+        for first in dict.fromkeys(self.groups[n] for n in self.members):
+            group = [n for n in self.members if self.groups[n] is first]
+            for i in range(self.slices):
+                for n in group:
+                    self.made[n].append(self._slice(n, i))
+        for n in self.members:
+            for a in [n, *(u for u in n.users if is_member(u))]:
+                if isinstance(a.meta["val"], torch.Tensor) and self._is_read_outside(a):
+                    self.edit.replace(a, self._together(source(a)))
+        for n in self.members:
+            self.edit.captured.writing.pop(n, None)
+            for u in n.users:
+                self.edit.leave(u)
+            self.edit.leave(n)
+
+    def _slice(self, n: fx.Node, i: int) -> fx.Node:
+        """Slice i of an op."""
+        c, cut, at = self.edit.captured, self.cuts[n], self._at(n, i)
+        given = tensor_arguments(n)
+        pieces: list[fx.Node] = []
+        for a, dim in zip(given, cut.ins, strict=True):
+            pieces.append(a if is_stand_in(a) else self._piece(a, dim, i, at, n))
+        for k, (a, dim) in enumerate(zip(given, cut.ins, strict=True)):
+            if is_stand_in(a):
+                pieces[k] = self._stand_in(a, dim, pieces[given.index(a.args[0])], i, at)
+        begin, end = self._range(i, self.size)
+        target, args, kwargs = sliced_call(n, cut, pieces, begin, end, self.size)
+        if i and self._sums_products(n):
+            acc = self.whole.get((n, 0), self.made[n][0])
+            made = self.edit.call(aten.addmm.default, (acc, *args), n, at)
+            self.whole[n, 0] = made
+            return made
+        made = self.edit.call(target, args, n, at, kwargs)
+        if n in c.writing:
+            c.writing[made] = self._writing(n, made, i, at)
+        return made
+
+    def _sums_products(self, n: fx.Node) -> bool:
+        return n.target is aten.mm.default and self.cuts[n].outs[0] == SUM
+
+    def _piece(self, a: fx.Node, dim: int | None, i: int, at: Key, reader: fx.Node) -> fx.Node:
+        """The part of argument `a` that slice i reads, or the whole tensor."""
+        t = source(a)
+        if t[0] in self.cuts and self.cuts[t[0]].outs[t[1]] == dim and dim is not None:
+            return self._member(t, i)
+        base = self._together(t) if t[0] in self.cuts else a
+        if dim is None:
+            return base
+        if a in self.under and self.groups[reader] == self.groups[self.under[a][0]]:
+            base = self._chain(self.under[a], i)
+        return self._part(base, dim, i, at)
+
+    def _part(self, base: fx.Node, dim: int, i: int, at: Key) -> fx.Node:
+        """A view of part i of a whole tensor."""
+        key = (base, dim, i)
+        if key not in self.parts:
+            begin, end = self._range(i, int(base.meta["val"].shape[dim]))
+            self.parts[key] = self.edit.call(aten.slice.Tensor, (base, dim, begin, end), base, at)
+        return self.parts[key]
+
+    def _stand_in(self, a: fx.Node, dim: int | None, memory: fx.Node, i: int, at: Key) -> fx.Node:
+        shape: list[int] = list(a.args[1])  # type: ignore[arg-type]
+        if dim is not None:
+            begin, end = self._range(i, shape[dim])
+            shape[dim] = end - begin
+        return self.edit.call(aten.as_strided.default, (memory, shape, [0] * len(shape)), a, at)
+
+    def _member(self, t: Tensor, i: int) -> fx.Node:
+        """The tensor in slice i of an op."""
+        n, j = t
+        if i >= len(self.made[n]):
+            raise ValueError(f"slices of {n.target} are read before they are made")
+        made = self.made[n][i]
+        if isinstance(made.meta["val"], torch.Tensor):
+            return made
+        key = (made, j, -1)
+        if key not in self.parts:
+            self.parts[key] = self.edit.call(operator.getitem, (made, j), n, (*self._at(n, i), j))
+        return self.parts[key]
+
+    def _together(self, t: Tensor) -> fx.Node:
+        """The whole tensor."""
+        return self._chain(t, self.slices)
+
+    def _chain(self, t: Tensor, i: int) -> fx.Node:
+        """The whole tensor with its first i slices written, or added up."""
+        n, j = t
+        dim = self.cuts[n].outs[j]
+        if dim == SUM and self._sums_products(n):
+            return self.made[n][self.slices - 1]
+        if (t, i) in self.taken:
+            return self.taken[t, i]
+        like = _tensor(t)
+        if dim == SUM:
+            made = (
+                self._member(t, 0) if i == 1
+                else self.edit.call(aten.add.Tensor, (self._chain(t, i - 1), self._member(t, i - 1)), n, self._at(n, i - 1, 0.5))
+            )  # fmt: skip
+        elif not isinstance(dim, int):
+            raise ValueError(f"{n} has no dimension that is cut")
+        elif like.numel() * like.element_size() <= SETTINGS.joined_most_bytes and t not in self.over:
+            slices = [self._member(t, k) for k in range(self.slices)]
+            made = self.edit.call(aten.cat.default, (slices, dim), n, self._at(n, self.slices - 1, 0.5))
+        elif i == 0:
+            made = self.over.get(t) or self._buffer(n, like)
+        else:
+            begin, end = self._range(i - 1, int(like.shape[dim]))
+            args = (self._chain(t, i - 1), self._member(t, i - 1), dim, begin, end)
+            made = self.edit.call(aten.slice_scatter.default, args, n, self._at(n, i - 1, 0.5))
+        now = made.meta["val"]
+        if i and (now.shape, now.stride(), now.dtype) != (like.shape, like.stride(), like.dtype):
+            raise ValueError(f"{n.target} in slices lays its result out in another way")
+        self.taken[t, i] = made
+        return made
+
+    def _buffer(self, n: fx.Node, like: torch.Tensor) -> fx.Node:
+        kwargs = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}
+        args = (list(like.shape), list(like.stride()))
+        return self.edit.call(aten.empty_strided.default, args, n, self._at(n, 0, -0.5), kwargs)
+
+    def _writing(self, n: fx.Node, made: fx.Node, i: int, at: Key) -> Writing:
+        """What the first run of slice i writes: its part of what the whole op writes."""
+        old, like = self.edit.captured.writing[n], n.args[0].meta["val"]  # type: ignore[union-attr]
+        given = list(old.args)
+        for k, a in enumerate(given):
+            if k < len(made.args) and isinstance(n.args[k], fx.Node):
+                given[k] = made.args[k]
+            elif isinstance(a, fx.Node) and a.meta["val"].shape == like.shape[1:2]:
+                given[k] = self._part(a, 0, i, at)
+        return Writing(old.target, tuple(given))
+
+    # -- where things stand ------------------------------------------------------------------------------------------
+    def _at(self, n: fx.Node, i: int, after: float = 0.0) -> Key:
+        """The place of slice i of an op: a group runs slice by slice."""
+        first = self.groups[n]
+        return (*self.edit.place(first), float(i), float(self.members.index(n)), after)
+
+    def _range(self, i: int, size: int) -> tuple[int, int]:
+        """Begin and end of slice i along a dimension."""
+        unit = size // self.size
+        return i * self.size // self.slices * unit, (i + 1) * self.size // self.slices * unit
+
+    def _is_read_outside(self, a: fx.Node) -> bool:
+        c = self.edit.captured
+        if a in c.outputs or a in c.gradients.values() or a in c.mutations.values():
+            return True
+        return any(u not in self.cuts and not is_member(u) and not self._only_stands_in(u) for u in a.users)
+
+    def _only_stands_in(self, u: fx.Node) -> bool:
+        """Whether the node is a stand-in for ops of the region alone."""
+        return is_stand_in(u) and all(r in self.cuts for r in u.users)
+
+    def _written_over(self) -> dict[Tensor, fx.Node]:
+        """Tensors that are put together, each with an input of the region of which slices are read for the last time as slices
+        of the tensor are made."""
+        found: dict[Tensor, fx.Node] = {}
+        for t in self._outside():
+            dim, like = self.cuts[t[0]].outs[t[1]], _tensor(t)
+            for a in self._inputs(self.groups[t[0]]):
+                if a in found.values() or not isinstance(dim, int):
+                    continue
+                val = a.meta["val"]
+                alike = (val.shape, val.stride(), val.dtype, val.device) == (like.shape, like.stride(), like.dtype, like.device)
+                whole = storage_bytes(val) == val.numel() * val.element_size()
+                if alike and whole and not is_view(a) and self._dies_here(a, dim, self.groups[t[0]]):
+                    found[t] = a
+                    break
+        return found
+
+    def _outside(self) -> Iterator[Tensor]:
+        for n in self.members:
+            for a in [n, *(u for u in n.users if is_member(u))]:
+                if isinstance(a.meta["val"], torch.Tensor) and self._is_read_outside(a):
+                    yield source(a)
+
+    def _inputs(self, group: fx.Node) -> list[fx.Node]:
+        """The tensors that ops of a group read and ops outside of the region make."""
+        read = [a for n in self.members if self.groups[n] is group for a in tensor_arguments(n)]
+        return [a for a in dict.fromkeys(read) if a.op == "call_function" and source(a)[0] not in self.cuts and not is_stand_in(a)]
+
+    def _dies_here(self, a: fx.Node, dim: int, group: fx.Node) -> bool:
+        """Whether ops of the group alone read `a`, cut along this dimension, or ops that do not wait for the region."""
+        for u in a.users:
+            if is_stand_in(u) and all(r in self.cuts for r in u.users):
+                continue
+            if u not in self.cuts:
+                if self._waits(u):
+                    return False
+                continue
+            read = {d for x, d in zip(tensor_arguments(u), self.cuts[u].ins, strict=True) if x is a}
+            if self.groups[u] is not group or read != {dim}:
+                return False
+        return not (a in self.edit.captured.outputs or a in self.edit.captured.gradients.values())
+
+    def _waits(self, n: fx.Node) -> bool:
+        """Whether the op, or the output, needs a result of the region."""
+        if n.op == "output":
+            return True
+        if not hasattr(self, "_after"):
+            self._after: set[fx.Node] = set(self.cuts)
+            for x in sorted(self.edit.captured.nodes, key=self.edit.place):
+                if any(y in self._after for y in x.all_input_nodes):
+                    self._after.add(x)
+        return n in self._after
+
+
+def _groups(edit: Editor, region: Region) -> dict[fx.Node, fx.Node]:
+    """Op -> the first op of its group: ops of one phase that hand slices to each other."""
+    late = depend_on_gradients(edit.captured)
+    first = {n: n for n in region.cuts}
+
+    def find(n: fx.Node) -> fx.Node:
+        while first[n] is not n:
+            n = first[n]
+        return n
+
+    for n, cut in region.cuts.items():
+        for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
+            p, j = source(a)
+            if dim is not None and p in region.cuts and region.cuts[p].outs[j] == dim and (p in late) == (n in late):
+                one, two = sorted((find(n), find(p)), key=edit.place)
+                first[two] = one
+    return {n: find(n) for n in region.cuts}

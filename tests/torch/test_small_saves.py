@@ -1,0 +1,183 @@
+"""Backward from one bit per element gives the bits that it gives from the whole tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cost_nodes import node
+from layouts import FLOATS, SHAPES, form, laid_out, numbers, same
+from rekindle.torch.capture import rules
+from rekindle.torch.capture.own_ops import workspace_bytes
+from rekindle.torch.capture.private import FakeTensorMode, tree_map_only
+from rekindle.torch.costs.made_up import as_call
+from rekindle.torch.costs.memory import allocator_peak, storage_peak
+from rekindle.torch.costs.node_costs import modelled_costs, node_costs
+from rekindle.torch.rewrite import pieces, small_saves
+from rekindle.torch.rewrite.pieces import PieceSettings
+from rekindle.torch.rewrite.small_saves import (
+    DROPOUT_BACKWARD_BY_BITS,
+    PACK_MASK,
+    SIGN_BITS,
+    UNPACK_MASK,
+    ZERO_BY_BITS,
+)
+
+aten: Any = torch.ops.aten
+MANY = settings(max_examples=150)  # many layouts, all small
+DTYPES, SEEDS = st.sampled_from(FLOATS), st.integers(0, 2**30)
+PIECES = st.sampled_from([1, 3, 8, 40, 10_000])  # bytes
+
+
+@contextmanager
+def pieces_of(most: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "SETTINGS", PieceSettings(least_bytes=most, share=10**9))
+        yield
+
+
+def mask_of(shape: list[int], seed: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+
+
+@MANY
+@given(st.data(), SHAPES, DTYPES, SEEDS, PIECES)
+def test_a_relu_needs_signs_alone(data: Any, shape: list[int], dtype: torch.dtype, seed: int, most: int) -> None:
+    y = data.draw(laid_out(numbers(shape, dtype, seed)))
+    g = data.draw(laid_out(numbers(shape, dtype, seed + 1)))
+    expected = aten.threshold_backward(g, y, 0)
+    with pieces_of(most):
+        bits = SIGN_BITS(y)
+        assert bits.shape == (-(-y.numel() // 8),)
+        assert same(ZERO_BY_BITS(g, bits, y.stride()), expected)
+        own = g.clone()  # without gaps; a gradient of the loss may lie otherwise than in the graph
+        expected = aten.threshold_backward(own, y, 0)
+        found = small_saves.zero_over(own, bits, y.stride())
+        assert same(found, expected)
+        assert (found is own) == (expected.stride() == own.stride()) or not own.numel()
+
+
+@MANY
+@given(st.data(), SHAPES, DTYPES, SEEDS, PIECES, st.sampled_from([1.0, 2.0, 1 / 0.9, 1e30]))
+def test_a_dropout_needs_bits_alone(
+    data: Any, shape: list[int], dtype: torch.dtype, seed: int, most: int, scale: float
+) -> None:
+    mask = data.draw(laid_out(mask_of(shape, seed)))
+    g = data.draw(laid_out(numbers(shape, dtype, seed + 1)))
+    expected = aten.native_dropout_backward(g, mask, scale)
+    with pieces_of(most):
+        bits = PACK_MASK(mask)
+        assert same(DROPOUT_BACKWARD_BY_BITS(g, bits, mask.stride(), scale), expected, any_nan=True)
+        own = g.clone()
+        expected = aten.native_dropout_backward(own, mask, scale)
+        found = small_saves.drop_over(own, bits, mask.stride(), scale)
+        assert same(found, expected, any_nan=True)
+        assert (found is own) == (expected.stride() == own.stride()) or not own.numel()
+
+
+@MANY
+@given(st.data(), SHAPES, SEEDS)
+def test_a_mask_comes_back_as_it_was(data: Any, shape: list[int], seed: int) -> None:
+    mask = data.draw(laid_out(mask_of(shape, seed)))
+    found = UNPACK_MASK(PACK_MASK(mask), mask.shape, mask.stride())
+    assert torch.equal(found, mask)
+    dense = aten.is_non_overlapping_and_dense(mask)
+    assert found.stride() == (mask.stride() if dense else mask.contiguous().stride())
+
+
+def calls(y: Tensor, g: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
+    """One call of each operator. y : decides the mask and its strides."""
+    mask = y > 0.3
+    signs, bits = SIGN_BITS(y), PACK_MASK(mask)
+    return [
+        (SIGN_BITS, (y,)),
+        (ZERO_BY_BITS, (g, signs, list(y.stride()))),
+        (PACK_MASK, (mask,)),
+        (UNPACK_MASK, (bits, list(y.shape), list(mask.stride()))),
+        (DROPOUT_BACKWARD_BY_BITS, (g, bits, list(mask.stride()), 1.25)),
+    ]
+
+
+@given(st.data(), SHAPES, DTYPES, SEEDS)
+def test_fake_results_have_the_form_of_real_ones(data: Any, shape: list[int], dtype: torch.dtype, seed: int) -> None:
+    y = data.draw(laid_out(numbers(shape, dtype, seed)))
+    g = data.draw(laid_out(numbers(shape, dtype, seed + 1)))
+    for op, args in calls(y, g):
+        expected = form(op(*args))
+        with FakeTensorMode() as mode:
+            fake = tree_map_only(Tensor, mode.from_tensor, args)
+            assert form(op(*fake)) == expected, op
+            assert form(rules.runnable(op)(*fake)) == expected, op
+
+
+BIG = (16, 64, 90, 91)
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda t: t.contiguous(),
+    "channels last": lambda t: t.to(memory_format=torch.channels_last),
+    "gaps": lambda t: torch.cat([t, t], 3)[..., : t.shape[3]],
+}
+
+
+def temporaries(run: Callable[..., Any], args: Any) -> int:
+    """Bytes that a call takes beside its result, as the CPU's allocator sees it."""
+    kept = []
+    found = allocator_peak(lambda: kept.append(run(*args)))
+    return found.peak_bytes - found.left_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("of_g", LAYOUTS)
+@pytest.mark.parametrize("of_y", LAYOUTS)
+def test_the_temporaries_are_known(of_y: str, of_g: str, dtype: torch.dtype) -> None:
+    y, g = LAYOUTS[of_y](torch.randn(BIG, dtype=dtype)), LAYOUTS[of_g](torch.randn(BIG, dtype=dtype))
+    for op, args in calls(y, g):
+        taken, told = temporaries(rules.runnable(op), args), workspace_bytes(op, args)
+        assert told is not None
+        assert taken <= told <= 1.1 * taken + 64, op
+
+
+def test_the_temporaries_stay_small() -> None:
+    y = torch.randn(2**20)
+    with pieces_of(2**12):
+        for op, args in calls(y, y):
+            assert temporaries(rules.runnable(op), args) <= 2**12 + 64, op
+
+
+def test_fake_steps_take_no_more_than_is_told() -> None:
+    with FakeTensorMode():
+        y = torch.randn(BIG)
+        for op, args in calls(y, torch.randn(BIG)):
+            kept: list[Tensor] = []
+            found = storage_peak(lambda op=op, args=args, kept=kept: kept.append(rules.runnable(op)(*args)))
+            told = workspace_bytes(op, args)
+            assert told is not None
+            assert found.peak_bytes - found.left_bytes <= told
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_planner_knows_these_operators() -> None:
+    y = torch.randn(64, 100)
+    for op, args in calls(y, torch.randn(64, 100)):
+        n = node(op, *args)
+        (measured,), (modelled,) = node_costs([n]), modelled_costs([n])
+        assert measured.seconds > 0
+        assert modelled.workspace == workspace_bytes(op, args)
+        assert measured.workspace <= modelled.workspace
+        key, run = as_call(n)
+        assert key is not None
+        assert run() is not None
+        assert rules.returns_new(op)
+        assert not rules.must_save(op, {"cpu"})
+        assert not rules.draws_random(op)
+
+
+def test_other_operators_are_none_of_ours() -> None:
+    assert workspace_bytes(aten.add.Tensor, (1, 2)) is None
+    assert rules.runnable(aten.add.Tensor) is aten.add.Tensor
