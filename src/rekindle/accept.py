@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
 from . import registry
 from .arguments import callback, choice, flag
-from .ask import EFFORTS, PARITIES, Goal, PlanOptions
+from .ask import EFFORTS, PARITIES, PlanOptions
 from .errors import UsageError
-from .model.graph import COSTS
+from .model.graph import COSTS, Graph
 from .model.plan import Plan
 
 SEEDS = 2**32  # seeds are below it, as NumPy's are
 
 
-def search(
-    goal: Goal, *, solver: Any, cost: Any, effort: Any, time_limit: Any, seed: Any, cache: Any, parity: Any = "bitwise",
-    progress: Any = None,
-) -> PlanOptions:  # fmt: skip
+def search(asked: PlanOptions) -> PlanOptions:
     """The options of a search, checked, with plain Python numbers in place of NumPy's.
 
     Raises
@@ -29,31 +27,23 @@ def search(
     UsageError : an unknown solver, cost, effort or parity, a time limit that is no finite number above 0, a seed that is no
         whole number from 0 to 2**32 - 1, a cache that is no flag, a progress that cannot be called.
     """
-    registry.get(solver)
-    choice("cost", cost, COSTS)
-    choice("effort", effort, EFFORTS)
-    choice("parity", parity, PARITIES)
-    flag("cache", cache)
+    registry.get(asked.solver)
+    choice("cost", asked.cost, COSTS)
+    choice("effort", asked.effort, EFFORTS)
+    choice("parity", asked.parity, PARITIES)
+    flag("cache", asked.cache)
+    time_limit: Any = asked.time_limit
     real = isinstance(time_limit, Real) and not isinstance(time_limit, bool)
     if time_limit is not None and not (real and 0 < time_limit < math.inf):
         raise UsageError(
             f"time_limit={time_limit!r} must be a number of seconds above 0; None lets the solver take what it needs"
         )
+    seed: Any = asked.seed
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < SEEDS:
         raise UsageError(f"seed={seed!r} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
-    callback("progress", progress)
+    callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
-    return PlanOptions(
-        goal,
-        solver=solver,
-        cost=cost,
-        effort=effort,
-        time_limit=seconds,
-        seed=int(seed),
-        cache=cache,
-        parity=parity,
-        progress=progress,
-    )
+    return replace(asked, time_limit=seconds, seed=int(seed))
 
 
 def unused(given: Any) -> tuple[str, ...]:
@@ -67,6 +57,29 @@ def unused(given: Any) -> tuple[str, ...]:
     if not isinstance(names, tuple) or not all(isinstance(x, str) and x and x.isprintable() for x in names):
         raise UsageError(f"unused={given!r:.80} must be names of results, such as ['logits']")
     return tuple(sorted(set(names)))
+
+
+def unused_of(what: Any, given: Any) -> None:
+    """Check that the results named as unused are those that the trace leaves out: its graph holds nothing for them.
+
+    Raises
+    ------
+    UsageError : other results are named, or results of a bare Graph, which has no names for them.
+    """
+    if given is None:
+        return
+    names = unused(given)
+    if isinstance(what, Graph):
+        if names:
+            raise UsageError("unused needs a Trace; a bare Graph does not know the names of results")
+        return
+    known = getattr(getattr(what, "options", None), "unused", names)  # of something else, another check tells
+    if names != known:
+        made = f"was made with unused={list(known)}" if known else "makes all results"
+        raise UsageError(
+            f"unused={list(names)}: the trace {made}; name the results when the model is traced: "
+            f"rekindle.trace(model, sample, unused={list(names)})"
+        )
 
 
 def plan(given: Any) -> None:

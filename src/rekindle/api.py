@@ -80,12 +80,13 @@ def plan(
         For a Trace, that peak is a budget in bytes that is kept with the results held, and asking for it works.
     UsageError : no goal or several goals, an unknown solver, cost, parity or target, other `unused` results than the trace's.
     """
-    options = accept.search(
+    asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
         progress=progress,
     )  # fmt: skip
-    _check_unused(what, unused)
+    options = accept.search(asked)
+    accept.unused_of(what, unused)
     with telling(options.progress):
         return plan_with(_on_target(what, target, options), options)
 
@@ -144,18 +145,13 @@ def frontier(
     progress: Progress = None,
 ) -> list[Plan]:
     """The whole memory/cost curve: plans in order of falling peak, none dominated by another. Arguments as in `plan`."""
-    options = accept.search(
+    asked = PlanOptions(
         Goal(least_memory=True),
-        solver=solver,
-        cost=cost,
-        effort=effort,
-        time_limit=time_limit,
-        seed=seed,
-        cache=cache,
-        parity=parity,
+        solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
         progress=progress,
-    )
-    _check_unused(what, unused)
+    )  # fmt: skip
+    options = accept.search(asked)
+    accept.unused_of(what, unused)
     with telling(options.progress):
         what = _on_target(what, target, options)
         if isinstance(what, Graph):
@@ -183,29 +179,6 @@ def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | G
         )
     trace: Trace = what
     return trace if target is None else trace.costed(target, options.report)
-
-
-def _check_unused(what: Any, unused: Sequence[str] | None) -> None:
-    """Check that the results named as unused are those that the trace leaves out: its graph holds nothing for them.
-
-    Raises
-    ------
-    UsageError : other results are named, or results of a bare Graph, which has no names for them.
-    """
-    if unused is None:
-        return
-    given = accept.unused(unused)
-    if isinstance(what, Graph):
-        if given:
-            raise UsageError("unused needs a Trace; a bare Graph does not know the names of results")
-        return
-    known = getattr(getattr(what, "options", None), "unused", given)  # of something else, another check tells
-    if given != known:
-        made = f"was made with unused={list(known)}" if known else "makes all results"
-        raise UsageError(
-            f"unused={list(given)}: the trace {made}; name the results when the model is traced: "
-            f"rekindle.trace(model, sample, unused={list(given)})"
-        )
 
 
 def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") -> nn.Module:
@@ -339,11 +312,12 @@ def checkpoint(
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
 
     torch_accept.process("checkpoint")
-    options = accept.search(
+    asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
         progress=progress,
     )  # fmt: skip
+    options = accept.search(asked)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
     flag("check", check)
     choice("loss", loss, LOSSES)

@@ -85,7 +85,7 @@ def _asked(model: nn.Module, options: Mapping[str, Any]) -> _Asked:
     given = call.arguments
     torch_accept.optimizer(given["optimizer"])
     return _Asked(
-        search(Goal.parse(*(given[k] for k in _OWN)), **{k: given[k] for k in _SEARCH}),
+        search(PlanOptions(Goal.parse(*(given[k] for k in _OWN)), **{k: given[k] for k in _SEARCH})),
         TraceOptions(
             given["loss"],
             None,

@@ -126,8 +126,8 @@ def trace(
         decision that recomputation could flip, say); their results that backward needs are saved.
     unused : names of results that the training loop does not read, such as ["logits"]: planned calls return None in their
         place, so that no memory is held for them. A name is the key of a dict or ModelOutput, the field of a dataclass or
-        named tuple, or an index as text ("1"); dots join the names of nested results ("aux.logits"). In `eval()`, under
-        `no_grad` and in plain steps the model returns all results.
+        named tuple, or an index as text ("1"); dots join the names of nested results ("aux.logits"). Calls that run
+        plain, as in `eval()` and under `no_grad`, return all results.
     progress : as in `rekindle.plan`.
 
     Raises
@@ -152,7 +152,11 @@ def trace(
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
-        made = trace_call(model, args, kwargs, options, progress=tell)
+        with LOCK:
+            made = trace_call(model, args, kwargs, options, inputs={})
+            if names := made.lowered.captured.no_results:
+                raise no_such_results(names, made.lowered.captured.output_spec, made.module_name)
+            made = made.costed(target, tell)
     if effects := made.lowered.captured.effects:
         notices.warn(f"planned steps do not run {', '.join(effects)}, which do more than compute; take them off, or put them "
                      f"on the {type(model).__name__} itself, where they are called at every step")  # fmt: skip
@@ -169,16 +173,14 @@ def trace_call(
     progress: Callable[[str], None] | None = None,
     by_values: bool = True,
     inputs: Mapping[Place, Any] | None = None,
-    every_name: bool = True,
 ) -> Trace:
     """`trace` of the call `forward(*args, **kwargs)`. forward : None is the model's own.
 
     by_values : False: forward cannot branch on values of inputs.
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs, {} included.
-    every_name : whether a name in `options.unused` that fits no result of this call is an error.
     """
     with LOCK:
-        return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs, every_name)
+        return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs)
 
 
 def _trace_call(
@@ -190,7 +192,6 @@ def _trace_call(
     progress: Callable[[str], None] | None,
     by_values: bool,
     inputs: Mapping[Place, Any] | None,
-    every_name: bool,
 ) -> Trace:
     state = _state_bytes(model, options)
     own = plain_forward(model) if forward is None else forward
@@ -201,11 +202,9 @@ def _trace_call(
     spec = as_arguments(replaced(call.spec, taken))
     with attributes_set(model, taken), reads.in_backward():
         captured = cap.capture(
-            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options.loss, by_values, numbers,
-            devices.capability(options.attention), options.unused,
+            model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options, by_values, numbers,
+            devices.capability(options.attention),
         )  # fmt: skip
-    if captured.no_results and every_name:
-        raise no_such_results(captured.no_results, captured.output_spec, own_class(model).__name__)
     if has_stand_in(captured.output_spec):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers

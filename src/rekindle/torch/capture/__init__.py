@@ -7,7 +7,8 @@ The graph: `capture` begins, `flat` is the traced function, `attempts` trace it,
 Eager's numbers: `eager_kernels`, `eager_strides`, `tensor_iterator`, `hidden_writes`, `compiling_flag`. Properties of
 single ops: `rules`, `overwrites`.
 
-The call: `tree` takes arguments apart, `module_call` names them, `surroundings` is the process state that matters.
+The call: `tree` takes arguments and results apart, `left_out` drops results that nobody reads, `module_call` names arguments,
+`surroundings` is the process state that matters.
 `numbers`, `stand_in`, `number_places` and `same_graph` make Python numbers inputs. `known_values` answers branches on
 values: `recordable` and `recorded_ops` are how a value was made, `questions` the answers that belong to a call, `random_ranges`
 and `extents` what ranges of random numbers and counts of masks decide, and `tensor_memory` notices writes.

@@ -10,13 +10,14 @@ import itertools
 import logging
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from ... import notices
+from ...ask import TraceOptions
 from ...errors import TraceError
 from . import tree
 from .attempts import check_stateless, export_joint
@@ -42,6 +43,7 @@ from .rng import cuda_indices
 from .side_effects import ARGUMENT, VARIABLES, SideEffects, is_kept_for_itself
 
 log = logging.getLogger("rekindle")
+USUAL = TraceOptions()
 
 
 # names that a warning has told, for each model
@@ -53,18 +55,17 @@ def capture(
     forward: Any,
     tensors: list[torch.Tensor],
     spec: Any,
-    loss: str = "auto",
+    options: TraceOptions = USUAL,
     by_values: bool = True,
     numbers: Numbers | None = None,
     capability: tuple[int, int] | None = None,
-    unused: Sequence[str] = (),
 ) -> Captured:
     """The joint graph of one call of `forward`, the model's own, on `tensors` in the structure `spec`.
 
+    options : the results that gradients come back to, and those that the joint graph leaves out (`loss`, `unused`).
     by_values : forward may branch on the values of inputs and buffers if they are real; see `Captured.questions`.
     numbers : the numbers in `spec` and in attributes that are inputs of the graph.
     capability : compute capability of the GPU whose attention is captured in place of the CPU's; see `attention`.
-    unused : names of results that the joint graph leaves out; see `left_out`.
 
     The model's parameters, buffers, attributes and the random state stay as they were; so do the Python objects that forward
     and hooks can reach. A RekindleWarning, once for each model, names the state that forward changes and planned steps do not.
@@ -72,10 +73,10 @@ def capture(
     Raises
     ------
     TraceError : the call cannot be captured; the message names the user's source line.
-    UsageError : `unused` leaves out the loss, or every result that requires grad.
+    UsageError : `options.unused` leaves out the loss, or every result that requires grad.
     """
     real = by_values and not any(map(is_fake, tensors))
-    flat = FlatForward(model, forward, spec, loss, tensors if real else None, numbers, unused)
+    flat = FlatForward(model, forward, spec, options, tensors if real else None, numbers)
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     with SideEffects(model, by_parameter(*tree.unflatten([None] * len(tensors), spec))) as effects:
         captured = _capture(flat, tensors, None if capability is None else AttentionOfGpu(capability))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...ask import TraceOptions
 from ...errors import TraceError
 from . import lru_caches, tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
@@ -36,10 +37,9 @@ class FlatForward(nn.Module):
         model: nn.Module,
         forward: Any,
         spec: Any,
-        loss: str,
+        options: TraceOptions,
         sample: list[torch.Tensor] | None,
         numbers: Numbers | None = None,
-        unused: Sequence[str] = (),
     ):
         super().__init__()
         self.model = model
@@ -47,7 +47,8 @@ class FlatForward(nn.Module):
         # The real buffers, while others stand in their places.
         self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
         self._markers = (numbers or Numbers()).markers
-        self._forward, self._spec, self._loss, self._unused = forward, spec, loss, unused
+        self._forward, self._spec = forward, spec
+        self._loss, self._unused = options.loss, options.unused
         self._casts_cached = torch.is_autocast_cache_enabled()
         self._names: dict[
             int, list[str]

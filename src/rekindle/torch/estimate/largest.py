@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ... import accept as core_accept
-from ...ask import Goal
+from ...ask import Goal, PlanOptions
 from ...errors import TraceError, UsageError
 from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
 from ...estimates.estimate import Estimate
@@ -62,9 +62,7 @@ def largest_batch(
     goal = Goal.parse(budget)
     if goal.budget is None:
         raise UsageError(f"budget={budget!r} is a fraction; give the memory of the device, such as '24GiB'")
-    options = core_accept.search(
-        goal, solver="auto", cost="seconds", effort=effort, time_limit=None, seed=0, cache=True, progress=progress
-    )
+    options = core_accept.search(PlanOptions(goal, effort=effort, progress=progress))
     limit = goal.budget
 
     check(model, optimizer)

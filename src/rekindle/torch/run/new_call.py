@@ -62,7 +62,6 @@ class NewCall:
         """
         args, kwargs = self.call.arguments
         made = trace_call(
-            self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {},
-            every_name=False,
-        )  # fmt: skip
+            self.model, args, kwargs, how, forward=self.plain, progress=report, by_values=by_values, inputs=inputs or {}
+        )
         return made if inputs else made.costed(how.target, report, measure=False)
