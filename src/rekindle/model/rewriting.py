@@ -28,12 +28,14 @@ class Rewrite:
     slices : how many slices there are.
     cuts : for each op in slices the dimensions of its tensor arguments and of its results that are cut; None: whole; "sum":
         each slice gives a part of the result, and the parts are added up.
+    kept : places of the ops in slices that run whole too.
     """
 
     kind: str
     ops: tuple[int, ...]
     slices: int = 0
     cuts: tuple[tuple[Dims, Dims], ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,11 @@ def _step(r: Reader) -> Rewrite:
     if not all(isinstance(c, list) and len(c) == 2 for c in cuts):
         raise FormatError(f"{r.where}: 'cuts' should be a list of pairs")
     made = tuple((_dims(r, one), _dims(r, two)) for one, two in cuts)
-    step = Rewrite(kind, r.ints("ops"), r.whole("slices"), made)
+    step = Rewrite(kind, r.ints("ops"), r.whole("slices"), made, r.ints("kept"))
     if (kind == SLICES) != (step.slices > 1) or len(made) != (len(step.ops) if kind == SLICES else 0):
         raise FormatError(f"{r.where} has other slices or cuts than its kind and its ops ask for")
+    if not set(step.kept) <= set(step.ops):
+        raise FormatError(f"{r.where} keeps ops whole that it does not name")
     return step
 
 

@@ -83,7 +83,8 @@ def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
         cuts[n] = known[0]
     if units(cuts) < step.slices:
         raise ValueError("there are too many slices")
-    cut_into_slices(edit, Region(cuts, step.slices))
+    kept = frozenset(n for n, i in zip(nodes, step.ops, strict=True) if i in set(step.kept))
+    cut_into_slices(edit, Region(cuts, step.slices, kept))
 
 
 _REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.SAVES: _saves, kinds.PICKED: _picked, kinds.SLICES: _slices}

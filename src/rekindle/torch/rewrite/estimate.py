@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,11 @@ from torch import fx
 from ...model.floor import working_set
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import storage_bytes
-from .cuts import SUM, Cut, tensor_arguments
+from ..capture.phases import depend_on_gradients
+from .cuts import SUM, tensor_arguments
 from .saves import saved_share, saves
 from .shape_only import is_stand_in
-from .slices import read_outside, source, tensor_nodes
+from .slices import Region, put_together, source, tensor_nodes
 
 
 class WorkingSets:
@@ -42,16 +42,28 @@ class WorkingSets:
         t = saves(n)
         return None if t is None or storage_bytes(t) < self.small_bytes else storage_bytes(t)
 
-    def cut(self, cuts: Mapping[fx.Node, Cut], slices: int) -> np.ndarray:
-        """int64 [ops]: about the bytes that each op, or a slice of it, would need with these ops in slices."""
+    def cut(self, region: Region) -> np.ndarray:
+        """int64 [ops]: about the bytes that each op, or a slice of it, would need with a region in slices.
+
+        While the last slices run, all tensors that are put together are there.
+        """
         found = self.bytes.copy()
-        for n, cut in cuts.items():
+        whole = {a: storage_bytes(a.meta["val"]) for n in region.cuts for _, a in tensor_nodes(n) if self._together(n, a, region)}
+        late = depend_on_gradients(self.low.captured)
+        for n in region.cuts:
             if n in self._place:
-                found[self._place[n]] = self._slice(n, cut, cuts, slices)
+                beside = sum(size for a, size in whole.items() if (source(a)[0] in late) == (n in late) and source(a)[0] is not n)
+                needs = self._slice(n, region, beside)
+                i = self._place[n]
+                found[i] = max(needs, self.bytes[i]) if n in region.kept else needs
         return found
 
-    def _slice(self, n: fx.Node, cut: Cut, cuts: Mapping[fx.Node, Cut], slices: int) -> int:
-        held: dict[Any, float] = {}
+    def _together(self, n: fx.Node, a: fx.Node, region: Region) -> bool:
+        return region.cuts[n].outs[source(a)[1]] != SUM and put_together(a, region, self.low.captured, views=False)
+
+    def _slice(self, n: fx.Node, region: Region, beside: int) -> int:
+        """Bytes that one slice of an op needs. beside : bytes of other tensors that are put together meanwhile."""
+        cut, held = region.cuts[n], dict[Any, float]()
         saved, share = self._saved(n), saved_share(n)
         small = None if saved is None else saves(n)
         for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
@@ -59,21 +71,29 @@ class WorkingSets:
                 continue
             val, (p, j) = a.meta["val"], source(a)
             size = float(storage_bytes(val))
-            if dim is not None and p in cuts and cuts[p].outs[j] == dim:
-                size /= slices
+            if dim is not None and p in region.cuts and region.cuts[p].outs[j] == dim:
+                size /= region.slices
             if small is not None and val.untyped_storage()._cdata == small.untyped_storage()._cdata:
                 size *= share
             held[val.untyped_storage()._cdata] = size
         total = sum(held.values())
+        sizes = list(held.values())  # over which a tensor may be written that is put together
+
+        def over(size: float) -> float:
+            if size in sizes:
+                sizes.remove(size)
+                return 0.0
+            return size
+
         for j, a in tensor_nodes(n):
             size, dim = storage_bytes(a.meta["val"]), cut.outs[j]
             if dim == SUM:
                 total += 2 * size
             elif isinstance(dim, int):
-                total += size / slices
-                if read_outside(a, cuts, self.low.captured) and size not in held.values():  # else written over an input
-                    total += size
-        return int(total)
+                total += size / region.slices
+                if put_together(a, region, self.low.captured):
+                    total += over(size)
+        return int(total + (over(beside) if beside else 0))
 
     def _is_given(self, a: fx.Node) -> bool:
         """Whether the tensor is held by the caller."""

@@ -7,17 +7,21 @@ then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from torch import fx
 
 from ...model.rewriting import SLICES, Rewrite
 from ..capture.lowered import Lowered
-from .cuts import Cut, cuts_of
+from ..capture.node_tensors import storage_bytes, tensors_of
+from ..capture.phases import depend_on_gradients
+from ..costs.operator_calls import call_of
+from .cuts import SUM, Cut, cuts_of
 from .estimate import WorkingSets
 from .regions import Cuts, grown
-from .slices import units
+from .slices import Region, is_slice, units
 
 May = Callable[[fx.Node, Cut], bool]
 
@@ -32,6 +36,7 @@ class FindingSettings:
     alike : regions whose largest working sets are equal to within this share are alike: the one of fewer ops is taken.
     worth : a region is taken if it lowers the largest working set to this share or less,
     enough : and none is looked for where that is as small a share of the first one.
+    little : share of the working set that the results of an op take which gives the gradient of a weight.
     rounds_most : regions of one step.
     """
 
@@ -40,48 +45,114 @@ class FindingSettings:
     near: tuple[float, ...] = (0.1, 0.3, 1.01)
     alike: float = 0.03
     worth: float = 0.97
-    enough: float = 0.15
-    rounds_most: int = 4
+    enough: float = 0.5
+    little: float = 0.05
+    rounds_most: int = 6
 
 
 SETTINGS = FindingSettings()
 
 
-def next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, ...]) -> tuple[Rewrite, int, int] | None:
-    """(the region that lowers the largest working set most, that working set before, and about what it is after).
-
-    None : no region lowers it.
+def next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, ...]) -> Rewrite | None:
+    """The region that lowers the largest working set most, or the number of ops whose working sets come near it; None: no region
+    does.
 
     may : whether an op may be cut in a way. small_bytes : size of tensors for which backward takes smaller saves.
     reach : shares as in `FindingSettings`.
     """
     sets = WorkingSets(low, small_bytes)
-    if not len(sets.bytes):
-        return None
-    now = int(sets.bytes.max())
-    seed = sets.nodes[int(sets.bytes.argmax())]
+    now = largest(sets)
+    before = _Worth.of(sets.bytes, now, 0)
+    for i in np.flatnonzero(sets.bytes > SETTINGS.worth * now):
+        n = sets.nodes[i]
+        if n is not None and _gives_little(n, now) and (region := _made_again(low, n, may, reach, now)) is not None:
+            if _Worth.of(sets.cut(region), now, len(region.cuts)).better(before):
+                return _rewrite(low, region)
+    seed = sets.nodes[int(sets.bytes.argmax())] if now else None
     if seed is None:
         return None
-    best: tuple[float, int, Cuts, int] | None = None
+    best: tuple[_Worth, Region] | None = None
+    for region in _grown(seed, may, reach, now):
+        worth = _Worth.of(sets.cut(region), now, len(region.cuts))
+        if best is None or worth.better(best[0]):
+            best = (worth, region)
+    return _rewrite(low, best[1]) if best is not None and best[0].better(before) else None
+
+
+def _grown(seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Iterator[Region]:
+    """The regions around an op, each once."""
     seen = set()
     for cut in cuts_of(seed):
-        if not may(seed, cut):
+        if is_slice(seed) or not may(seed, cut):
             continue
         for share in reach:
             cuts = grown(seed, cut, int(share * now), may)
             slices = min(SETTINGS.slices, units(cuts))
-            if slices < 2 or (key := frozenset(cuts.items())) in seen:  # noqa: PLR2004
-                continue
-            seen.add(key)
-            after = int(sets.cut(cuts, slices).max())
-            if best is None or (after < best[0] * (1 - SETTINGS.alike) or after <= best[0] * (1 + SETTINGS.alike) and len(cuts) < best[1]):
-                best = (after, len(cuts), cuts, slices)
-    if best is None or best[0] > SETTINGS.worth * now:
+            if slices >= 2 and (key := frozenset(cuts.items())) not in seen:  # noqa: PLR2004
+                seen.add(key)
+                yield Region(cuts, slices)
+
+
+def _gives_little(n: fx.Node, now: int) -> bool:
+    """Whether the op's results take next to nothing of its working set: the gradient of a weight."""
+    return sum(storage_bytes(t) for _, t in tensors_of(n)) <= SETTINGS.little * now
+
+
+def _made_again(low: Lowered, seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Region | None:
+    """A region that gives the gradient of a weight, and makes the gradient that it reads slice by slice for itself alone: the
+    ops before it run whole too, for their other readers. None: the slices may be added up, or no op before it can be cut.
+
+    A whole weight gradient needs the input and the gradient of the result at the same time, both whole.
+    """
+    late = depend_on_gradients(low.captured)
+    cuts_here = cuts_of(seed)
+    if any(SUM in c.outs and may(seed, c) for c in cuts_here):
         return None
-    return _rewrite(low, best[2], best[3]), now, int(best[0])
+
+    def free(n: fx.Node, cut: Cut) -> bool:
+        return n in late and may(n, cut) and not _flops(n)
+
+    for region in _grown(seed, lambda n, cut: may(n, cut) if n is seed else free(n, cut), reach, now):
+        kept = frozenset(region.cuts) - {seed}
+        if kept:
+            return Region(region.cuts, region.slices, kept)
+    return None
 
 
-def _rewrite(low: Lowered, cuts: Cuts, slices: int) -> Rewrite:
+def largest(sets: WorkingSets) -> int:
+    """The largest working set in bytes."""
+    return int(sets.bytes.max(initial=0))
+
+
+@dataclass(frozen=True)
+class _Worth:
+    """How good a region is. bytes : the largest working set. near : ops that come near the largest one of before. ops : of it."""
+
+    bytes: int
+    near: int
+    ops: int
+
+    @classmethod
+    def of(cls, sets: np.ndarray, before: int, ops: int) -> _Worth:
+        return cls(int(sets.max()), int((sets > SETTINGS.worth * before).sum()), ops)
+
+    def better(self, other: _Worth) -> bool:
+        """Whether this region is to be taken in place of the other."""
+        if self.near != other.near:
+            return self.near < other.near
+        if self.near or abs(self.bytes - other.bytes) <= SETTINGS.alike * other.bytes:
+            return self.ops < other.ops if other.ops else False
+        return self.bytes < other.bytes
+
+
+def _flops(n: fx.Node) -> int:
+    call = call_of(n, None)
+    return 0 if call is None else call.flops
+
+
+def _rewrite(low: Lowered, region: Region) -> Rewrite:
     place = {n: i for i, n in enumerate(low.captured.nodes)}
+    cuts = region.cuts
     nodes = sorted(cuts, key=lambda n: place[n])
-    return Rewrite(SLICES, tuple(place[n] for n in nodes), slices, tuple((cuts[n].ins, cuts[n].outs) for n in nodes))
+    dims = tuple((cuts[n].ins, cuts[n].outs) for n in nodes)
+    return Rewrite(SLICES, tuple(place[n] for n in nodes), region.slices, dims, tuple(sorted(place[n] for n in region.kept)))

@@ -10,7 +10,7 @@ from ..capture import rules
 from ..capture.node_tensors import is_member, storage_bytes, tensors_of
 from .cuts import SUM, Cut, cuts_of, tensor_arguments
 from .shape_only import is_stand_in
-from .slices import source
+from .slices import is_slice, source
 
 Cuts = dict[fx.Node, Cut]
 
@@ -51,7 +51,7 @@ def _neighbours(n: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, 
 
 
 def _ways(n: fx.Node, may: Callable[[fx.Node, Cut], bool]) -> list[Cut]:
-    return [] if rules.draws_random(n.target) else [c for c in cuts_of(n) if may(n, c)]
+    return [] if rules.draws_random(n.target) or is_slice(n) else [c for c in cuts_of(n) if may(n, c)]
 
 
 def _reads(n: fx.Node, cut: Cut, a: fx.Node) -> set[int | None]:

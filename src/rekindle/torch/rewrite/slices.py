@@ -39,10 +39,23 @@ SETTINGS = SliceSettings()
 
 @dataclass(frozen=True)
 class Region:
-    """Ops that run in slices. cuts : how each is cut. slices : how many there are."""
+    """Ops that run in slices.
+
+    cuts : how each op is cut. slices : how many there are.
+    kept : ops that run whole too, for readers outside of the region: no tensor of theirs is put together.
+    """
 
     cuts: Mapping[fx.Node, Cut]
     slices: int
+    kept: frozenset[fx.Node] = frozenset()
+
+
+_SLICE = "rekindle_slice"
+
+
+def is_slice(n: fx.Node) -> bool:
+    """Whether the op belongs to a region that runs in slices."""
+    return _SLICE in n.meta
 
 
 def units(cuts: Mapping[fx.Node, Cut]) -> int:
@@ -76,18 +89,21 @@ def tensor_nodes(n: fx.Node) -> list[tuple[int, fx.Node]]:
     return [(u.args[1], u) for u in n.users if is_member(u) and isinstance(u.meta["val"], torch.Tensor)]  # type: ignore[misc]
 
 
-def read_outside(a: fx.Node, cuts: Mapping[fx.Node, Cut], c: Captured, views: bool = True) -> bool:
-    """Whether a tensor that an op in slices makes is read by ops that do not run in slices, or is a result.
+def put_together(a: fx.Node, region: Region, c: Captured, views: bool = True) -> bool:
+    """Whether a tensor that an op in slices makes is put together: an op that runs whole reads it, or it is a result.
 
-    views : also through views of it that are made slice by slice.
+    views : also where this holds for a view of it that is made slice by slice.
     """
+    cuts = region.cuts
+    if source(a)[0] in region.kept:
+        return False
     if a in c.outputs or a in c.gradients.values() or a in c.mutations.values():
         return True
     for u in a.users:
-        if u in cuts:
-            if views and is_view(u) and read_outside(u, cuts, c):
+        if u in cuts and u not in region.kept:
+            if views and is_view(u) and put_together(u, region, c):
                 return True
-        elif not is_member(u) and not (is_stand_in(u) and all(r in cuts for r in u.users)):
+        elif not is_member(u) and not (is_stand_in(u) and all(r in cuts and r not in region.kept for r in u.users)):
             return True
     return False
 
@@ -106,7 +122,7 @@ class _Cutting:
     """
 
     def __init__(self, edit: Editor, region: Region):
-        self.edit, self.cuts, self.slices = edit, region.cuts, region.slices
+        self.edit, self.region, self.cuts, self.slices = edit, region, region.cuts, region.slices
         self.size = units(region.cuts)
         if self.size < region.slices:
             raise ValueError(f"a region of size {self.size} cannot run in {region.slices} slices")
@@ -129,6 +145,8 @@ class _Cutting:
         for t in list(self._outside()):
             self.edit.replace(t[1], self._together(t[0]))
         for n in self.members:
+            if n in self.region.kept:
+                continue
             self.edit.captured.writing.pop(n, None)
             for u in n.users:
                 self.edit.leave(u)
@@ -148,10 +166,10 @@ class _Cutting:
         target, args, kwargs = sliced_call(n, cut, pieces, begin, end, self.size)
         if i and self._sums_products(n):
             acc = self.whole.get((n, 0), self.made[n][0])
-            made = self.edit.call(aten.addmm.default, (acc, *args), n, at)
+            made = self._call(aten.addmm.default, (acc, *args), n, at)
             self.whole[n, 0] = made
             return made
-        made = self.edit.call(target, args, n, at, kwargs)
+        made = self._call(target, args, n, at, kwargs)
         if n in c.writing:
             c.writing[made] = self._writing(n, made, i, at)
         return made
@@ -176,7 +194,7 @@ class _Cutting:
         key = (base, dim, i)
         if key not in self.parts:
             begin, end = self._range(i, int(base.meta["val"].shape[dim]))
-            self.parts[key] = self.edit.call(aten.slice.Tensor, (base, dim, begin, end), base, at)
+            self.parts[key] = self._call(aten.slice.Tensor, (base, dim, begin, end), base, at)
         return self.parts[key]
 
     def _stand_in(self, a: fx.Node, dim: int | None, memory: fx.Node, i: int, at: Key) -> fx.Node:
@@ -184,7 +202,7 @@ class _Cutting:
         if dim is not None:
             begin, end = self._range(i, shape[dim])
             shape[dim] = end - begin
-        return self.edit.call(aten.as_strided.default, (memory, shape, [0] * len(shape)), a, at)
+        return self._call(aten.as_strided.default, (memory, shape, [0] * len(shape)), a, at)
 
     def _member(self, t: Tensor, i: int) -> fx.Node:
         """The tensor in slice i of an op."""
@@ -196,7 +214,7 @@ class _Cutting:
             return made
         key = (made, j, -1)
         if key not in self.parts:
-            self.parts[key] = self.edit.call(operator.getitem, (made, j), n, (*self._at(n, i), j))
+            self.parts[key] = self._call(operator.getitem, (made, j), n, (*self._at(n, i), j))
         return self.parts[key]
 
     def _together(self, t: Tensor) -> fx.Node:
@@ -215,19 +233,19 @@ class _Cutting:
         if dim == SUM:
             made = (
                 self._member(t, 0) if i == 1
-                else self.edit.call(aten.add.Tensor, (self._chain(t, i - 1), self._member(t, i - 1)), n, self._at(n, i - 1, 0.5))
+                else self._call(aten.add.Tensor, (self._chain(t, i - 1), self._member(t, i - 1)), n, self._at(n, i - 1, 0.5))
             )  # fmt: skip
         elif not isinstance(dim, int):
             raise ValueError(f"{n} has no dimension that is cut")
         elif like.numel() * like.element_size() <= SETTINGS.joined_most_bytes and t not in self.over:
             slices = [self._member(t, k) for k in range(self.slices)]
-            made = self.edit.call(aten.cat.default, (slices, dim), n, self._at(n, self.slices - 1, 0.5))
+            made = self._call(aten.cat.default, (slices, dim), n, self._at(n, self.slices - 1, 0.5))
         elif i == 0:
             made = self.over.get(t) or self._buffer(n, like)
         else:
             begin, end = self._range(i - 1, int(like.shape[dim]))
             args = (self._chain(t, i - 1), self._member(t, i - 1), dim, begin, end)
-            made = self.edit.call(aten.slice_scatter.default, args, n, self._at(n, i - 1, 0.5))
+            made = self._call(aten.slice_scatter.default, args, n, self._at(n, i - 1, 0.5))
         now = made.meta["val"]
         if i and (now.shape, now.stride(), now.dtype) != (like.shape, like.stride(), like.dtype):
             raise ValueError(f"{n.target} in slices lays its result out in another way")
@@ -237,7 +255,7 @@ class _Cutting:
     def _buffer(self, n: fx.Node, like: torch.Tensor) -> fx.Node:
         kwargs = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}
         args = (list(like.shape), list(like.stride()))
-        return self.edit.call(aten.empty_strided.default, args, n, self._at(n, 0, -0.5), kwargs)
+        return self._call(aten.empty_strided.default, args, n, self._at(n, 0, -0.5), kwargs)
 
     def _writing(self, n: fx.Node, made: fx.Node, i: int, at: Key) -> Writing:
         """What the first run of slice i writes: its part of what the whole op writes."""
@@ -249,6 +267,11 @@ class _Cutting:
             elif isinstance(a, fx.Node) and a.meta["val"].shape == like.shape[1:2]:
                 given[k] = self._part(a, 0, i, at)
         return Writing(old.target, tuple(given))
+
+    def _call(self, target: Any, args: Any, like: fx.Node, at: Key, kwargs: Any = None) -> fx.Node:
+        made = self.edit.call(target, args, like, at, kwargs)
+        made.meta[_SLICE] = True
+        return made
 
     # -- where things stand ------------------------------------------------------------------------------------------
     def _at(self, n: fx.Node, i: int, after: float = 0.0) -> Key:
@@ -282,7 +305,7 @@ class _Cutting:
         """The tensors that are put together, with the nodes that stand for them."""
         for n in self.members:
             for j, a in tensor_nodes(n):
-                if read_outside(a, self.cuts, self.edit.captured, views=False):
+                if put_together(a, self.region, self.edit.captured, views=False):
                     yield (n, j), a
 
     def _inputs(self, group: fx.Node) -> list[fx.Node]:
@@ -293,9 +316,9 @@ class _Cutting:
     def _dies_here(self, a: fx.Node, dim: int, group: fx.Node) -> bool:
         """Whether ops of the group alone read `a`, cut along this dimension, or ops that do not wait for the region."""
         for u in a.users:
-            if is_stand_in(u) and all(r in self.cuts for r in u.users):
+            if is_stand_in(u) and all(r in self.cuts and r not in self.region.kept for r in u.users):
                 continue
-            if u not in self.cuts:
+            if u not in self.cuts or u in self.region.kept:
                 if self._waits(u):
                     return False
                 continue
@@ -309,7 +332,7 @@ class _Cutting:
         if n.op == "output":
             return True
         if not hasattr(self, "_after"):
-            self._after: set[fx.Node] = set(self.cuts)
+            self._after: set[fx.Node] = set(self.cuts) - self.region.kept
             for x in sorted(self.edit.captured.nodes, key=self.edit.place):
                 if any(y in self._after for y in x.all_input_nodes):
                     self._after.add(x)
