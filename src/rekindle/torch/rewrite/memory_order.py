@@ -32,16 +32,6 @@ def _strides_of_packed(shape: Ints, strides: Ints) -> Ints:
     return strides if dense else tuple(make_contiguous_strides_for(shape))
 
 
-def lies_as(t: Tensor, strides: Sequence[int]) -> bool:
-    """Whether the elements of t lie in memory without gaps, in the order of these strides, which have no gaps either."""
-    return all(n == 1 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True)) or not t.numel()
-
-
-def flat(t: Tensor) -> Tensor:
-    """A view of all elements of a tensor without gaps, in the order of memory: [elements]."""
-    return t.as_strided((t.numel(),), (1,))
-
-
 def element_wise_strides(shape: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Ints:
     """Strides of a new result of an element-wise kernel, from the strides of its two arguments of this shape."""
     return _of_two(result_strides, tuple(shape), tuple(first), tuple(second))
