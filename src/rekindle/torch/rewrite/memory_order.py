@@ -32,6 +32,20 @@ def _strides_of_packed(shape: Ints, strides: Ints) -> Ints:
     return strides if dense else tuple(make_contiguous_strides_for(shape))
 
 
+def strides_of_slice(shape: Sequence[int], strides: Sequence[int], part: Sequence[int]) -> Ints:
+    """Strides of a slice as a tensor of its own: no gaps, the dimensions in the order in which they lie in the whole.
+
+    shape, strides : of the whole. If that has gaps, the strides stay as they are: those of a view. part : shape of the slice.
+    """
+    if strides_of_packed(shape, strides) != tuple(strides):
+        return tuple(strides)
+    made, step = [0] * len(shape), 1
+    for d in sorted(range(len(shape)), key=lambda d: (strides[d], shape[d] != 1, -d)):
+        made[d] = step
+        step *= part[d]
+    return tuple(made)
+
+
 def element_wise_strides(shape: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Ints:
     """Strides of a new result of an element-wise kernel, from the strides of its two arguments of this shape."""
     return _of_two(result_strides, tuple(shape), tuple(first), tuple(second))
