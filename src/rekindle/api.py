@@ -96,11 +96,16 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     with telling(options.progress):
         if isinstance(what, Graph):
             return plan_graph(what, options)
-        return _of_trace(what, options, plan_graph)
+        from .torch.plan_rewritten import plan_rewritten
+
+        return plan_rewritten(what, options, lambda traced, options: _of_trace(traced, options, plan_graph))
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
-    """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`."""
+    """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`. The step is
+    rewritten as those of known plans are."""
+    from .torch.plan_rewritten import rewritten_alike
+
     how = RECEIVED
 
     def make(graph: Graph, options: PlanOptions, **given: Any) -> Plan:
@@ -109,7 +114,8 @@ def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> R
         how = made.how
         return made.plan
 
-    return Replanned(_of_trace(traced, options, make), how)
+    found = rewritten_alike(traced, options, known, lambda traced, options: _of_trace(traced, options, make))
+    return Replanned(found, how)
 
 
 def _of_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -> Plan:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from . import bounds
 from .candidates import EPS
 from .certify import Claim, is_proven, least_overhead
+from .own_terms import in_own_terms
 
 if TYPE_CHECKING:
     from .model.plan import Plan
@@ -42,6 +43,7 @@ def holds(plan: Plan, settings: CertificateSettings | None = None) -> bool:
 
     settings = settings or SETTINGS
 
+    plan = in_own_terms(plan)
     graph, weights = plan.graph, plan.graph.weights(plan.cost)
     limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
     claim = Claim(graph, weights, plan.goal, limit, plan.peak_bytes, plan.overhead)

@@ -15,7 +15,9 @@ from .model import formats, options_file
 from .model.graph import COSTS, Graph
 from .model.judge import simulate
 from .model.plan import Plan
+from .model.rewriting import from_json as rewriting_from_json
 from .model.schedule import Schedule
+from .own_terms import in_own_terms
 from .printed import name, value
 
 EPS = 2e-9  # of an overhead; the planner allows half of it
@@ -90,14 +92,19 @@ def plan_from_json(doc: Any, where: str, graph: Graph) -> Plan:
         raise FormatError(f"{where}: {e}") from e
     asked = PlanOptions(goal, r.text("solver"), r.text("cost"))
     asked, captured = options_file.from_json(formats.Reader(r.table("options", {}), f"{where}: options"), asked)
+    rewriting = None
+    if "rewriting" in r.doc:
+        rewriting = rewriting_from_json(formats.Reader(r.table("rewriting"), f"{where}: rewriting"))
     plan = Plan(
         graph, schedule, r.whole("peak_bytes"), r.whole("activation_peak_bytes"), r.whole("baseline_peak_bytes"),
         r.number("seconds"), r.number("overhead"), r.number("flops_overhead"), r.text("solver"), r.text("status"),
         r.whole("bound_bytes"), r.text("bound_op"), r.number("gap"), r.text("graph_hash"), goal, r.text("cost"),
         r.number("solve_seconds"), {k: str(v) for k, v in r.table("created_with").items()},
         asked=asked, captured=captured, least_overhead=r.number("least_overhead", 0.0),
+        rewriting=rewriting,
     )  # fmt: skip
-    wrong = _wrong_in_itself(plan) or _not_as_judged(plan)
+    own = in_own_terms(plan)
+    wrong = _wrong_in_itself(own) or _not_as_judged(own)
     if wrong:
         raise FormatError(f"{where} is inconsistent: {wrong}; make the plan again")
     return replace(plan, verified=certificates.holds(plan))

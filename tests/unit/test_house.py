@@ -37,7 +37,8 @@ ORDER: list[dict[str, set[str]]] = [
     {"portfolio": set()},
     {
         "planner": {
-            "accept", "candidates", "carrying", "certificates", "certify", "frontiers", "infeasible", "plan_files", "planner",
+            "accept", "candidates", "carrying", "certificates", "certify", "frontiers", "infeasible", "own_terms", "plan_files",
+            "planner",
             "registry", "remembered",
         }
     },

@@ -28,6 +28,7 @@ from ..torch.check.verify import check_step
 from ..torch.parts.applied import parts_taken_off
 from ..torch.parts.for_all import bound_here
 from ..torch.parts.planning import Request
+from ..torch.rewritten import fitting
 from ..torch.run.planned import set_aside
 from ..torch.trace import Trace, trace
 
@@ -153,11 +154,12 @@ def _parts(saved: PartsPlan, model: nn.Module, sample: Any, asked: _Asked) -> Pa
 
 def _whole(saved: Plan, model: nn.Module, sample: Any, asked: _Asked) -> Plan:
     traced = _traced(model, sample, asked)
-    if traced.graph.hash != saved.graph_hash:
+    made = fitting(traced, saved)
+    if made is None:
         raise PlanMismatch("the saved plan is for another graph: other shapes, or another model")
     if traced.graph.resident_bytes != saved.graph.resident_bytes:
         raise PlanMismatch("the saved plan is for a model that holds other bytes during the whole step")
-    plan = replace(saved, trace=traced.with_graph(saved.graph), asked=asked.options)
+    plan = replace(saved, trace=made.with_graph(saved.graph), asked=asked.options)
     if asked.check and not traced.fake:
         _check(plan, model, sample, traced.graph.resident_bytes)
     return plan

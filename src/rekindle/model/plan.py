@@ -22,6 +22,7 @@ from .arena import Arena, plan_offsets
 from .floor import single_op
 from .graph import Graph
 from .op_names import op_words_of
+from .rewriting import Rewriting
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Plan:
         and for goals that are no budget.
     smallest_known_bytes : a smaller budget that is known to be reachable, at a higher cost; None where none is known. It is
         not saved in files.
+    rewriting : how `graph` was made from the captured step: smaller saves, ops in slices; None: it is the captured step's own.
+        overhead, flops_overhead, least_overhead and baseline_peak_bytes compare with the captured step; bounds are of `graph`.
     solve_seconds : how long the solver took.
     verified : False: status, bound_bytes, gap and least_overhead were read from a file and could not be proven again in short
         time.
@@ -80,6 +83,7 @@ class Plan:
     captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)  # as a file says it
     least_overhead: float = 0.0
     smallest_known_bytes: int | None = field(default=None, compare=False)
+    rewriting: Rewriting | None = field(default=None, repr=False)
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",
@@ -150,6 +154,7 @@ class Plan:
             "format": formats.PLAN,
             **self.figures(),
             "options": self._options_json(),
+            **({} if self.rewriting is None else {"rewriting": self.rewriting.to_json()}),
             "graph": formats.graph_to_json(self.graph),
             "schedule": schedule_document(self),
         }

@@ -13,6 +13,7 @@ from ...certify import Claim, least_overhead
 from ...errors import InfeasibleBudget, ParityError
 from ...infeasible import bound_words, choices, floor_of
 from ...model.plan import Plan
+from ...own_terms import beside_captured, in_own_terms
 from ...sizes import format_bytes
 from ..capture import rules
 from ..capture.node_tensors import tensors_of
@@ -90,12 +91,15 @@ def _as_asked(plan: Plan, budget: int) -> Plan:
     """
     if budget == plan.goal.budget:
         return plan
-    weights = plan.graph.weights(plan.cost)
-    claim = Claim(plan.graph, weights, plan.goal, budget, plan.peak_bytes, plan.overhead)
+    own = in_own_terms(plan)
+    claim = Claim(own.graph, own.graph.weights(own.cost), own.goal, budget, own.peak_bytes, own.overhead)
     least = least_overhead(claim, (0.0,))
-    plan = replace(plan, least_overhead=least, status="optimal" if plan.overhead <= least + EPS else "feasible")
-    asked = None if plan.asked is None else replace(plan.asked, goal=replace(plan.asked.goal, budget=budget))
-    return replace(plan, goal=replace(plan.goal, budget=budget), asked=asked)
+    asked = replace(plan.options, goal=replace(plan.goal, budget=budget))
+    own = replace(
+        own, goal=asked.goal, asked=None if plan.asked is None else asked, least_overhead=least,
+        status="optimal" if own.overhead <= least + EPS else "feasible",
+    )  # fmt: skip
+    return own if plan.rewriting is None else beside_captured(own, plan.rewriting, asked)
 
 
 def _exceeded(plan: Plan, budget: int, measured: list[int]) -> InfeasibleBudget:

@@ -1,9 +1,8 @@
-"""Makes the rewritten step of a captured one, as a `Rewriting` says."""
+"""Makes the rewritten step of a captured one, as a plan's `Rewrite`s say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import fx
 
@@ -11,9 +10,6 @@ from ...errors import PlanMismatch
 from ...model import rewriting as kinds
 from ...model.rewriting import Rewrite
 from ..capture.captured import Captured
-from ..capture.lowered import Lowered
-from ..capture.normalise import lower
-from ..trace import Trace
 from .convolutions import in_two_calls, may_split
 from .cuts import cuts_of
 from .editing import Editor
@@ -22,23 +18,16 @@ from .saves import save_less, saves
 from .slices import Region, cut_into_slices, units
 
 
-def rewritten(traced: Trace, steps: Sequence[Rewrite]) -> Trace:
-    """The trace of the step with these rewrites, without costs.
+def rewritten(captured: Captured, steps: Sequence[Rewrite]) -> Captured:
+    """The captured step with these rewrites. The given one stays as it is.
 
     Raises
     ------
     PlanMismatch : the step has no such ops.
     """
-    captured = traced.lowered.captured
     for step in steps:
         captured = _after(captured, step)
-    return lowered_again(traced, captured)
-
-
-def lowered_again(traced: Trace, captured: Captured) -> Trace:
-    """The trace with another captured step in place of its own, without costs."""
-    made: Lowered = lower(captured, traced.graph.name, traced.graph.resident_bytes, traced.options.must_save)
-    return replace(traced, graph=made.graph, lowered=made)
+    return captured
 
 
 def _after(captured: Captured, step: Rewrite) -> Captured:

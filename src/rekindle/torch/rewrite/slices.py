@@ -50,12 +50,22 @@ class Region:
     kept: frozenset[fx.Node] = frozenset()
 
 
-_SLICE = "rekindle_slice"
+_SLICE, _SUM = "rekindle_slice", "rekindle_sum"
 
 
 def is_slice(n: fx.Node) -> bool:
     """Whether the op belongs to a region that runs in slices."""
     return _SLICE in n.meta
+
+
+def sums(c: Captured) -> tuple[str, ...]:
+    """Names of the parameters whose gradients are added up from slices, or depend on tensors that are."""
+    found: set[fx.Node] = set()
+    for n in c.nodes:
+        if _SUM in n.meta or any(a in found for a in n.all_input_nodes):
+            found.add(n)
+    named = {c.params.get(p) or c.buffers.get(p) or "an input" for p, g in c.gradients.items() if g in found}
+    return tuple(sorted(named))
 
 
 def units(cuts: Mapping[fx.Node, Cut]) -> int:
@@ -167,6 +177,7 @@ class _Cutting:
         if i and self._sums_products(n):
             acc = self.whole.get((n, 0), self.made[n][0])
             made = self._call(aten.addmm.default, (acc, *args), n, at)
+            made.meta[_SUM] = True
             self.whole[n, 0] = made
             return made
         made = self._call(target, args, n, at, kwargs)
@@ -230,11 +241,12 @@ class _Cutting:
         if (t, i) in self.taken:
             return self.taken[t, i]
         like = _tensor(t)
-        if dim == SUM:
-            made = (
-                self._member(t, 0) if i == 1
-                else self._call(aten.add.Tensor, (self._chain(t, i - 1), self._member(t, i - 1)), n, self._at(n, i - 1, 0.5))
-            )  # fmt: skip
+        if dim == SUM and i == 1:
+            made = self._member(t, 0)
+        elif dim == SUM:
+            args = (self._chain(t, i - 1), self._member(t, i - 1))
+            made = self._call(aten.add.Tensor, args, n, self._at(n, i - 1, 0.5))
+            made.meta[_SUM] = True
         elif not isinstance(dim, int):
             raise ValueError(f"{n} has no dimension that is cut")
         elif like.numel() * like.element_size() <= SETTINGS.joined_most_bytes and t not in self.over:

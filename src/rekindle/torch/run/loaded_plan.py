@@ -13,6 +13,7 @@ from ...sizes import format_bytes
 from ..capture.guards import Expected
 from ..capture.module_call import Key
 from ..capture.questions import Question
+from ..rewritten import fitting, rewritten_like
 from ..trace import Trace
 from .bound import answered
 from .mismatch import mismatch
@@ -58,7 +59,7 @@ class LoadedPlan:
             return found, None
         asked = found.lowered.captured.questions
         if not asked or not may_wait:
-            raise PlanMismatch(mismatch(self._plan.graph, found.graph))
+            raise PlanMismatch(mismatch(self._plan.graph, rewritten_like(found, self._plan).graph))
         # The plan may be for other answers: it waits for a call that gives them.
         self._unlike = [*self._unlike, (new.key, Expected.of(new.model), asked)][-UNLIKE_MOST:]
         return found, None
@@ -94,12 +95,12 @@ class LoadedPlan:
     def _alike(self, new: NewCall) -> tuple[Trace, Trace | None]:
         """(the call's trace, the trace that has the plan's graph or None). If forward branches on values of inputs, the trace
         in which it cannot, as on fake tensors, is tried too."""
-        found, wanted = new.trace(self._how, report=self._options.report), self._plan.graph_hash
-        if found.graph.hash == wanted:
-            return found, found
+        found = new.trace(self._how, report=self._options.report)
+        if (made := fitting(found, self._plan)) is not None:
+            return found, made
         if found.lowered.captured.questions:
             with contextlib.suppress(TraceError):
                 general = new.trace(self._how, report=self._options.report, by_values=False)
-                if general.graph.hash == wanted:
-                    return found, general
+                if (made := fitting(general, self._plan)) is not None:
+                    return found, made
         return found, None

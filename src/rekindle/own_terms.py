@@ -1,0 +1,94 @@
+"""Plans of rewritten steps: their figures beside the captured step, as users see them, and beside their own graph, as the judge
+and the certificates see them.
+
+A rewritten step that runs each op once may take less memory than the captured one, and other seconds. A user compares with the
+captured step; a bound is proven of the graph that is run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from .ask import Goal, PlanOptions
+from .model.graph import COSTS, Graph
+from .model.judge import simulate
+from .model.plan import Plan
+from .model.rewriting import Plain, Rewriting
+from .model.schedule import Schedule
+
+
+def plain_figures(graph: Graph) -> Plain:
+    """The figures of a step that runs each op once."""
+    seconds, flops, unit = (once(graph, cost) for cost in COSTS)
+    return Plain(simulate(graph, Schedule.baseline(graph)).peak_bytes, seconds, flops, unit)
+
+
+def once(graph: Graph, cost: str) -> float:
+    """The cost of running each needed op once."""
+    return float(np.asarray(graph.weights(cost))[graph.needed].sum())
+
+
+def own_goal(goal: Goal, graph: Graph, plain: Plain, cost: str) -> Goal | None:
+    """The goal, stated beside the captured step, as one beside the rewritten step `graph`; None: the rewritten step costs more
+    than the goal allows even if it runs each op once."""
+    if goal.max_overhead is not None:
+        share = _ratio(plain, graph, cost)
+        extra = (1 + goal.max_overhead) * share - 1
+        return replace(goal, max_overhead=max(0.0, extra)) if extra > -_EPS else None
+    if goal.fraction is not None:
+        limit = int(goal.fraction * (plain.peak_bytes - graph.resident_bytes))
+        own = simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
+        return replace(goal, fraction=min(1.0, (limit + 0.5) / own) if own else 1.0)  # half a byte, so that it is rounded back
+    return goal
+
+
+def beside_captured(plan: Plan, rewriting: Rewriting, asked: PlanOptions) -> Plan:
+    """A plan of a rewritten step, as the planner made it, with its figures beside the captured step. asked : by the user."""
+    graph, plain = plan.graph, rewriting.plain
+
+    def extra(own: float, cost: str) -> float:
+        ratio = _ratio(plain, graph, cost)
+        return (1 + own) / ratio - 1 if ratio else 0.0
+
+    return replace(
+        plan,
+        goal=asked.goal,
+        asked=asked,
+        rewriting=rewriting,
+        baseline_peak_bytes=plain.peak_bytes,
+        overhead=extra(plan.overhead, plan.cost),
+        flops_overhead=extra(plan.flops_overhead, "flops"),
+        least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
+    )
+
+
+def in_own_terms(plan: Plan) -> Plan:
+    """The plan with its figures beside its own graph, and without a rewriting; a plan of a captured step is that already."""
+    if plan.rewriting is None:
+        return plan
+    graph, plain = plan.graph, plan.rewriting.plain
+
+    def extra(user: float, cost: str) -> float:
+        return (1 + user) * _ratio(plain, graph, cost) - 1
+
+    goal = own_goal(plan.goal, graph, plain, plan.cost)
+    return replace(
+        plan,
+        goal=plan.goal if goal is None else goal,
+        rewriting=None,
+        baseline_peak_bytes=simulate(graph, Schedule.baseline(graph)).peak_bytes,
+        overhead=extra(plan.overhead, plan.cost),
+        flops_overhead=extra(plan.flops_overhead, "flops"),
+        least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
+    )
+
+
+def _ratio(plain: Plain, graph: Graph, cost: str) -> float:
+    """The cost of the captured step, each op once, as a share of the rewritten step's; 1 where nothing costs anything."""
+    own, captured = once(graph, cost), float(getattr(plain, cost))
+    return captured / own if own and captured else 1.0
+
+
+_EPS = 1e-9  # of an overhead

@@ -1,0 +1,108 @@
+"""The rewrites of a captured step that may pay, as lists of steps: smaller saves alone, and with regions in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from ...model.floor import single_op
+from ...model.judge import simulate
+from ...model.rewriting import CONVOLUTIONS, PICKED, SAVES, Rewrite
+from ...model.schedule import Schedule
+from ..capture.captured import Captured
+from ..capture.lowered import Lowered
+from ..capture.node_tensors import storage_bytes
+from ..capture.normalise import lower
+from .apply import rewritten
+from .convolutions import may_split
+from .estimate import WorkingSets
+from .finding import SETTINGS as FINDING
+from .finding import May, largest, next_region
+from .picked import may_pick
+from .saves import saves
+
+
+@dataclass(frozen=True)
+class CandidateSettings:
+    """Which ops are rewritten. All are guesses that served on the benchmark's models.
+
+    convolution_share : a convolution's backward becomes two calls where its input takes so much of the largest working set.
+    save_share : a smaller save is offered for tensors that take so much of the plain step's activation peak.
+    picked_share : a loss picks its log-probabilities first where they take so much of the largest working set.
+    """
+
+    convolution_share: float = 0.05
+    save_share: float = 0.002
+    picked_share: float = 0.1
+
+
+SETTINGS = CandidateSettings()
+
+
+class Rewrites:
+    """The rewrites of one captured step.
+
+    low : the step, lowered and costed. steps : the rewrites so far. captured : the step after them.
+    small_bytes : size of tensors for which a smaller save is offered.
+    """
+
+    def __init__(self, low: Lowered):
+        graph = low.graph
+        self.low = low
+        self.floor_bytes = single_op(graph).bytes - graph.resident_bytes
+        self.plain_bytes = simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
+        self.small_bytes = max(1, int(SETTINGS.save_share * self.plain_bytes))
+        self._prepared: tuple[tuple[Rewrite, ...], Captured] | None = None
+
+    def smaller_saves(self) -> tuple[Rewrite, ...]:
+        """Rewrites without slices; () where there is nothing to rewrite."""
+        return self._base()[0]
+
+    def in_slices(self, may: May, reach: Sequence[float]) -> tuple[Rewrite, ...]:
+        """Rewrites with regions in slices; () where no region lowers the floor. may, reach : as in `finding.next_region`."""
+        steps, captured = self._base()
+        low = self._lowered(captured)
+        first = largest(WorkingSets(low, self.small_bytes))
+        found = []
+        for _ in range(FINDING.rounds_most):
+            step = next_region(low, may, self.small_bytes, tuple(reach))
+            if step is None:
+                break
+            captured = rewritten(captured, [step])
+            found.append(step)
+            low = self._lowered(captured)
+            if largest(WorkingSets(low, self.small_bytes)) <= FINDING.enough * first:
+                break
+        return (*steps, *found) if found else ()
+
+    def _base(self) -> tuple[tuple[Rewrite, ...], Captured]:
+        """(the rewrites that come before slices, the step after them)."""
+        if self._prepared is None:
+            captured, steps = self.low.captured, []
+            for kind, ops in ((CONVOLUTIONS, self._convolutions), (PICKED, self._losses), (SAVES, self._saves)):
+                at = tuple(i for i, n in enumerate(captured.nodes) if ops(n))
+                if at:
+                    steps.append(Rewrite(kind, at))
+                    captured = rewritten(captured, steps[-1:])
+            self._prepared = tuple(steps), captured
+        return self._prepared
+
+    def _convolutions(self, n: fx.Node) -> bool:
+        return may_split(n) and _bytes(n.args[1]) >= SETTINGS.convolution_share * self.floor_bytes
+
+    def _losses(self, n: fx.Node) -> bool:
+        return may_pick(n) and _bytes(n.args[0]) >= SETTINGS.picked_share * self.floor_bytes
+
+    def _saves(self, n: fx.Node) -> bool:
+        t = saves(n)
+        return t is not None and storage_bytes(t) >= self.small_bytes
+
+    def _lowered(self, captured: Captured) -> Lowered:
+        return lower(captured, self.low.graph.name, self.low.graph.resident_bytes)
+
+
+def _bytes(n: object) -> int:
+    assert isinstance(n, fx.Node)
+    return storage_bytes(n.meta["val"])
