@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 from torch import fx
 
 import cut_cases_of_elements  # noqa: F401  its cases join the others
+import cut_cases_of_saves  # noqa: F401
 from cut_cases import CASES, Maker, Sizes, members, node_of
 from rekindle.torch.capture.rules import UNWRITTEN
 from rekindle.torch.rewrite.cut_rules import RULES, wants_dense
 from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of, sliced_call, span, tensor_arguments
+from rekindle.torch.rewrite.memory_order import strides_of_slice
+from rekindle.torch.rewrite.small_saves import SIGN_BITS
 from strategies import examples
 
 aten = torch.ops.aten
@@ -118,6 +121,15 @@ EXPECTED = {
     "mul_column": [((None, 0), (0,), 4), ((0, 1), (1,), 6), ((None, 2), (2,), 8)],
     "sum_dims": [((1,), (0,), 6), ((0,), (SUM,), 4), ((2,), (SUM,), 8)],
     "cat_1": [((0, 0, 0), (0,), 4), ((3, 3, 3), (3,), 8)],
+    "sign_bits_rows": [((0,), (0,), 4)],
+    "sign_bits_images": [((0,), (0,), 4), ((1,), (1,), 6)],
+    "sign_bits_short": [((0,), (0,), 4)],
+    "unpack_mask_planes": [((0,), (0,), 4), ((1,), (1,), 6)],
+    "zero_by_bits_images": [((0, 0), (0,), 4), ((1, 1), (1,), 6)],
+    "dropout_by_bits_rows": [((0, 0), (0,), 4)],
+    "pool_offsets": [((0,), (0,), 4), ((1,), (1,), 6)],
+    "max_pool_by_offsets_last": [((0, 0), (0,), 4), ((1, 1), (1,), 6)],
+    "max_pool_by_offsets_of_one": [((0, 0), (0,), 6)],
 }  # fmt: skip
 
 
@@ -150,6 +162,24 @@ def test_views_are_cut_where_slices_align(shape: list[int], data: st.DataObject)
     assert halves == same
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(4, 6, 5, 3), (1, 6, 5, 3), (4, 6, 1, 3), (4, 6, 5, 1), (4, 6, 1, 1)])
+def test_a_slice_lies_as_the_whole_does(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    whole = torch.empty(shape, memory_format=layout)
+    for d in (d for d in (0, 1) if shape[d] > 1):
+        for n in (1, 2):
+            part = [n if i == d else k for i, k in enumerate(shape)]
+            own = torch.empty(part, memory_format=layout)
+            assert strides_of_slice(shape, whole.stride(), part) == own.stride()
+    moved = torch.empty(5, 4, 3).permute(1, 2, 0)
+    assert strides_of_slice(moved.shape, moved.stride(), (4, 1, 5)) == torch.empty(5, 4, 1).permute(1, 2, 0).stride()
+
+
+def test_a_slice_of_a_view_with_gaps_is_a_view() -> None:
+    view = torch.empty(4, 6, 5)[..., :3]
+    assert strides_of_slice(view.shape, view.stride(), (2, 6, 3)) == view.stride()
+
+
 def test_a_number_of_slices_that_does_not_divide_is_refused() -> None:
     x = torch.zeros(6, 4)
     node, tensors = node_of(aten.view.default, (x, [3, 8]), {})
@@ -166,13 +196,13 @@ def test_a_number_of_slices_that_does_not_divide_is_refused() -> None:
     ("op", "args"),
     [
         (aten.native_dropout.default, (0.5, True)), (aten.bernoulli.p, (0.5,)), (aten.relu_.default, ()),
-        (aten.nonzero.default, ()), (aten.as_strided.default, ([4, 2], [3, 1])),
+        (aten.nonzero.default, ()), (aten.as_strided.default, ([4, 2], [3, 1])), (SIGN_BITS, ()),
         (aten.rrelu_with_noise_functional.default, (torch.zeros(4, 3), 0.1, 0.3, True)),
         (aten._scaled_dot_product_flash_attention_for_cpu.default, None),
     ],
 )  # fmt: skip
 def test_ops_that_draw_or_write_or_are_unknown_are_not_cut(op: Any, args: tuple[Any, ...] | None) -> None:
-    """Attention with dropout is one of them."""
+    """Attention with dropout is one of them, and so are bits of rows that are too short to be packed by themselves."""
     x = torch.ones(4, 3)
     node, _ = node_of(op, (x, *args), {}) if args is not None else dropping_attention()
     assert cuts_of(node) == []

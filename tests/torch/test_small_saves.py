@@ -20,7 +20,8 @@ from rekindle.torch.capture.private import FakeTensorMode, tree_map_only
 from rekindle.torch.costs.made_up import as_call
 from rekindle.torch.costs.memory import allocator_peak, storage_peak
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
-from rekindle.torch.rewrite import pieces, small_saves
+from rekindle.torch.rewrite import bit_rows, pieces, small_saves
+from rekindle.torch.rewrite.bit_rows import RowSettings
 from rekindle.torch.rewrite.pieces import PieceSettings
 from rekindle.torch.rewrite.small_saves import (
     DROPOUT_BACKWARD_BY_BITS,
@@ -36,10 +37,14 @@ DTYPES, SEEDS = st.sampled_from(FLOATS), st.integers(0, 2**30)
 PIECES = st.sampled_from([1, 3, 8, 40, 10_000])  # bytes
 
 
+ROWS = st.sampled_from([1, 9, 64])  # elements
+
+
 @contextmanager
-def pieces_of(most: int) -> Iterator[None]:
+def pieces_of(most: int, least_row: int = 64) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "SETTINGS", PieceSettings(least_bytes=most, share=10**9))
+        patch.setattr(bit_rows, "SETTINGS", RowSettings(least_elements=least_row))
         yield
 
 
@@ -48,14 +53,15 @@ def mask_of(shape: list[int], seed: int) -> Tensor:
 
 
 @MANY
-@given(st.data(), SHAPES, DTYPES, SEEDS, PIECES)
-def test_a_relu_needs_signs_alone(data: Any, shape: list[int], dtype: torch.dtype, seed: int, most: int) -> None:
+@given(st.data(), SHAPES, DTYPES, SEEDS, PIECES, ROWS)
+def test_a_relu_needs_signs_alone(
+    data: Any, shape: list[int], dtype: torch.dtype, seed: int, most: int, least_row: int
+) -> None:
     y = data.draw(laid_out(numbers(shape, dtype, seed)))
     g = data.draw(laid_out(numbers(shape, dtype, seed + 1)))
     expected = aten.threshold_backward(g, y, 0)
-    with pieces_of(most):
+    with pieces_of(most, least_row):
         bits = SIGN_BITS(y)
-        assert bits.shape == (-(-y.numel() // 8),)
         assert same(ZERO_BY_BITS(g, bits, y.stride()), expected)
         own = g.clone()  # without gaps; a gradient of the loss may lie otherwise than in the graph
         expected = aten.threshold_backward(own, y, 0)
@@ -65,14 +71,14 @@ def test_a_relu_needs_signs_alone(data: Any, shape: list[int], dtype: torch.dtyp
 
 
 @MANY
-@given(st.data(), SHAPES, DTYPES, SEEDS, PIECES, st.sampled_from([1.0, 2.0, 1 / 0.9, 1e30]))
+@given(st.data(), SHAPES, DTYPES, SEEDS, PIECES, ROWS, st.sampled_from([1.0, 2.0, 1 / 0.9, 1e30]))
 def test_a_dropout_needs_bits_alone(
-    data: Any, shape: list[int], dtype: torch.dtype, seed: int, most: int, scale: float
+    data: Any, shape: list[int], dtype: torch.dtype, seed: int, most: int, least_row: int, scale: float
 ) -> None:
     mask = data.draw(laid_out(mask_of(shape, seed)))
     g = data.draw(laid_out(numbers(shape, dtype, seed + 1)))
     expected = aten.native_dropout_backward(g, mask, scale)
-    with pieces_of(most):
+    with pieces_of(most, least_row):
         bits = PACK_MASK(mask)
         assert same(DROPOUT_BACKWARD_BY_BITS(g, bits, mask.stride(), scale), expected, any_nan=True)
         own = g.clone()
@@ -83,10 +89,11 @@ def test_a_dropout_needs_bits_alone(
 
 
 @MANY
-@given(st.data(), SHAPES, SEEDS)
-def test_a_mask_comes_back_as_it_was(data: Any, shape: list[int], seed: int) -> None:
+@given(st.data(), SHAPES, SEEDS, ROWS)
+def test_a_mask_comes_back_as_it_was(data: Any, shape: list[int], seed: int, least_row: int) -> None:
     mask = data.draw(laid_out(mask_of(shape, seed)))
-    found = UNPACK_MASK(PACK_MASK(mask), mask.shape, mask.stride())
+    with pieces_of(1, least_row):
+        found = UNPACK_MASK(PACK_MASK(mask), mask.shape, mask.stride())
     assert torch.equal(found, mask)
     dense = aten.is_non_overlapping_and_dense(mask)
     assert found.stride() == (mask.stride() if dense else mask.contiguous().stride())
@@ -105,18 +112,79 @@ def calls(y: Tensor, g: Tensor) -> list[tuple[Any, tuple[Any, ...]]]:
     ]
 
 
-@given(st.data(), SHAPES, DTYPES, SEEDS)
-def test_fake_results_have_the_form_of_real_ones(data: Any, shape: list[int], dtype: torch.dtype, seed: int) -> None:
+@given(st.data(), SHAPES, DTYPES, SEEDS, ROWS)
+def test_fake_results_have_the_form_of_real_ones(
+    data: Any, shape: list[int], dtype: torch.dtype, seed: int, least_row: int
+) -> None:
     y = data.draw(laid_out(numbers(shape, dtype, seed)))
     g = data.draw(laid_out(numbers(shape, dtype, seed + 1)))
-    for op, args in calls(y, g):
-        expected = form(op(*args))
-        with FakeTensorMode() as mode:
-            fake = tree_map_only(Tensor, mode.from_tensor, args)
-            assert form(op(*fake)) == expected, op
-            assert form(rules.runnable(op)(*fake)) == expected, op
+    with pieces_of(4, least_row):
+        for op, args in calls(y, g):
+            expected = form(op(*args))
+            with FakeTensorMode() as mode:
+                fake = tree_map_only(Tensor, mode.from_tensor, args)
+                assert form(op(*fake)) == expected, op
+                assert form(rules.runnable(op)(*fake)) == expected, op
 
 
+# -- rows --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("shape", "bits"),
+    [
+        ((100,), (13,)), ((2, 63), (16,)), ((2, 64), (2, 8)), ((2, 65), (2, 9)), ((3, 2, 70), (3, 2, 9)),
+        ((3, 4, 20), (3, 10)), ((3, 4, 5), (8,)), ((3, 4, 8, 9), (3, 4, 9)), ((3, 2, 4, 5, 6), (3, 2, 15)), ((0, 4, 70), (0,)),
+    ],
+)  # fmt: skip
+def test_long_rows_are_packed_by_themselves(shape: tuple[int, ...], bits: tuple[int, ...]) -> None:
+    assert SIGN_BITS(torch.zeros(shape)).shape == bits
+    assert PACK_MASK(torch.zeros(shape, dtype=torch.bool)).shape == bits
+
+
+def test_tensors_whose_rows_are_not_contiguous_are_packed_as_one() -> None:
+    y = torch.zeros(2, 16, 10, 10)
+    assert SIGN_BITS(y.to(memory_format=torch.channels_last)).shape == (400,)
+    assert SIGN_BITS(y.transpose(2, 3)).shape == (400,)
+    assert SIGN_BITS(y[..., :9]).shape == (360,)
+    assert SIGN_BITS(y[:, :3]).shape == (2, 3, 13)
+
+
+def test_each_bit_has_an_eighth_of_its_row() -> None:
+    y = torch.randn(3, 2, 75)
+    bits = SIGN_BITS(y)
+    for j in range(75):
+        assert torch.equal(bits[:, :, j % 10] >> (j // 10) & 1 > 0, y[:, :, j] <= 0)
+
+
+@MANY
+@given(st.data(), SHAPES, DTYPES, SEEDS, PIECES, ROWS)
+def test_the_bits_of_a_slice_are_a_slice_of_the_bits(
+    data: Any, shape: list[int], dtype: torch.dtype, seed: int, most: int, least_row: int
+) -> None:
+    """A slice may be a view of the whole, or a tensor of its own; so may its gradient, and the bits."""
+    y, g = numbers(shape, dtype, seed), numbers(shape, dtype, seed + 1)
+    with pieces_of(most, least_row):
+        signs, bits = SIGN_BITS(y), PACK_MASK(y > 0)
+        for d in range(signs.dim() - 1):
+            begin = data.draw(st.integers(0, shape[d] - 1))
+            where = (d, begin, data.draw(st.integers(1, shape[d] - begin)))
+            own = data.draw(st.booleans())
+            y_part, g_part = (t.narrow(*where).clone() if own else t.narrow(*where) for t in (y, g))
+            signs_part, bits_part = signs.narrow(*where), bits.narrow(*where)
+            assert torch.equal(SIGN_BITS(y_part), signs_part)
+            assert torch.equal(PACK_MASK(y_part > 0), bits_part)
+            y_own = y_part.clone(memory_format=torch.contiguous_format)
+            positive, strides = y_own > 0, y_own.stride()
+            assert torch.equal(UNPACK_MASK(bits_part, y_part.shape, strides), positive)
+            for g_given in (g_part, g_part.clone()):
+                relu = aten.threshold_backward(g_given, y_own, 0)
+                dropped = aten.native_dropout_backward(g_given, positive, 1.25)
+                assert same(ZERO_BY_BITS(g_given, signs_part, strides), relu)
+                assert same(DROPOUT_BACKWARD_BY_BITS(g_given, bits_part, strides, 1.25), dropped, any_nan=True)
+            assert same(small_saves.zero_over(g_given.clone(), signs_part, strides), relu)
+            assert same(small_saves.drop_over(g_given.clone(), bits_part, strides, 1.25), dropped, any_nan=True)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
 BIG = (16, 64, 90, 91)
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda t: t.contiguous(),
@@ -143,11 +211,16 @@ def test_the_temporaries_are_known(of_y: str, of_g: str, dtype: torch.dtype) -> 
         assert taken <= told <= 1.1 * taken + 64, op
 
 
-def test_the_temporaries_stay_small() -> None:
-    y = torch.randn(2**20)
+@pytest.mark.parametrize(
+    "shape", [(2**20,), (4, 2**18), (2**10, 2**10), (8, 2**10, 2**7), (2**10, 8, 2**7), (2**13, 4, 32)]
+)
+def test_the_temporaries_stay_small(shape: tuple[int, ...]) -> None:
+    y = torch.randn(shape)
     with pieces_of(2**12):
         for op, args in calls(y, y):
-            assert temporaries(rules.runnable(op), args) <= 2**12 + 64, op
+            taken, told = temporaries(rules.runnable(op), args), workspace_bytes(op, args)
+            assert told is not None
+            assert taken <= told <= 2**12 + 64, op
 
 
 def test_fake_steps_take_no_more_than_is_told() -> None:

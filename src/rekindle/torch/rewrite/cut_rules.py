@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from ..capture.own_ops import NAMESPACE
 from ..capture.private import OpOverload
-from . import cut_indexing, cut_layers, cut_products, cut_views
+from . import cut_indexing, cut_layers, cut_products, cut_saves, cut_views
 from .cut_call import Rule, broadcast
+from .cut_sizes import CHANGES
 
 # Ops of element by element that torch does not mark so; all overloads.
 _ELEMENT_WISE = (
@@ -17,11 +19,13 @@ _ELEMENT_WISE = (
     "hardshrink_backward", "_prelu_kernel", "_prelu_kernel_backward", "masked_fill", "complex",
 )  # fmt: skip
 
-# Name of an op, of all its overloads -> its rule. An op that this package registers adds a row, such as
-# RULES["rekindle::fused"] = rule; where arguments name sizes, also one in `cut_sizes.CHANGES`.
+# Name of an op, of all its overloads -> its rule.
 RULES: dict[str, Rule] = {f"aten::{name}": broadcast for name in _ELEMENT_WISE}
 for _theme in (cut_products, cut_layers, cut_views, cut_indexing):
     RULES |= {f"aten::{name}": rule for name, rule in _theme.RULES.items()}
+# The operators of this package; where arguments name sizes, these are changed too.
+RULES |= {f"{NAMESPACE}::{name}": rule for name, rule in cut_saves.RULES.items()}
+CHANGES |= {f"{NAMESPACE}::{name}": change for name, change in cut_saves.CHANGES.items()}
 
 # Ops whose kernels read tensors as if they lay without gaps, or refuse others: a slice across an inner dimension must be copied
 # for them. Found by trying all ops of the table on the CPU.

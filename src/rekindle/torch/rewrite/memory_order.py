@@ -32,14 +32,18 @@ def _strides_of_packed(shape: Ints, strides: Ints) -> Ints:
     return strides if dense else tuple(make_contiguous_strides_for(shape))
 
 
-def lies_as(t: Tensor, strides: Sequence[int]) -> bool:
-    """Whether the elements of t lie in memory without gaps, in the order of these strides, which have no gaps either."""
-    return all(n == 1 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True)) or not t.numel()
+def strides_of_slice(shape: Sequence[int], strides: Sequence[int], part: Sequence[int]) -> Ints:
+    """Strides of a slice as a tensor of its own: no gaps, the dimensions in the order in which they lie in the whole.
 
-
-def flat(t: Tensor) -> Tensor:
-    """A view of all elements of a tensor without gaps, in the order of memory: [elements]."""
-    return t.as_strided((t.numel(),), (1,))
+    shape, strides : of the whole. If that has gaps, the strides stay as they are: those of a view. part : shape of the slice.
+    """
+    if strides_of_packed(shape, strides) != tuple(strides):
+        return tuple(strides)
+    made, step = [0] * len(shape), 1
+    for d in sorted(range(len(shape)), key=lambda d: (strides[d], shape[d] != 1, -d)):
+        made[d] = step
+        step *= part[d]
+    return tuple(made)
 
 
 def element_wise_strides(shape: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Ints:

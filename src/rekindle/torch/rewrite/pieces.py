@@ -28,39 +28,6 @@ def most_bytes(tensor_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements that one bit of a run of bytes stands for.
-
-    bit : its number, 0 to 7. packed : the bytes. elements : the elements, in the order of memory; as many as there are bytes.
-    """
-
-    bit: int
-    packed: slice
-    elements: slice
-
-
-def packed_bytes(elements: int) -> int:
-    """Bytes that hold one bit for each element."""
-    return -(-elements // 8)
-
-
-def eighths(elements: int, most: int) -> Iterator[Piece]:
-    """All elements in pieces of at most `most`.
-
-    Bit k of byte i stands for element k * (all bytes) + i: each bit has a contiguous eighth of the elements, so that kernels
-    read and write without strides. The pieces for bit 0 of some bytes come before the pieces for their other bits.
-    """
-    size = packed_bytes(elements)
-    step = max(1, most)
-    for i in range(0, size, step):
-        for bit in range(8):
-            begin = bit * size + i
-            length = min(step, size - i, elements - begin)
-            if length > 0:
-                yield Piece(bit, slice(i, i + length), slice(begin, begin + length))
-
-
-@dataclass(frozen=True)
 class Planes:
     """The planes of a batch of images, and the bytes of temporaries that one plane needs.
 
@@ -93,6 +60,64 @@ class Planes:
         for i in range(0, self.shape[0], images):
             for j in range(0, self.shape[1], max(1, channels)):
                 yield slice(i, min(i + images, self.shape[0])), slice(j, min(j + channels, self.shape[1]))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements that one bit of some bytes stands for, a run of them in each of some rows.
+
+    bit : its number, 0 to 7. packed : where the bytes are in the rows of bytes. elements : where the elements are in the rows
+    of elements; as many as there are bytes.
+    """
+
+    bit: int
+    packed: tuple[slice, slice, slice]
+    elements: tuple[slice, slice, slice]
+
+
+def packed_bytes(elements: int) -> int:
+    """Bytes that hold one bit for each element."""
+    return -(-elements // 8)
+
+
+@dataclass(frozen=True)
+class Eighths:
+    """All elements in pieces of at most `most`.
+
+    shape : (planes, rows of a plane, elements of a row).
+
+    Bit k of byte i of a row stands for element k * (bytes of a row) + i of the row: each bit has a contiguous eighth of the
+    elements, so that kernels read and write without strides. The pieces for bit 0 of some bytes come before the pieces for
+    their other bits.
+    """
+
+    shape: tuple[int, int, int]
+    most: int
+
+    @property
+    def step(self) -> int:
+        """Bytes of a row in a piece."""
+        return max(1, min(packed_bytes(self.shape[2]), self.most))
+
+    @property
+    def _rows(self) -> Planes:
+        return Planes(self.shape[:2], whole=self.step, split=self.step, most=self.most)
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest piece."""
+        return self._rows.bytes if 0 not in self.shape else 0
+
+    def __iter__(self) -> Iterator[Piece]:
+        elements, step = self.shape[2], self.step
+        size = packed_bytes(elements)
+        for rows in self._rows:
+            for i in range(0, size, step):
+                for bit in range(8):
+                    begin = bit * size + i
+                    length = min(step, size - i, elements - begin)
+                    if length > 0:
+                        yield Piece(bit, (*rows, slice(i, i + length)), (*rows, slice(begin, begin + length)))
 
 
 def tensor_bytes(t: torch.Tensor) -> int:

@@ -1,8 +1,9 @@
 """Operators that save one bit per element for backward: the signs that a ReLU needs, and the masks of dropouts.
 
-Backward gives the same bits as with the whole tensor. The bits follow the order in which the elements lie in memory, so every
-reader is given the strides of the tensor that was packed (`strides_of_packed`); a tensor with gaps is packed as a contiguous
-copy. `pieces.eighths` says which bit stands for which element.
+Backward gives the same bits as with the whole tensor. Bits of two or three dimensions hold rows that are packed each by itself,
+and can be cut along the other dimensions. Bits of one dimension follow the order in which the elements lie in memory, so every
+reader is given the strides of the tensor that was packed (`strides_of_packed`); a tensor with gaps is packed so as a contiguous
+copy. `bit_rows` and `pieces.Eighths` say which bit stands for which element.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..capture.own_ops import OwnOp, define
-from .memory_order import dropout_strides, element_wise_strides, flat, lies_as, strides_of_packed
-from .pieces import Piece, eighths, most_bytes, packed_bytes, tensor_bytes
+from .bit_rows import BitLayout
+from .memory_order import dropout_strides, element_wise_strides, strides_of_packed
+from .pieces import Eighths, Piece, most_bytes, tensor_bytes
 
 aten = torch.ops.aten
 _SCALAR_BYTES = 32  # of the tensors without dimensions that a kernel makes for numbers, or a little more
@@ -22,11 +24,15 @@ _SCALAR_BYTES = 32  # of the tensors without dimensions that a kernel makes for 
 
 # -- packing -----------------------------------------------------------------------------------------------------------
 def sign_bits(y: Tensor) -> Tensor:
-    """One bit for each element of y, set where y <= 0, as `aten.threshold_backward(g, y, 0)` zeroes: uint8[ceil(n / 8)]."""
-    elements = _packed_order(y)
-    out = y.new_empty(packed_bytes(y.numel()), dtype=torch.uint8)
-    for p in eighths(y.numel(), _sign_piece(y)):
-        _set_signs(elements[p.elements], out[p.packed], p.bit)
+    """One bit for each element of y, set where y <= 0, as `aten.threshold_backward(g, y, 0)` zeroes.
+
+    Returns uint8[A, B, ceil(n / 8)] for y of shape [A, B, ...] with n elements behind each A and B, uint8[A, ceil(n / 8)] where
+    those are few or y has two dimensions, or uint8[ceil(n / 8)] of all n elements, where rows are short or not contiguous.
+    """
+    layout, out = BitLayout.to_pack(y), _fake_bits(y)
+    elements, packed = layout.rows(_packable(y, layout)), layout.rows(out)
+    for p in _sign_pieces(y, layout):
+        _set_signs(elements[p.elements], packed[p.packed], p.bit)
     return out
 
 
@@ -37,50 +43,48 @@ def _set_signs(elements: Tensor, packed: Tensor, bit: int) -> None:
         packed.add_(torch.le(elements, 0).view(torch.uint8), alpha=1 << bit)
 
 
-def _sign_piece(y: Tensor) -> int:
-    return min(packed_bytes(y.numel()), most_bytes(tensor_bytes(y)))
+def _sign_pieces(y: Tensor, layout: BitLayout) -> Eighths:
+    return Eighths(layout.counts(y.shape), most_bytes(tensor_bytes(y)))
 
 
 def _sign_workspace(y: Tensor) -> int:
-    return _sign_piece(y) + _copy_bytes(y) + _SCALAR_BYTES
+    return _sign_pieces(y, BitLayout.to_pack(y)).largest + _copy_bytes(y) + _SCALAR_BYTES
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """One bit for each element of a bool tensor: uint8[ceil(n / 8)]."""
-    elements = _packed_order(mask).view(torch.uint8)
-    out = mask.new_empty(packed_bytes(mask.numel()), dtype=torch.uint8)
-    for p in eighths(mask.numel(), out.numel()):
+    """One bit for each element of a bool tensor, in the shape of `sign_bits`."""
+    layout, out = BitLayout.to_pack(mask), _fake_bits(mask)
+    elements, packed = layout.rows(_packable(mask, layout)).view(torch.uint8), layout.rows(out)
+    for p in Eighths(layout.counts(mask.shape), out.numel()):
         if p.bit == 0:
-            out.copy_(elements[p.elements])
+            packed[p.packed].copy_(elements[p.elements])
         else:
-            out[p.packed].add_(elements[p.elements], alpha=1 << p.bit)
+            packed[p.packed].add_(elements[p.elements], alpha=1 << p.bit)
     return out
 
 
-def _packed_order(t: Tensor) -> Tensor:
-    """The elements in the order of their bits: [n]."""
-    dense = lies_as(t, strides_of_packed(t.shape, t.stride()))
-    return flat(t if dense else t.contiguous())
+def _packable(t: Tensor, layout: BitLayout) -> Tensor:
+    return t if layout.fits(t.shape, t.stride()) else t.contiguous()
 
 
 def _copy_bytes(t: Tensor) -> int:
     """Bytes of the copy that packing makes of a tensor with gaps."""
-    return 0 if lies_as(t, strides_of_packed(t.shape, t.stride())) else tensor_bytes(t)
+    return 0 if BitLayout.to_pack(t).fits(t.shape, t.stride()) else tensor_bytes(t)
 
 
 def _fake_bits(t: Tensor) -> Tensor:
-    return t.new_empty(packed_bytes(t.numel()), dtype=torch.uint8)
+    return t.new_empty(BitLayout.to_pack(t).bits(t.shape), dtype=torch.uint8)
 
 
 # -- unpacking ---------------------------------------------------------------------------------------------------------
 def unpack_mask(bits: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
     """The bool tensor of this shape whose bits are given. strides : of the packed tensor; if it had gaps, the result has none
     and is contiguous."""
-    out = _fake_mask(bits, shape, strides)
-    elements = flat(out).view(torch.uint8)
-    for p in eighths(out.numel(), bits.numel()):
+    layout, out = BitLayout.of(bits, shape, strides), _fake_mask(bits, shape, strides)
+    elements, packed = layout.rows(out).view(torch.uint8), layout.rows(bits)
+    for p in Eighths(layout.counts(shape), bits.numel()):
         part = elements[p.elements]
-        torch.bitwise_right_shift(bits[p.packed], p.bit, out=part)
+        torch.bitwise_right_shift(packed[p.packed], p.bit, out=part)
         part.bitwise_and_(1)
     return out
 
@@ -89,9 +93,9 @@ def _fake_mask(bits: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Te
     return bits.new_empty_strided(tuple(shape), strides_of_packed(shape, strides), dtype=torch.bool)
 
 
-def _is_set(bits: Tensor, p: Piece) -> Tensor:
-    """0 or 1 for each element of a piece: uint8."""
-    return torch.bitwise_right_shift(bits[p.packed], p.bit).bitwise_and_(1)
+def _is_set(packed: Tensor, p: Piece) -> Tensor:
+    """0 or 1 for each element of a piece: uint8. packed : rows of bits."""
+    return torch.bitwise_right_shift(packed[p.packed], p.bit).bitwise_and_(1)
 
 
 # -- the backward of a ReLU ----------------------------------------------------------------------------------------------
@@ -111,31 +115,26 @@ def zero_over(g: Tensor, bits: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _zero(g: Tensor, bits: Tensor, strides: Sequence[int], out: Tensor) -> None:
-    packed = strides_of_packed(g.shape, strides)
-    zero = g.new_zeros(())
-    if not lies_as(out, packed):
+    layout, zero = BitLayout.of(bits, g.shape, strides), g.new_zeros(())
+    if not layout.fits(out.shape, out.stride()):
         aten.where.self_out(unpack_mask(bits, g.shape, strides), zero, g, out=out)
         return
-    if not lies_as(g, packed):
+    if not layout.fits(g.shape, g.stride()):
         g = out.copy_(g)
-    given, results = flat(g), flat(out)
-    for p in eighths(g.numel(), _zero_piece(g)):
+    given, packed, results = map(layout.rows, (g, bits, out))
+    for p in _zero_pieces(g, layout):
         part = results[p.elements]
-        aten.where.self_out(_is_set(bits, p).view(torch.bool), zero, given[p.elements], out=part)
+        aten.where.self_out(_is_set(packed, p).view(torch.bool), zero, given[p.elements], out=part)
 
 
-def _zero_piece(g: Tensor) -> int:
-    return min(packed_bytes(g.numel()), most_bytes(tensor_bytes(g)))
+def _zero_pieces(g: Tensor, layout: BitLayout) -> Eighths:
+    return Eighths(layout.counts(g.shape), most_bytes(tensor_bytes(g)))
 
 
 def _zero_workspace(g: Tensor, bits: Tensor, strides: Sequence[int]) -> int:
-    out = element_wise_strides(g.shape, strides, g.stride())
-    whole = not _lie_alike(g.shape, out, strides_of_packed(g.shape, strides))
-    return (int(g.numel()) if whole else _zero_piece(g)) + _SCALAR_BYTES
-
-
-def _lie_alike(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    return all(n == 1 or a == b for n, a, b in zip(shape, one, other, strict=True)) or 0 in shape
+    layout = BitLayout.of(bits, g.shape, strides)
+    fits = layout.fits(g.shape, element_wise_strides(g.shape, strides, g.stride()))
+    return (_zero_pieces(g, layout).largest if fits else int(g.numel())) + _SCALAR_BYTES
 
 
 def _fake_zeroed(g: Tensor, bits: Tensor, strides: Sequence[int]) -> Tensor:
@@ -162,28 +161,29 @@ def drop_over(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float) -> 
 
 
 def _drop(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float, out: Tensor) -> None:
-    packed = strides_of_packed(g.shape, strides)
-    if not lies_as(out, packed):
+    layout = BitLayout.of(bits, g.shape, strides)
+    if not layout.fits(out.shape, out.stride()):
         torch.mul(g, unpack_mask(bits, g.shape, strides), out=out).mul_(scale)
         return
-    if not lies_as(g, packed):
+    if not layout.fits(g.shape, g.stride()):
         g = out.copy_(g)
-    given, results = flat(g), flat(out)
-    for p in eighths(g.numel(), _drop_piece(g)):
+    given, packed, results = map(layout.rows, (g, bits, out))
+    for p in _drop_pieces(g, layout):
         part = results[p.elements]
         # in the kernels' order, so that an infinite gradient times 0 is NaN here too
-        torch.mul(given[p.elements], _is_set(bits, p).to(g.dtype), out=part).mul_(scale)
+        torch.mul(given[p.elements], _is_set(packed, p).to(g.dtype), out=part).mul_(scale)
 
 
-def _drop_piece(g: Tensor) -> int:
-    return min(packed_bytes(g.numel()), most_bytes(tensor_bytes(g)) // (1 + g.element_size()))
+def _drop_pieces(g: Tensor, layout: BitLayout) -> Eighths:
+    return Eighths(layout.counts(g.shape), most_bytes(tensor_bytes(g)) // (1 + g.element_size()))
 
 
 def _drop_workspace(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float) -> int:
-    out = dropout_strides(g.shape, g.stride(), strides, g.device)
-    whole = not _lie_alike(g.shape, out, strides_of_packed(g.shape, strides))
+    layout = BitLayout.of(bits, g.shape, strides)
+    fits = layout.fits(g.shape, dropout_strides(g.shape, g.stride(), strides, g.device))
     # the CPU's kernel makes a copy of the mask in the type of g; a GPU's does not
-    return (int(g.numel()) if whole else _drop_piece(g)) * (1 + g.element_size()) + _SCALAR_BYTES
+    elements = _drop_pieces(g, layout).largest if fits else int(g.numel())
+    return elements * (1 + g.element_size()) + _SCALAR_BYTES
 
 
 def _fake_dropped(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float) -> Tensor:
