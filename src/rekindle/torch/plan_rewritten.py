@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torch import fx
-
 from .. import bounds
 from ..ask import Goal, PlanOptions
 from ..errors import InfeasibleBudget, PlanMismatch, UsageError
@@ -23,8 +21,9 @@ from ..model.rewriting import Rewrite, Rewriting
 from ..own_terms import beside_captured, own_goal, plain_figures
 from ..progress import announce
 from .rewrite.candidates import Rewrites
-from .rewrite.cuts import Cut
 from .rewrite.finding import SETTINGS as FINDING
+from .rewrite.finding import Allowed
+from .rewrite.probe import Bits
 from .rewrite.regions import adds_up
 from .rewrite.slices import sums
 from .rewritten import with_rewrites
@@ -147,11 +146,9 @@ class _Choice:
         """The rewrites with regions in slices; () where none lowers the floor."""
         far = self.options.goal.least_memory or (self.options.goal.max_overhead or 0.0) >= SETTINGS.far_overhead
         reach = (*FINDING.far, *FINDING.near) if far else FINDING.near
-        return self.rewrites.in_slices(self._may, reach)
-
-    def _may(self, n: fx.Node, cut: Cut) -> bool:
-        """Whether the parity asked for allows an op to be cut in a way."""
-        return self.options.parity == "close" or not adds_up(cut)
+        close = self.options.parity == "close"
+        may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
+        return self.rewrites.in_slices(Allowed(may, None if close else Bits(), reach))
 
     def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
         yield from dict.fromkeys(steps for steps in (self.slices, self.rewrites.smaller_saves()) if steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -19,7 +18,7 @@ from .apply import rewritten
 from .convolutions import may_split
 from .estimate import WorkingSets
 from .finding import SETTINGS as FINDING
-from .finding import May, largest, next_region
+from .finding import Allowed, largest, next_region
 from .picked import may_pick
 from .saves import saves
 
@@ -60,14 +59,14 @@ class Rewrites:
         """Rewrites without slices; () where there is nothing to rewrite."""
         return self._base()[0]
 
-    def in_slices(self, may: May, reach: Sequence[float]) -> tuple[Rewrite, ...]:
-        """Rewrites with regions in slices; () where no region lowers the floor. may, reach : as in `finding.next_region`."""
+    def in_slices(self, allowed: Allowed) -> tuple[Rewrite, ...]:
+        """Rewrites with regions in slices; () where no region lowers the floor."""
         steps, captured = self._base()
         low = self._lowered(captured)
         first = largest(WorkingSets(low, self.small_bytes))
         found = []
         for _ in range(FINDING.rounds_most):
-            step = next_region(low, may, self.small_bytes, tuple(reach))
+            step = next_region(low, allowed, self.small_bytes)
             if step is None:
                 break
             captured = rewritten(captured, [step])

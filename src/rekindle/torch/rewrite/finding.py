@@ -20,6 +20,7 @@ from ..capture.phases import depend_on_gradients
 from ..costs.operator_calls import call_of
 from .cuts import SUM, Cut, cuts_of
 from .estimate import WorkingSets
+from .probe import Bits
 from .regions import Cuts, grown
 from .slices import Region, is_slice, units
 
@@ -37,7 +38,7 @@ class FindingSettings:
     worth : a region is taken if it lowers the largest working set to this share or less,
     enough : and none is looked for where that is as small a share of the first one.
     little : share of the working set that the results of an op take which gives the gradient of a weight.
-    rounds_most : regions of one step.
+    rounds_most : regions of one step. tries_most : of a region, where slices of some ops turn out to give other bits.
     """
 
     slices: int = 8
@@ -48,18 +49,53 @@ class FindingSettings:
     enough: float = 0.5
     little: float = 0.05
     rounds_most: int = 6
+    tries_most: int = 6
 
 
 SETTINGS = FindingSettings()
 
 
-def next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, ...]) -> Rewrite | None:
+@dataclass(frozen=True)
+class Allowed:
+    """The regions that may run in slices.
+
+    may : whether an op may be cut in a way. bits : proves of ops that their slices give the same bits; None: they need not.
+    reach : shares as in `FindingSettings`.
+    """
+
+    may: May
+    bits: Bits | None
+    reach: tuple[float, ...]
+
+    def differing(self, region: Region) -> set[tuple[fx.Node, Cut]]:
+        """The ops of a region, with their cuts, whose slices are not proven to give the same bits."""
+        if self.bits is None:
+            return set()
+        size = units(region.cuts)
+        return {(n, c) for n, c in region.cuts.items() if not self.bits.same(n, c, region.slices, size)}
+
+
+def next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Rewrite | None:
     """The region that lowers the largest working set most, or the number of ops whose working sets come near it; None: no region
     does.
 
-    may : whether an op may be cut in a way. small_bytes : size of tensors for which backward takes smaller saves.
-    reach : shares as in `FindingSettings`.
+    small_bytes : size of tensors for which backward takes smaller saves.
     """
+    differing: set[tuple[fx.Node, Cut]] = set()
+    for _ in range(SETTINGS.tries_most):
+        may = lambda n, cut: allowed.may(n, cut) and (n, cut) not in differing  # noqa: E731
+        region = _next_region(low, may, small_bytes, allowed.reach)
+        if region is None:
+            return None
+        found = allowed.differing(region)
+        if not found:
+            return _rewrite(low, region)
+        differing |= found
+    return None
+
+
+def _next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, ...]) -> Region | None:
+    """The best region of ops that may be cut."""
     sets = WorkingSets(low, small_bytes)
     now = largest(sets)
     before = _Worth.of(sets.bytes, now, 0)
@@ -67,7 +103,7 @@ def next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, ..
         n = sets.nodes[i]
         if n is not None and _gives_little(n, now) and (region := _made_again(low, n, may, reach, now)) is not None:
             if _Worth.of(sets.cut(region), now, len(region.cuts)).better(before):
-                return _rewrite(low, region)
+                return region
     seed = sets.nodes[int(sets.bytes.argmax())] if now else None
     if seed is None:
         return None
@@ -76,7 +112,7 @@ def next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, ..
         worth = _Worth.of(sets.cut(region), now, len(region.cuts))
         if best is None or worth.better(best[0]):
             best = (worth, region)
-    return _rewrite(low, best[1]) if best is not None and best[0].better(before) else None
+    return best[1] if best is not None and best[0].better(before) else None
 
 
 def _grown(seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Iterator[Region]:
