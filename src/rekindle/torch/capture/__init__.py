@@ -4,8 +4,8 @@ The graph: `capture` begins, `flat` is the traced function, `attempts` trace it,
 `Captured`. `in_place` and `duplicates` change it, and `normalise` lowers it to a `Graph`, with `lowered`,
 `node_tensors`, `phases` and `storages`.
 
-Eager's numbers: `eager_kernels`, `eager_strides`, `tensor_iterator`, `hidden_writes`, `compiling_flag`. Properties of
-single ops: `rules`, `overwrites`.
+Eager's numbers: `eager_kernels`, `eager_strides`, `tensor_iterator`, `hidden_writes`, `random_in_place`, `compiling_flag`.
+Properties of single ops: `rules`, `overwrites`; `own_ops` defines operators of this package.
 
 The call: `tree` takes arguments and results apart, `left_out` drops results that nobody reads, `module_call` names arguments,
 `surroundings` is the process state that matters.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import hidden_writes
+from . import hidden_writes, random_in_place
 from .private import (
     DispatchKey,
     FunctionalTensor,
@@ -96,6 +96,8 @@ class EagerLayout(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.unseen += hidden_writes.writes(func, args)
+        if random_in_place.draws_otherwise(func, args, kwargs):
+            return _draw(func, *args)
         name = func._schema.name.split("::")[-1] if isinstance(func, OpOverload) else ""
         if not name or name.rstrip("_") in _EXACT or not any(map(_has_moved, args)):
             return func(*args, **kwargs)
@@ -105,6 +107,16 @@ class EagerLayout(TorchDispatchMode):
             func(inside := _as_before(args[0]), *map(_as_before, args[1:]), **kwargs)
             return args[0].copy_(inside)
         return func(*map(_as_before, args), **kwargs)
+
+
+def _draw(func: Any, x: Any, *numbers: float) -> Any:
+    """Run a random op in place, with the numbers that it draws on eager's strides."""
+    like = x.new_empty_strided(x.shape, x.stride()) if _has_moved(x) else x
+    drawn: Any = random_in_place.OUT_OF_PLACE[func](like, *numbers)
+    x.replace_(from_functional_tensor(drawn.elem))  # as torch does for its own ops in place
+    x.commit_update()
+    x.sync()
+    return x
 
 
 def _has_moved(t: Any) -> bool:

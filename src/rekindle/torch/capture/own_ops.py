@@ -37,10 +37,10 @@ class OwnOp:
 _OWN: dict[OpOverload, OwnOp] = {}
 
 
-def define(schema: str, op: OwnOp) -> OpOverload:
+def define(schema: str, op: OwnOp, tags: Sequence[torch.Tag] = ()) -> OpOverload:
     """Register an operator under this schema, such as "sign_bits(Tensor y) -> Tensor", which must write to no argument."""
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
+    _LIBRARY.define(schema, tags=tags)
     _LIBRARY.impl(name, op.run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", op.fake, lib=_LIBRARY)
     target: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default

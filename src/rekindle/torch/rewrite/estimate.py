@@ -52,7 +52,8 @@ class WorkingSets:
         late = depend_on_gradients(self.low.captured)
         for n in region.cuts:
             if n in self._place:
-                beside = sum(size for a, size in whole.items() if (source(a)[0] in late) == (n in late) and source(a)[0] is not n)
+                made = ((self._maker(a), size) for a, size in whole.items())
+                beside = sum(size for m, size in made if (m in late) == (n in late) and m is not n)
                 needs = self._slice(n, region, beside)
                 i = self._place[n]
                 found[i] = max(needs, self.bytes[i]) if n in region.kept else needs
@@ -97,6 +98,10 @@ class WorkingSets:
 
     def _is_given(self, a: fx.Node) -> bool:
         """Whether the tensor is held by the caller."""
+        return self._maker(a).op != "call_function"
+
+    def _maker(self, a: fx.Node) -> fx.Node:
+        """The op that makes the tensor's memory, or its placeholder."""
         while a.op == "call_function" and a in self.low.views and a.all_input_nodes:
             a = a.all_input_nodes[0]
-        return a.op != "call_function"
+        return a
