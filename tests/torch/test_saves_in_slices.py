@@ -29,7 +29,7 @@ CONVOLVING = (aten.convolution.default, aten.convolution_backward.default)
 
 
 class Net(nn.Module):
-    """Rows of 19 x 17 elements after the ReLU: no multiple of 8."""
+    """Rows of 37 x 35 elements after the ReLU: no multiple of 8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ CUTS = pytest.mark.parametrize(("dim", "slices"), [(0, 4), (0, 2), (1, 8), (1, 4
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_step_is_the_same(dim: int, slices: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model, x = Net().to(dtype), torch.randn(4, 3, 19, 17, dtype=dtype)
+    model, x = Net().to(dtype), torch.randn(4, 3, 37, 35, dtype=dtype)
     check = rekindle.verify(model, x, planned_in_slices(model, x, dim, slices, convolutions=False))
     assert check.ok, check
 
@@ -85,7 +85,7 @@ def test_the_step_is_the_same(dim: int, slices: int, dtype: torch.dtype) -> None
 def test_convolutions_around_it_hand_slices_to_it(dim: int, slices: int) -> None:
     """Their kernels may round in another way where the batch is small."""
     torch.manual_seed(0)
-    model, x = Net().double(), torch.randn(4, 3, 19, 17, dtype=torch.float64)
+    model, x = Net().double(), torch.randn(4, 3, 37, 35, dtype=torch.float64)
     planned = rekindle.apply(copy.deepcopy(model), planned_in_slices(model, x, dim, slices, convolutions=True))
     results = []
     for m in (model, planned):
