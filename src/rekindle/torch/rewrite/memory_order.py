@@ -32,6 +32,18 @@ def _strides_of_packed(shape: Ints, strides: Ints) -> Ints:
     return strides if dense else tuple(make_contiguous_strides_for(shape))
 
 
+def has_gaps(t: Tensor) -> bool:
+    """Whether elements of t lie apart in memory that a copy of it, its dimensions in the same order, would put side by side. A
+    tensor that repeats elements (a stride is 0) has none."""
+    return 0 not in t.stride() and t.stride() != _copied(tuple(t.shape), t.stride())
+
+
+@lru_cache(_REMEMBERED)
+def _copied(shape: Ints, strides: Ints) -> Ints:
+    with disable_modes():
+        return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
+
+
 def strides_of_slice(shape: Sequence[int], strides: Sequence[int], part: Sequence[int]) -> Ints:
     """Strides of a slice as a tensor of its own: no gaps, the dimensions in the order in which they lie in the whole.
 

@@ -19,8 +19,10 @@ from torch import fx
 from ..capture.captured import Captured, Writing
 from ..capture.node_tensors import is_member, is_view, storage_bytes
 from ..capture.phases import depend_on_gradients
+from .cut_rules import wants_dense
 from .cuts import SUM, Cut, sliced_call, tensor_arguments
 from .editing import Editor, Key
+from .memory_order import has_gaps
 from .shape_only import is_stand_in
 
 aten = torch.ops.aten
@@ -180,6 +182,9 @@ class _Cutting:
             if is_stand_in(a):
                 pieces[k] = self._stand_in(a, dim, pieces[given.index(a.args[0])], i, at)
         begin, end = self._range(i, self.size)
+        if wants_dense(n.target):
+            ways = zip(pieces, cut.ins, strict=True)
+            pieces = [p if d is None or is_stand_in(p) else self._without_gaps(p, at) for p, d in ways]
         target, args, kwargs = sliced_call(n, cut, pieces, begin, end, self.size)
         if i and self._sums_products(n):
             acc = self.whole.get((n, 0), self.made[n][0])
@@ -214,6 +219,13 @@ class _Cutting:
             begin, end = self._range(i, int(base.meta["val"].shape[dim]))
             self.parts[key] = self._call(aten.slice.Tensor, (base, dim, begin, end), base, at)
         return self.parts[key]
+
+    def _without_gaps(self, piece: fx.Node, at: Key) -> fx.Node:
+        """The piece, or a copy of it without gaps, its dimensions in the same order in memory."""
+        if not has_gaps(piece.meta["val"]):
+            return piece
+        # a copy for each reader: one that backward reads again would be held until then
+        return self.edit.call(aten.clone.default, (piece,), piece, at, {"memory_format": torch.preserve_format})
 
     def _stand_in(self, a: fx.Node, dim: int | None, memory: fx.Node, i: int, at: Key) -> fx.Node:
         shape: list[int] = list(a.args[1])  # type: ignore[arg-type]

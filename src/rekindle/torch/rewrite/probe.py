@@ -1,0 +1,129 @@
+"""Proves that the slices of an op give the same bits as the whole op: for its shapes, its cut, the slices, and the device.
+
+Kernels choose by shape how they compute, so a slice may differ from the whole in the last place. The op runs whole and in
+slices on random arguments, where its device is at hand; else a table of earlier measurements counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ..costs.made_up import at_hand, undisturbed
+from ..costs.op_tensors import tensors_in
+from ..costs.operator_calls import OperatorCall, call_of, span
+from .cuts import SUM, Cut
+from .known_bits import by_construction, known
+from .random_arguments import random_tensors
+from .slice_runs import edges_of, same_bits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """Limits of the probe; an op beyond them counts as not the same. All are guesses.
+
+    most_bytes : of the arguments and results of an op that is run on a CPU. most_share : of a GPU's free memory.
+    call_most_s, all_most_s : seconds of one probe and of all probes of one `Bits`, by the op's roofline, so that the same
+        questions get the same answers.
+    layouts_most : mixtures of layouts of the slices that are tried.
+    seed : of the random arguments.
+    """
+
+    most_bytes: int = 2**30
+    most_share: float = 0.5
+    call_most_s: float = 2.0
+    all_most_s: float = 10.0
+    layouts_most: int = 8
+    seed: int = 0
+
+
+SETTINGS = ProbeSettings()
+
+
+class Bits:
+    """Answers whether ops may run in slices and keep their bits. It remembers its answers.
+
+    run : False: nothing runs, and the table of known ops counts, as it does for devices that are not at hand.
+    """
+
+    def __init__(self, run: bool = True):
+        self.run = run
+        self._answers: dict[str, bool] = {}
+        self._spent_s = 0.0
+
+    def same(self, node: fx.Node, cut: Cut, slices: int, size: int = 0) -> bool:
+        """Whether each slice of the op gives the same bits as the same part of the whole op.
+
+        size : units of the region of which the op is a part, as `slices.units` counts them; 0: all of the cut's. Slices of
+            unlike sizes begin where the region's do.
+        """
+        if SUM in cut.outs:
+            return False
+        edges = edges_of(slices, size or cut.units)
+        if slices > edges[-1] or cut.units % edges[-1]:
+            return False
+        if by_construction(node):
+            return True
+        call = call_of(node, None)
+        if call is None or not self.run or not at_hand(call.device):
+            return known(node, cut, edges)
+        if call.key is None:
+            return False
+        key = _key(call, cut, edges)
+        if key not in self._answers:
+            self._answers[key] = self._probed(node, cut, edges, call)
+        return self._answers[key]
+
+    def _probed(self, node: fx.Node, cut: Cut, edges: Sequence[int], call: OperatorCall) -> bool:
+        seconds = call.roofline * (2 + SETTINGS.layouts_most / 2)
+        self._spent_s += seconds
+        if (
+            seconds > SETTINGS.call_most_s
+            or self._spent_s > SETTINGS.all_most_s
+            or _bytes(node, call) > _room(call.device)
+        ):
+            return False
+        try:
+            return probed(node, cut, edges, SETTINGS.seed)
+        except Exception as e:  # the slices are refused, or there is no memory
+            log.debug("%s in slices %s: %s", node.target, cut, e)
+            return False
+
+
+def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int) -> bool:
+    """Whether slices of the op, between these units, have the bits of the whole, in one run on random arguments.
+
+    Raises
+    ------
+    Exception : what the op raises.
+    """
+    call = call_of(node, None)
+    with undisturbed([] if call is None else [call]):
+        torch.manual_seed(seed)
+        return same_bits(node, cut, edges, random_tensors(node), SETTINGS.layouts_most)
+
+
+def _key(call: OperatorCall, cut: Cut, edges: Sequence[int]) -> str:
+    """The question as text. Costs do not depend on the fractions among the arguments; bits do."""
+    fractions = [repr(x) for x in [*call.args, *call.kwargs.values()] if isinstance(x, float)]
+    begins = [e * (cut.units // edges[-1]) for e in edges]
+    return f"{call.key} {' '.join(fractions)} ins {cut.ins} outs {cut.outs} begins {begins}"
+
+
+def _bytes(node: fx.Node, call: OperatorCall) -> int:
+    """Bytes of the op's arguments and of its results, which are there two times at most."""
+    ins = {id(t): t for t in tensors_in((call.args, call.kwargs))}.values()
+    outs = tensors_in(node.meta["val"])
+    return sum(span(t) * t.element_size() for t in [*ins, *outs])
+
+
+def _room(device: torch.device) -> float:
+    if device.type != "cuda":
+        return SETTINGS.most_bytes
+    return torch.cuda.mem_get_info(device)[0] * SETTINGS.most_share

@@ -1,0 +1,191 @@
+"""Random arguments for one call of an op, on the device of the call: numbers that the op could be given in a training step.
+
+Most are normally distributed. Arguments that other ops make for this one (indices, saved statistics, the results of the forward
+op) are computed, or drawn, so that they are valid; an index out of range would end the process on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from ..costs.operator_calls import span
+from .cut_call import Call
+from .cuts import tensor_arguments
+
+aten = torch.ops.aten
+_BLOCK = 2**20 - 3  # numbers that are drawn; larger tensors repeat them, at a distance that is a prime
+_KINDS = 8  # whole numbers of element-wise ops are below this one
+Given = Mapping[str, Any]  # argument -> its value, with real tensors
+
+
+def random_tensors(node: fx.Node) -> list[torch.Tensor]:
+    """Real tensors for `tensor_arguments(node)`, laid out as the fake ones; a node that occurs twice gives one tensor.
+
+    They are drawn from the default generators of their devices.
+    """
+    call = Call(node)
+    nodes = tensor_arguments(node)
+    drawn = {n: _drawn(n.meta["val"], call) for n in dict.fromkeys(nodes)}
+    make = _VALID.get(call.name)
+    if make is None:
+        return [drawn[n] for n in nodes]
+    given = {k: map_arg(v, lambda n: drawn.get(n)) for k, v in call.values.items()}  # type: ignore[arg-type, return-value]
+    valid = make(given)
+    places = zip(nodes, call.tensors, strict=True)
+    return [_as(valid[name, i], n.meta["val"]) if (name, i) in valid else drawn[n] for n, (name, i, _) in places]
+
+
+def with_tensors(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of the node's call with these tensors in place of `tensor_arguments(node)`."""
+    rest = iter(tensors)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: next(rest))
+    return tuple(args), dict(kwargs)
+
+
+def _drawn(like: torch.Tensor, call: Call) -> torch.Tensor:
+    """Normally distributed numbers, or absolute values of such; bools; whole numbers for element-wise ops, else zeros."""
+    n = span(like)
+    options: Any = {"dtype": like.dtype, "device": like.device}
+    count = min(n, _BLOCK)
+    if like.dtype.is_floating_point or like.dtype.is_complex:
+        block = torch.randn(count, **options)
+        block = block.abs() if call.name in _POSITIVE else block
+    elif like.dtype is torch.bool:
+        block = torch.rand(count, device=like.device) < 0.5
+    elif torch.Tag.pointwise in call.node.target.tags:  # type: ignore[union-attr]
+        block = torch.randint(_KINDS, (count,), **options)
+    else:
+        block = torch.zeros(count, **options)
+    memory = block if count == n else torch.empty(n, **options)
+    for begin in range(0, n if count < n else 0, _BLOCK):
+        part = memory[begin : begin + _BLOCK]
+        part.copy_(block[: len(part)])
+    return memory.as_strided(like.shape, like.stride())
+
+
+def _as(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor with the type and the strides of a fake one."""
+    if (t.dtype, t.stride()) == (like.dtype, like.stride()):
+        return t
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(t)
+
+
+# -- arguments that must be valid -----------------------------------------------------------------------------------------
+Valid = dict[tuple[str, int], torch.Tensor]  # (argument, position in it) -> what it is instead
+
+
+def _below(bound: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.randint(bound, like.shape, dtype=like.dtype, device=like.device)
+
+
+def _embedding(x: Given) -> Valid:
+    rows = x["weight"].shape[0] if "weight" in x else x["num_weights"]
+    return {("indices", 0): _below(rows, x["indices"])}
+
+
+def _along(x: Given) -> Valid:
+    return {("index", 0): _below(x["self"].shape[x["dim"]] if x["self"].dim() else 1, x["index"])}
+
+
+def _indices(x: Given) -> Valid:
+    return {
+        ("indices", i): _below(x["self"].shape[i], t) for i, t in enumerate(x["indices"])
+        if t is not None and t.dtype not in (torch.bool, torch.uint8)
+    }  # fmt: skip
+
+
+def _nll(x: Given) -> Valid:
+    made = {("target", 0): _below(x["self"].shape[1 if x["self"].dim() > 1 else 0], x["target"])}
+    if "total_weight" in x:
+        made["total_weight", 0] = torch.full_like(x["total_weight"], max(1, x["target"].numel()))
+    return made
+
+
+def _positive_variance(x: Given) -> Valid:
+    return {} if x.get("running_var") is None else {("running_var", 0): x["running_var"].abs()}
+
+
+def _batch_norm_backward(x: Given) -> Valid:
+    made = _positive_variance(x)
+    dims = [d for d in range(x["input"].dim()) if d != 1]
+    for name, value in (("save_mean", 0), ("save_invstd", 1)):
+        if x[name] is not None and x[name].numel():
+            var, mean = torch.var_mean(x["input"].to(x[name].dtype), dims, correction=0)
+            made[name, 0] = (var + x["eps"]).rsqrt() if value else mean
+    return made
+
+
+def _group_norm_backward(x: Given) -> Valid:
+    sizes = (x["N"], x["C"], x["HxW"], x["group"], 1e-5)
+    _, mean, rstd = aten.native_group_norm(x["input"].contiguous(), None, None, *sizes)
+    return {("mean", 0): mean, ("rstd", 0): rstd}
+
+
+def _layer_norm_backward(x: Given) -> Valid:
+    _, mean, rstd = aten.native_layer_norm(x["input"], x["normalized_shape"], None, None, 1e-5)
+    return {("mean", 0): mean, ("rstd", 0): rstd}
+
+
+def _softmax_backward(op: Any) -> Callable[[Given], Valid]:
+    return lambda x: {("output", 0): op(x["output"], x["dim"], False)}
+
+
+def _pool_backward(op: Any, *names: str) -> Callable[[Given], Valid]:
+    """Indices as the forward op gives them; the input may be a stand-in, whose numbers all lie in one place."""
+
+    def make(x: Given) -> Valid:
+        dense = torch.randn(x["self"].shape, dtype=x["self"].dtype, device=x["self"].device)
+        size = (x["indices"].shape[-names.index("self") :],) if "self" in names else ()
+        return {("indices", 0): op(dense, *size, *(x[k] for k in names if k != "self"))[1]}
+
+    return make
+
+
+def _attention_backward(op: Any, results: tuple[str, ...], given: tuple[str, ...]) -> Callable[[Given], Valid]:
+    """The results of the forward op."""
+
+    def make(x: Given) -> Valid:
+        made = op(x["query"], x["key"], x["value"], **{k: x[k] for k in given})
+        return {(name, 0): t for name, t in zip(results, made, strict=False) if name and isinstance(t, torch.Tensor)}
+
+    return make
+
+
+def _between(x: Given) -> Valid:
+    """Probabilities."""
+    return {(k, 0): t.sigmoid() for k, t in x.items() if k in ("self", "target") and isinstance(t, torch.Tensor)}
+
+
+_WINDOW = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+_POSITIVE = {
+    f"aten::{op}" for op in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "reciprocal", "lgamma", "digamma")
+}
+_VALID: dict[str, Callable[[Given], Valid]] = {
+    "aten::embedding": _embedding,
+    "aten::embedding_dense_backward": _embedding,
+    **dict.fromkeys((f"aten::{op}" for op in ("gather", "scatter", "scatter_add", "index_select")), _along),
+    **dict.fromkeys(("aten::index", "aten::index_put"), _indices),
+    **dict.fromkeys(("aten::nll_loss_forward", "aten::nll_loss_backward", "aten::nll_loss2d_backward"), _nll),
+    **dict.fromkeys(
+        (f"aten::{op}" for op in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+                                  "_native_batch_norm_legit_no_training")), _positive_variance,
+    ),
+    "aten::native_batch_norm_backward": _batch_norm_backward,
+    "aten::native_group_norm_backward": _group_norm_backward,
+    "aten::native_layer_norm_backward": _layer_norm_backward,
+    "aten::_softmax_backward_data": _softmax_backward(aten._softmax),
+    "aten::_log_softmax_backward_data": _softmax_backward(aten._log_softmax),
+    "aten::max_pool2d_with_indices_backward": _pool_backward(aten.max_pool2d_with_indices, *_WINDOW),
+    "aten::max_pool3d_with_indices_backward": _pool_backward(aten.max_pool3d_with_indices, *_WINDOW),
+    "aten::binary_cross_entropy": _between,
+    "aten::binary_cross_entropy_backward": _between,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward(
+        aten._scaled_dot_product_flash_attention_for_cpu, ("out", "logsumexp"),
+        ("dropout_p", "is_causal", "attn_mask", "scale"),
+    ),
+}  # fmt: skip
