@@ -20,12 +20,12 @@ from rekindle.torch.rewrite.small_saves import (
 
 @cases
 def bits(m: Maker) -> Iterator[tuple[str, Any]]:
-    n, c, row = m.s.n, m.s.c, 67 + m.s.row
+    n, c, row = m.s.n, m.s.c, 257 + m.s.row
     for kind, shape in (
         ("rows", (n, row)),
         ("planes", (n, c, row)),
-        ("images", (n, c, 13, m.s.side + 3)),
-        ("short", (n, 50, 3)),
+        ("images", (n, c, 43, m.s.side + 3)),
+        ("short", (n, 100, 3)),
     ):
         y, grad = m.real(*shape), m.real(*shape)
         mask, strides = y > 0, list(y.stride())

@@ -22,10 +22,11 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True)
 class RowSettings:
-    """least_elements : a shorter row is not packed by itself: up to 7 bits of its last byte are lost, and kernels run over few
-    bytes at a time. A guess."""
+    """least_elements : a shorter row is not packed by itself: kernels would run over few bytes at a time. On one CPU thread,
+    packing rows of 196 elements took 11 times as long as packing all in one, rows of 784 elements 3.5 times, rows of 3,136
+    elements 2 times."""
 
-    least_elements: int = 64
+    least_elements: int = 256
 
 
 SETTINGS = RowSettings()

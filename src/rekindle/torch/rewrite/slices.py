@@ -144,6 +144,7 @@ class _Cutting:
         self.whole: dict[Tensor, fx.Node] = {}
         self.parts: dict[tuple[fx.Node, int, int], fx.Node] = {}
         self.taken: dict[tuple[Tensor, int], fx.Node] = {}
+        self._behind: dict[fx.Node, set[fx.Node]] = {}
         self.over = self._written_over()
         self.under = {a: t for t, a in self.over.items()}
 
@@ -153,7 +154,7 @@ class _Cutting:
             group = [n for n in self.members if self.groups[n] is first]
             for i in range(self.slices):
                 for n in group:
-                    self.made[n].append(self._slice(n, i))
+                    self._made(n, i)
         for t in list(self._outside()):
             self.edit.replace(t[1], self._together(t[0]))
         for n in self.members:
@@ -163,6 +164,12 @@ class _Cutting:
             for u in n.users:
                 self.edit.leave(u)
             self.edit.leave(n)
+
+    def _made(self, n: fx.Node, i: int) -> fx.Node:
+        """Slice i of an op, made now if it is not there yet: where an op reads a tensor of its own group whole."""
+        while i >= len(self.made[n]):
+            self.made[n].append(self._slice(n, len(self.made[n])))
+        return self.made[n][i]
 
     def _slice(self, n: fx.Node, i: int) -> fx.Node:
         """Slice i of an op."""
@@ -230,9 +237,7 @@ class _Cutting:
     def _member(self, t: Tensor, i: int) -> fx.Node:
         """The tensor in slice i of an op."""
         n, j = t
-        if i >= len(self.made[n]):
-            raise ValueError(f"slices of {n.target} are read before they are made")
-        made = self.made[n][i]
+        made = self._made(n, i)
         if isinstance(made.meta["val"], torch.Tensor):
             return made
         key = (made, j, -1)
@@ -249,7 +254,7 @@ class _Cutting:
         n, j = t
         dim = self.cuts[n].outs[j]
         if dim == SUM and self._sums_products(n):
-            return self.made[n][self.slices - 1]
+            return self._made(n, self.slices - 1)
         if (t, i) in self.taken:
             return self.taken[t, i]
         like = _tensor(t)
@@ -314,6 +319,8 @@ class _Cutting:
         found: dict[Tensor, fx.Node] = {}
         for t, _ in self._outside():
             dim, like = self.cuts[t[0]].outs[t[1]], _tensor(t)
+            if t[0] in self._behind_whole(self.groups[t[0]]):
+                continue
             for a in self._inputs(self.groups[t[0]]):
                 if a in found.values() or not isinstance(dim, int):
                     continue
@@ -324,6 +331,26 @@ class _Cutting:
                     found[t] = a
                     break
         return found
+
+    def _behind_whole(self, group: fx.Node) -> set[fx.Node]:
+        """The ops that need a whole tensor which the group makes: all slices of an op of it come before them."""
+        if group not in self._behind:
+            found: set[fx.Node] = set()
+            for n in sorted(self.edit.captured.nodes, key=self.edit.place):
+                if is_member(n) or is_stand_in(n):
+                    continue
+                given = [a for a in tensor_arguments(n) if not is_stand_in(a)]
+                if any(source(a)[0] in found for a in given) or self._reads_whole(n, group):
+                    found.add(n)
+            self._behind[group] = found
+        return self._behind[group]
+
+    def _reads_whole(self, n: fx.Node, group: fx.Node) -> bool:
+        """Whether an op reads a whole tensor that the group makes."""
+        given = tensor_arguments(n)
+        dims = self.cuts[n].ins if self.groups.get(n) is group else (None,) * len(given)
+        made = [(*source(a), dim) for a, dim in zip(given, dims, strict=True) if not is_stand_in(a)]
+        return any(self.groups.get(p) is group and (dim is None or self.cuts[p].outs[j] != dim) for p, j, dim in made)
 
     def _outside(self) -> Iterator[tuple[Tensor, fx.Node]]:
         """The tensors that are put together, with the nodes that stand for them."""
