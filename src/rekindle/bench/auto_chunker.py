@@ -3,8 +3,9 @@
 The pass takes the matrix product whose result is largest beside its operands (a language model's head), and runs it, the loss
 and the head's backward chunk by chunk inside forward, as if the loss's gradient were 1; backward scales the gradients that it
 finds. Inductor takes operators apart before its passes. Here only those are taken apart that the pass has no rule for, so that
-no other part of the step grows: nothing is fused when it runs. The pass is off by default (`torch._inductor.config.auto_chunker`).
-Two of its thresholds are lower here: by its own, it would leave a head alone whose result is less than eight times its operands.
+no other part of the step grows: nothing is fused when it runs. Under torch.compile, too, the pass refuses a step of several
+sequences that returns its logits. It is off by default (`torch._inductor.config.auto_chunker`). Two of its thresholds are lower
+here: by its own, it would leave a head alone whose result is less than eight times its operands.
 
 Source: torch._inductor.fx_passes.auto_chunker; pytorch issue 124480.
 """
@@ -47,15 +48,15 @@ def in_chunks(joint: fx.GraphModule) -> fx.GraphModule:
     described = joint.graph.output_node().meta.get("desc")
     try:
         _take_apart(joint)
-        shapes = _shapes_off(joint)
         with inductor_config.patch(SETTINGS):
             made: fx.GraphModule = chunk(joint)
     except refusal as e:
-        raise NotApplicable(f"Inductor's auto_chunker says: {e}") from e
+        raise NotApplicable(f"Inductor's auto_chunker says: {str(e).partition(': %')[0]}") from e
+    except RuntimeError as e:  # of a loss with more terms, such as the one that balances experts
+        raise NotApplicable(f"Inductor's auto_chunker fails: {str(e).partition(chr(10))[0]}") from e
     if made is joint:
         raise NotApplicable("Inductor's auto_chunker leaves the graph as it is")
     _inline(made)
-    _shapes_on(made, shapes)
     made.graph.output_node().meta["desc"] = described
     return made
 
@@ -82,32 +83,6 @@ def _take_apart(joint: fx.GraphModule) -> None:
                 inner = source.args[0] if source.target is aten.view.default else source
                 _replace(n, aten.view.default, (inner, list(n.meta["val"].shape)))
     graph.eliminate_dead_code()
-
-
-def _shapes_off(joint: fx.GraphModule) -> list[list[int] | None]:
-    """Let the graph return tensors instead of views of them, in place; gives the shapes of the views by position.
-
-    AOTAutograd does the same, so that logits [batch, length, vocabulary] are rows to the pass.
-    """
-    output = joint.graph.output_node()
-    results: Any = output.args[0]
-    views = [isinstance(r, fx.Node) and r.target is aten.view.default for r in results]
-    output.args = ([r.args[0] if v else r for r, v in zip(results, views, strict=True)],)
-    joint.graph.eliminate_dead_code()
-    return [list(r.meta["val"].shape) if v else None for r, v in zip(results, views, strict=True)]
-
-
-def _shapes_on(made: fx.GraphModule, shapes: list[list[int] | None]) -> None:
-    """Let the graph return views of these shapes again, in place."""
-    output = made.graph.output_node()
-    results: Any = list(output.args[0])  # type: ignore[arg-type]
-    for i, shape in enumerate(shapes):
-        if shape is not None:
-            with made.graph.inserting_after(results[i]):
-                view = made.graph.call_function(aten.view.default, (results[i], shape))
-            view.meta = {"val": results[i].meta["val"].view(shape)}
-            results[i] = view
-    output.args = (results,)
 
 
 def _replace(n: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:

@@ -241,10 +241,15 @@ def no_source_of_graphs_kept() -> Iterator[None]:
             linecache.cache.pop(name, None)
 
 
+def modes_are_on() -> bool:
+    """Whether a dispatch mode is on: an instrument, or tensors without data."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 # -- PyTorch's own ways to run a head and its loss in chunks, which the benchmark compares with -------------------------
 def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
-    """The operator behind `torch.nn.functional.linear_cross_entropy` in chunks, and the Python function that it runs; None: this
-    torch has none, as before 2.13."""
+    """The operator behind `torch.nn.functional.linear_cross_entropy` in chunks, and the Python function that it runs; None: torch
+    has none, as before 2.13."""
     try:
         module = importlib.import_module("torch.nn.modules.linear_cross_entropy")
     except ImportError:
@@ -254,8 +259,8 @@ def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
 
 
 def auto_chunker() -> tuple[Callable[..., Any], type[Exception]] | None:
-    """Inductor's pass that runs a graph's head and loss in chunks, and its error that says why a graph has no chunks; None: this
-    torch has none, as before 2.13."""
+    """Inductor's pass that runs a graph's head and loss in chunks, and its error that says why a graph has no chunks; None: torch
+    has none, as before 2.13."""
     try:
         module = importlib.import_module("torch._inductor.fx_passes.auto_chunker")
     except ImportError:
@@ -265,7 +270,9 @@ def auto_chunker() -> tuple[Callable[..., Any], type[Exception]] | None:
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     """Operators that Inductor takes apart before its passes, with the functions that do so."""
-    table: dict[Any, Callable[..., Any]] = importlib.import_module("torch._inductor.decomposition").select_decomp_table()
+    table: dict[Any, Callable[..., Any]] = importlib.import_module(
+        "torch._inductor.decomposition"
+    ).select_decomp_table()
     return table
 
 
