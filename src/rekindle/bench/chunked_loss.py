@@ -1,11 +1,11 @@
 """PyTorch's own chunked linear cross-entropy in place of a language model's head and loss.
 
-`torch.nn.functional.linear_cross_entropy` with options computes the head's result, the loss and both gradients chunk by chunk
-in forward; backward scales the gradients. So no logits [tokens, vocabulary] exist, and the model returns its loss alone. PyTorch
-chooses the size of a chunk.
+`torch.nn.functional.linear_cross_entropy` with options computes the head's result, the loss and both gradients chunk by
+chunk in forward; backward scales the gradients. So no logits [tokens, vocabulary] exist, and the model returns its loss
+alone. PyTorch chooses the size of a chunk.
 
-The operator shows nothing of its inside to instruments, and computes nothing on tensors without data. While instruments watch
-or tensors are fake, its own Python body therefore runs operator by operator.
+Instruments see nothing of the operator's inside, and on tensors without data it runs nothing. While instruments watch or
+tensors are fake, its own Python body therefore runs operator by operator.
 
 Source: torch.nn.modules.linear_cross_entropy, torch 2.13.
 """

@@ -246,10 +246,12 @@ def modes_are_on() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
-# -- PyTorch's own ways to run a head and its loss in chunks, which the benchmark compares with -------------------------
+# -- PyTorch's own chunked heads, with which the benchmark compares ----------------------------------------------------
 def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
-    """The operator behind `torch.nn.functional.linear_cross_entropy` in chunks, and the Python function that it runs; None: torch
-    has none, as before 2.13."""
+    """The operator behind `torch.nn.functional.linear_cross_entropy` in chunks, and the Python function that it runs.
+
+    None: torch has none, as before 2.13.
+    """
     try:
         module = importlib.import_module("torch.nn.modules.linear_cross_entropy")
     except ImportError:
@@ -259,8 +261,10 @@ def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
 
 
 def auto_chunker() -> tuple[Callable[..., Any], type[Exception]] | None:
-    """Inductor's pass that runs a graph's head and loss in chunks, and its error that says why a graph has no chunks; None: torch
-    has none, as before 2.13."""
+    """Inductor's pass that runs a graph's head and loss in chunks, and its error that says why a graph has no chunks.
+
+    None: torch has none, as before 2.13.
+    """
     try:
         module = importlib.import_module("torch._inductor.fx_passes.auto_chunker")
     except ImportError:
