@@ -14,7 +14,9 @@ def heads_part(t: pd.DataFrame) -> str:
     empty if none ran. t : all rows of a suite."""
     own = t["model"].str.removesuffix(UNUSED)
     ran = t["ran"] & (t["method"].isin(TOKEN_COMPARATORS) | t["close"])
-    shown = t[own.isin(own[ran]) & t["ran"] & (t["method"].isin(["plain", *TOKEN_COMPARATORS]) | (t["solver_name"] == "auto"))]
+    shown = t[
+        own.isin(own[ran]) & t["ran"] & (t["method"].isin(["plain", *TOKEN_COMPARATORS]) | (t["solver_name"] == "auto"))
+    ]
     if shown.empty:
         return ""
     shown = shown.drop_duplicates(["model", "method", "planned_in"])  # unplanned rows recur for every cost
@@ -31,10 +33,10 @@ def heads_part(t: pd.DataFrame) -> str:
     ]  # fmt: skip
     return "\n".join([
         "## Heads and losses in chunks", "",
-        "A language model's logits are often its largest tensors. **linear-cross-entropy** is PyTorch's own operator for a head "
-        "and its loss, and returns no logits; **auto-chunker** is Inductor's pass, which refuses steps that return their logits. "
-        f"Plans of a model whose name ends in `{UNUSED}` leave the logits out too. These two ways, and plans named `~close`, add "
-        "up a gradient in another order than the plain step, so that it is equal up to rounding: the last column has the largest "
-        "difference that was measured.", "",
+        "A language model's logits are often its largest tensors. **linear-cross-entropy** is PyTorch's own operator for "
+        "a head and its loss, and returns no logits; **auto-chunker** is Inductor's pass, which refuses most steps that "
+        f"return their logits. Plans of a model whose name ends in `{UNUSED}` leave the logits out too. These two ways, and "
+        "plans named `~close`, add up a gradient in another order than the plain step, so that it is equal up to rounding: "
+        "the last column has the largest difference that was measured.", "",
         text.table(lines, texts=("method", "planned by", "gradients added up", "beside the plain step")),
     ])  # fmt: skip
