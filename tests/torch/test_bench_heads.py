@@ -29,8 +29,8 @@ from rekindle.torch.costs.memory import allocator_peak, storage_peak
 
 LOGITS = ("logits",)
 WIDE = {"vocab": 2003, "length": 64}
-needs_chunks = pytest.mark.skipif(chunked_cross_entropy() is None, reason="torch 2.13 brought it")
-needs_chunker = pytest.mark.skipif(of_inductor() is None, reason="torch 2.13 brought it")
+needs_chunks = pytest.mark.skipif(chunked_cross_entropy() is None, reason="it came with torch 2.13")
+needs_chunker = pytest.mark.skipif(of_inductor() is None, reason="this torch has no such pass")
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +148,7 @@ def test_inductors_chunks_are_the_plain_step_up_to_rounding(name: str) -> None:
 def test_inductor_refuses_steps_that_return_their_logits() -> None:
     case = case_of("gpt2_small", dropout=0.0)
     traced, once = closeness._captured(case)
-    with pytest.raises(NotApplicable, match="auto_chunker says: Propagate rule"):
+    with pytest.raises(NotApplicable, match="auto_chunker says: .*aten.view.default"):
         comparator("auto-chunker", case, traced, once).__enter__()
 
 
@@ -157,7 +157,7 @@ def test_an_older_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_chunker, "auto_chunker", lambda: None)
     found = list(bench.run_suite("smoke", ["gpt"], ["linear-cross-entropy", "auto-chunker"], jobs=1))
     assert [r["status"] for r in found] == ["failed"] * 2
-    assert all(r["note"].startswith("does not apply: PyTorch ") and "2.13" in r["note"] for r in found)
+    assert all(r["note"].startswith("does not apply: PyTorch ") for r in found)
 
 
 def test_a_step_that_differs_is_measured_as_such() -> None:

@@ -43,7 +43,7 @@ def in_chunks(joint: fx.GraphModule) -> fx.GraphModule:
     """
     known = auto_chunker()
     if known is None:
-        raise NotApplicable(f"PyTorch {torch.__version__} has no auto_chunker; it came with 2.13")
+        raise NotApplicable(f"PyTorch {torch.__version__} has no auto_chunker in Inductor")
     chunk, refusal = known
     described = joint.graph.output_node().meta.get("desc")
     try:
@@ -63,7 +63,7 @@ def in_chunks(joint: fx.GraphModule) -> fx.GraphModule:
 
 def _take_apart(joint: fx.GraphModule) -> None:
     """Rewrite a joint graph, in place, to operators that the pass has rules for: losses into elementwise ones, views of views
-    into one view, transposed matrices into permuted ones; nothing for a detached tensor."""
+    into one view or none, transposed matrices into permuted ones; nothing for a detached tensor."""
     graph = joint.graph
     for n in list(graph.nodes):
         if n.target in LOSSES:
@@ -79,9 +79,7 @@ def _take_apart(joint: fx.GraphModule) -> None:
             elif n.target is aten.t.default:
                 _replace(n, aten.permute.default, (n.args[0], [1, 0]))
             elif n.target in (aten.view.default, aten._unsafe_view.default):
-                source = n.args[0]
-                inner = source.args[0] if source.target is aten.view.default else source
-                _replace(n, aten.view.default, (inner, list(n.meta["val"].shape)))
+                _replace_view(n)
     graph.eliminate_dead_code()
 
 
@@ -89,6 +87,17 @@ def _replace(n: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str
     made = n.graph.call_function(target, args, dict(kwargs or {}))
     made.meta = dict(n.meta)
     n.replace_all_uses_with(made)
+
+
+def _replace_view(n: fx.Node) -> None:
+    """Put one view, or none where the shape is the same, in the place of a view of a view."""
+    source: Any = n.args[0]
+    inner = source.args[0] if source.target is aten.view.default else source
+    shape = n.meta["val"].shape
+    if inner.meta["val"].shape == shape:
+        n.replace_all_uses_with(inner)
+    else:
+        _replace(n, aten.view.default, (inner, list(shape)))
 
 
 def _replace_loss(n: fx.Node) -> None:

@@ -6,7 +6,7 @@ checkpoint-sequential    √n segments of blocks, including the modules before t
 selective-matmul         per block; saves results of matrix products, convolutions and attention
 compile-0.75 … compile-0 torch.compile's activation_memory_budget
 linear-cross-entropy     PyTorch's chunked head and loss, for language models (torch 2.13)
-auto-chunker             Inductor's auto_chunker, the same in a compiled step (torch 2.13)
+auto-chunker             Inductor's auto_chunker, which does the same in a captured step
 SOLVER                   a registered solver, asked for least memory
 SOLVER@8%                least memory within 8 % extra cost
 SOLVER=0.5               least cost within half of the plain step's activation peak

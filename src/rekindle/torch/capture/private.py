@@ -263,7 +263,7 @@ def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
 def auto_chunker() -> tuple[Callable[..., Any], type[Exception]] | None:
     """Inductor's pass that runs a graph's head and loss in chunks, and its error that says why a graph has no chunks.
 
-    None: torch has none, as before 2.13.
+    None: torch has none.
     """
     try:
         module = importlib.import_module("torch._inductor.fx_passes.auto_chunker")
