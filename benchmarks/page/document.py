@@ -10,6 +10,7 @@ import pandas as pd
 from page import losses, published, summary, text, unit_costs
 from page.frontier import frontier_svg
 from page.growth import growth_part
+from page.heads import heads_part
 from page.measured import measured_part
 from page.on_cpu import SUITE, cpu_part
 from page.rows import MODEL, table
@@ -67,14 +68,18 @@ def made(rows: Sequence[Row], folder: str) -> tuple[dict[str, str], dict[str, st
     """
     if not rows:
         raise UsageError("the page needs at least one row; run `rekindle bench` first")
-    t = table(rows)
+    everything = table(rows)
+    t = everything[~everything["close"]]  # plans that are not held to the plain step's bits have a table of their own
     pictures: dict[str, str] = {}
     full = t[t["suite"] != SUITE]
     found = standings(full)
-    pages = {text.slug(suite): _suite(suite, mine, pictures) for suite, mine in _suites(t)}
+    pages = {
+        text.slug(suite): _suite(suite, mine, heads_part(everything[everything["suite"] == suite]), pictures)
+        for suite, mine in _suites(t)
+    }
     pages[APPENDIX] = _joined(
         "# Benchmarks: appendix\n\n" + _made_by(), losses.dominated_part(found, f"../{folder}.md"),
-        times_part(full, ".", pictures), _failed(t), measured_part(t),
+        times_part(full, ".", pictures), _failed(everything), measured_part(everything),
     )  # fmt: skip
     return {"": _summary(t, full, found, list(pages), folder), **pages}, pictures
 
@@ -97,15 +102,15 @@ def _summary(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame, names: li
     )  # fmt: skip
 
 
-def _suite(suite: str, rows: pd.DataFrame, pictures: dict[str, str]) -> str:
-    """The page of one suite: its tables, then a picture per model."""
+def _suite(suite: str, rows: pd.DataFrame, heads: str, pictures: dict[str, str]) -> str:
+    """The page of one suite: its tables, then a picture per model. heads : the part on language models' heads."""
     words = (
         f"The suite {suite}, {rows['model'].nunique()} models. [Names of methods](../benchmarks.md#names-of-methods)."
     )
     head = f"# {_title(suite)}\n\n{words}"
     if suite == SUITE:
-        return _joined(head, cpu_part(rows))
-    parts = (published.published_part(rows), unit_costs.unit_part(rows), growth_part(rows, ".", pictures))
+        return _joined(head, cpu_part(rows), heads)
+    parts = (published.published_part(rows), unit_costs.unit_part(rows), heads, growth_part(rows, ".", pictures))
     return _joined(head, *parts, _curves(rows, pictures))
 
 

@@ -24,6 +24,7 @@ TITLES = {"flops": "extra FLOPs (measured)", "seconds": "extra time (modelled)"}
 KINDS = ("plain", "tool", "auto", "solver")
 TOOLS = {  # what PyTorch brings, and the marks; the budgets of torch.compile share one
     "checkpoint-blocks": "s", "compile": "^", "selective-matmul": "v", "checkpoint-sequential": "D",
+    "linear-cross-entropy": "P", "auto-chunker": "X",
 }  # fmt: skip
 LABELLED = 5  # kinds of methods with words in the picture; the first tools of `TOOLS` that ran, beside plain and auto
 # inches; GAP: between two panels; LINE: from one line of figures to the next
@@ -148,7 +149,9 @@ def _panel(axes: Axes, found: pd.DataFrame, steps: pd.DataFrame, right: float) -
     draw(found[found["kind"] == "solver"], "o", GREY, 4.5, 3)
     for tool, mark in TOOLS.items():
         mine = found[(found["kind"] == "tool") & found["method"].str.startswith(tool)]
-        named = not mine.empty and len(labelled) < LABELLED
+        if mine.empty:
+            continue
+        named = len(labelled) < LABELLED
         draw(mine, mark, ORANGE if named else GREY, 6, 5 if named else 4)
         if named:
             several = " (several budgets)" if len(mine) > 1 else ""

@@ -4,6 +4,7 @@ A field that a row does not have is missing in the table (NaN), never zero. Deri
 
 ran                   whether the row has figures
 solver_name           the method without its goal: "auto@8%" -> "auto"
+close                 whether the plan may add up a gradient in another order than the plain step: "auto@8%~close"
 planned_in            the cost that the row's plan minimised; missing if nothing was planned
 plain_peak_mb         the plain step's activation peak of the row's model, MB
 share                 the row's peak as a share of plain_peak_mb
@@ -26,9 +27,10 @@ from rekindle.bench.files import NAMES, NUMBERS, TEXTS, checked, read_rows
 from rekindle.bench.row import Row, key
 from rekindle.errors import FormatError
 
-COLUMNS = [*NAMES, "status", *TEXTS, *NUMBERS, "parity", "versions"]
+COLUMNS = [*NAMES, "status", *TEXTS, *NUMBERS, "parity", "sums", "versions"]
 SHARED = ("date", "hardware", "command", "commit")  # fields that a JSON document may state once for all its rows
 MODEL = ["suite", "model"]
+UNUSED = "-unused"  # the end of the name of a model whose plans leave its logits out
 
 
 def read(paths: Iterable[str | os.PathLike[str]], tell: Callable[[str], None] = lambda _: None) -> list[Row]:
@@ -77,7 +79,8 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
         dict.fromkeys(NUMBERS, float) | dict.fromkeys([*NAMES, *TEXTS], object)
     )
     t["ran"] = t["status"] == "ok"
-    t["solver_name"] = t["method"].str.extract(r"^([^@=]*)", expand=False)
+    t["solver_name"] = t["method"].str.extract(r"^([^@=~]*)", expand=False)
+    t["close"] = t["method"].str.endswith("~close")
     t["planned_in"] = t["cost"].where(t["solver"].notna())
     plain = t["method"] == "plain"
     models = [t[c] for c in MODEL]

@@ -132,7 +132,9 @@ def names() -> str:
         "peak, **auto=ogc** the least cost within the memory of the published solver, **auto=NAME** within "
         "the memory of another "
         "method. A solver's bare name is its plan of least memory. **checkpoint-blocks**, **checkpoint-sequential**, "
-        "**selective-matmul** and **compile-0.75** to **compile-0** are PyTorch's own. Peaks and FLOPs are "
+        "**selective-matmul**, **compile-0.75** to **compile-0**, **linear-cross-entropy** and **auto-chunker** "
+        "are PyTorch's own; the last two run a language model's head and loss in chunks. **auto@8%~close** may add up a "
+        "gradient in another order, and a model whose name ends in **-unused** leaves its logits out. Peaks and FLOPs are "
         "measured on executed "
         "steps, and extra time is modelled: see [how it was measured](benchmarks/appendix.md#how-it-was-measured)."
     )

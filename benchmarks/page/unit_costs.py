@@ -9,14 +9,16 @@ from __future__ import annotations
 import pandas as pd
 
 from page import text
+from page.rows import UNUSED
 
 FASTSA = {0.5: 0.07, 0.25: 0.18}  # share of the plain peak -> published mean extra cost
 WORDS = {"flops": "FLOPs", "seconds": "time", "unit": "op runs"}
 
 
 def unit_rows(t: pd.DataFrame) -> pd.DataFrame:
-    """All rows of models of the suite modern that have a row planned in unit costs."""
-    modern = t[t["suite"] == "modern"]
+    """All rows of models of the suite modern that have a row planned in unit costs. A model that stands there once more, with
+    its logits unused, counts once."""
+    modern = t[(t["suite"] == "modern") & ~t["model"].str.endswith(UNUSED)]
     return modern[modern["model"].isin(modern.loc[modern["cost"] == "unit", "model"])]
 
 

@@ -30,8 +30,9 @@ from rekindle.zoo.libraries import build
 KEYS = {
     "suite", "model", "method", "cost", "target", "batch", "image", "ops", "nodes", "solver", "peak_mb", "predicted_mb",
     "plain_mb", "flops_overhead", "seconds_overhead", "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap",
-    "least_overhead", "plan_status", "parity", "trace_seconds", "solve_seconds", "published_regular_mb", "published_ogc_mb",
-    "measured_regular_mb", "measured_ogc_nonreentrant_mb", "versions", "commit", "hardware", "date", "status", "note",
+    "least_overhead", "plan_status", "parity", "slices", "sums", "trace_seconds", "solve_seconds", "published_regular_mb",
+    "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb", "versions", "commit", "hardware", "date",
+    "status", "note",
 }  # fmt: skip
 
 
@@ -174,7 +175,11 @@ def test_methods() -> None:
     assert parse("auto=compile-0.5") == Asked("auto", like="compile-0.5")
     assert parse("auto=hong-exact") == Asked("auto", like="hong-exact")
     assert parse("auto=plain") is None
-    for no in ("plain", "compile-0.5", "auto=auto", "auto=1.5", "auto=0.0", "auto@x"):
+    assert parse("auto~close") == Asked("auto", parity="close")
+    assert parse("auto@8%~close") == Asked("auto", max_overhead=0.08, parity="close")
+    assert parse("auto=0.5~close") == Asked("auto", share=0.5, parity="close")
+    assert parse("auto=hong-exact~close") == Asked("auto", like="hong-exact", parity="close")
+    for no in ("plain", "compile-0.5", "auto=auto", "auto=1.5", "auto=0.0", "auto@x", "auto~near", "~close"):
         assert parse(no) is None
 
 

@@ -74,7 +74,7 @@ def test_other_damage_is_refused_and_left(tmp_path: Path, bad: str) -> None:
     [
         {"peak_mb": math.nan}, {"flops_overhead": math.inf}, {"bound_mb": -math.inf}, {"peak_mb": 10**400},
         {"status": "fine"}, {"status": None}, {"peak_mb": None}, {"peak_mb": 0}, {"peak_mb": -1.0}, {"parity": "yes"},
-        {"target": ["rtx2080ti"]},
+        {"target": ["rtx2080ti"]}, {"slices": "two"}, {"sums": "head.weight"}, {"sums": [1]},
     ],
 )  # fmt: skip
 def test_a_row_that_says_nothing_is_refused(tmp_path: Path, change: dict[str, Any], end: str) -> None:

@@ -40,6 +40,8 @@ class Case:
     extra_bytes : bytes that the instrument counts on top of a plan's activation peak.
     parity : whether the model's step gives the plain step's bits; None where that is unknown.
     fake : whether steps run on tensors without data.
+    unused : results that the training loop does not read; see `rekindle.trace`.
+    twin : makes the case of a small copy of the model on real tensors; None where there is none.
     """
 
     model: nn.Module
@@ -51,6 +53,8 @@ class Case:
     extra_bytes: int
     parity: Callable[[], bool | None]
     fake: bool
+    unused: tuple[str, ...] = ()
+    twin: Callable[[], Case] | None = None
 
     def once(self) -> None:
         """Run one step without measuring it."""

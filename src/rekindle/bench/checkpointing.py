@@ -46,7 +46,7 @@ def per_block(model: nn.Module, selective: bool = False) -> Iterator[None]:
     if not blocks:
         raise NotApplicable("the model has no repeated blocks to checkpoint")
     more = {"context_fn": partial(create_selective_checkpoint_contexts, _save_products)} if selective else {}
-    with _replaced({b: partial(_checkpointed, _own(b), more) for b in blocks}):
+    with replaced({b: partial(_checkpointed, _own(b), more) for b in blocks}):
         yield
 
 
@@ -70,14 +70,14 @@ def sequential(model: nn.Module, step: Callable[[], Any]) -> Iterator[None]:
             raise NotApplicable("the model has neither repeated blocks nor a long nn.Sequential")
         pieces = _pieces(whole)
         run = partial(checkpoint_sequential, pieces, _root(len(pieces)), use_reentrant=False)
-        with _replaced({whole: run}):
+        with replaced({whole: run}):
             yield
         return
     found = [_around(c, blocks) for c in block_chains(model, [*blocks, *_leaves_beside(model, blocks)], step)]
     found = [c for c in found if c]
     if all(len(c) == 1 for c in found):
         raise NotApplicable("no block passes its result to the next one alone, so that blocks cannot be put together")
-    with _replaced(_segments(found)):
+    with replaced(_segments(found)):
         yield
 
 
@@ -175,7 +175,7 @@ def _own(m: nn.Module) -> Callable[..., Any]:
 
 
 @contextmanager
-def _replaced(forwards: Forwards) -> Iterator[None]:
+def replaced(forwards: Forwards) -> Iterator[None]:
     """Inside the context, these modules run these forwards."""
     before = {m: m.__dict__.get("forward") for m in forwards}
     for m, forward in forwards.items():

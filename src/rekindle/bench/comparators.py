@@ -6,14 +6,16 @@ from contextlib import AbstractContextManager
 
 from ..model.plan import Plan
 from ..torch.trace import Trace
+from .auto_chunker import in_chunks
 from .cases import Case
 from .checkpointing import per_block, sequential
+from .chunked_loss import chunked_loss
 from .compiled import compiled
 
 
 def needs_trace(method: str) -> bool:
     """Whether the comparator starts from the captured graph."""
-    return method.startswith("compile-")
+    return method == "auto-chunker" or method.startswith("compile-")
 
 
 def comparator(
@@ -29,6 +31,10 @@ def comparator(
         return per_block(case.model, selective=True)
     if method == "checkpoint-sequential":
         return sequential(case.model, case.once)
+    if method == "linear-cross-entropy":
+        return chunked_loss(case.model)
     assert traced is not None
     assert once is not None
+    if method == "auto-chunker":
+        return compiled(case.model, traced, once, 1.0, in_chunks)
     return compiled(case.model, traced, once, float(method.removeprefix("compile-")))

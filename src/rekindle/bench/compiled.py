@@ -15,7 +15,7 @@ recomputation; `torch._functorch.config.activation_memory_budget`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,19 +31,23 @@ from ..torch.run.bound import Bound
 from ..torch.trace import Trace, plain_forward
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
+Pass = Callable[[fx.GraphModule], fx.GraphModule]  # over a joint graph
 
 
 @contextmanager
-def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Iterator[bytes]:
+def compiled(
+    model: nn.Module, traced: Trace, plain: Plan, budget: float, before: Pass | None = None
+) -> Iterator[bytes]:
     """Inside the context, the model's training step runs the partitioner's graphs.
 
     Yields a key of the two graphs: different budgets often give equal graphs, and then equal keys.
 
     plain : a plan of the trace that runs every op once; it says how to build the module's output from tensors.
     budget : `activation_memory_budget`, in [0, 1].
+    before : a pass that the joint graph goes through before it is partitioned.
     """
     bound = Bound(model, traced, plain)
-    parts = _Partitioned(model, traced.lowered.captured, budget)
+    parts = _Partitioned(model, traced.lowered.captured, budget, before)
     bound.runner = parts  # type: ignore[assignment]
     own, plain_one = model.__dict__.get("forward"), plain_forward(model)
 
@@ -62,7 +66,7 @@ def compiled(model: nn.Module, traced: Trace, plain: Plan, budget: float) -> Ite
 class _Partitioned:
     """Runs the two graphs: takes one tensor per placeholder of the captured graph, returns the module's results."""
 
-    def __init__(self, model: nn.Module, c: Captured, budget: float) -> None:
+    def __init__(self, model: nn.Module, c: Captured, budget: float, before: Pass | None) -> None:
         self.given = [p for p in c.placeholders if p.op == "placeholder"]
         self.constants = list(c.constants.values())
         self.mutated = [self.given.index(p) for p in c.mutations]
@@ -70,7 +74,7 @@ class _Partitioned:
         self.dropped = len(_operands(c))
         self.tangents = list(c.tangents.values())
         self.tangent_like = [t.meta["val"] for t in c.tangents]
-        self.forward_graph, self.backward_graph = partition(c, budget)
+        self.forward_graph, self.backward_graph = partition(c, budget, before)
         both = [*self.forward_graph.graph.nodes, *self.backward_graph.graph.nodes]
         self.key = str([(n, n.target, n.args, n.kwargs) for n in both]).encode()
         # gradients by position among the inputs: a parameter's goes to .grad as it is computed, an input's is returned
@@ -127,14 +131,15 @@ def _run(graph: fx.GraphModule, given: list[Any]) -> Any:
     return fx.Interpreter(graph).boxed_run(given)
 
 
-def partition(c: Captured, budget: float) -> Graphs:
-    """The partitioner's two graphs under a budget.
+def partition(c: Captured, budget: float, before: Pass | None = None) -> Graphs:
+    """The partitioner's two graphs under a budget. before : a pass over the joint graph.
 
     Forward: (inputs, constants) -> (new values of mutated inputs, results, operands of in-place writes, saved values).
     Backward: (saved values, tangents) -> gradients in the order of `c.gradients`.
     """
     with lazy_graph_module._use_lazy_graph_module(True), functorch_config.patch(activation_memory_budget=budget):
         joint, names = _joint(c)
+        joint = joint if before is None else before(joint)
         made = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=len(c.mutations) + len(c.outputs) + len(_operands(c)),
             static_lifetime_input_indices=list(range(len(c.params) + len(c.buffers))),

@@ -16,7 +16,7 @@ from .row import Row, key
 NAMES = ("suite", "model", "method")
 NUMBERS = (
     "batch", "image", "ops", "nodes", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "seconds_overhead",
-    "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap", "least_overhead", "trace_seconds", "solve_seconds",
+    "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap", "least_overhead", "trace_seconds", "solve_seconds", "slices",
     "published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb",
 )  # fmt: skip
 TEXTS = ("solver", "cost", "target", "note", "plan_status", "commit", "hardware", "date", "command")
@@ -123,6 +123,9 @@ def checked(row: Any) -> Row:
             raise _bad(row, name, "a text or null")
     if not isinstance(row.get("parity"), bool | None):
         raise _bad(row, "parity", "true, false or null")
+    sums = row.get("sums")
+    if not isinstance(sums, list | None) or not all(isinstance(name, str) for name in sums or ()):
+        raise _bad(row, "sums", "a list of names or null")
     if not isinstance(row.get("versions"), dict | None):
         raise _bad(row, "versions", "an object or null")
     if row["status"] == "ok" and (row.get("peak_mb") is None or row["peak_mb"] <= 0):

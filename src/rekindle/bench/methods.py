@@ -5,11 +5,14 @@ checkpoint-blocks        torch.utils.checkpoint per repeated block
 checkpoint-sequential    √n segments of blocks, including the modules before the first and after the last
 selective-matmul         per block; saves results of matrix products, convolutions and attention
 compile-0.75 … compile-0 torch.compile's activation_memory_budget
+linear-cross-entropy     PyTorch's chunked head and loss, for language models (torch 2.13)
+auto-chunker             Inductor's auto_chunker, which does the same in a captured step
 SOLVER                   a registered solver, asked for least memory
 SOLVER@8%                least memory within 8 % extra cost
 SOLVER=0.5               least cost within half of the plain step's activation peak
 SOLVER=ogc               least cost within the published solver's own measured memory, where there is one
 SOLVER=compile-0.5       least cost within the memory of that comparator; so for each comparator and each other solver
+SOLVER@8%~close          that plan may add up a parameter's gradient in another order (`parity="close"`); so for each goal
 comparators, solvers     short for all comparators, all solvers
 others                   short for all solvers but auto
 matched                  short for auto within the memory of each comparator
@@ -24,21 +27,24 @@ from dataclasses import dataclass
 from .. import registry
 from ..errors import UsageError
 
-COMPARATORS = (
+TOKEN_COMPARATORS = ("linear-cross-entropy", "auto-chunker")  # of models with a head and a loss of tokens
+COMPARATORS_OF_ALL = (
     "checkpoint-blocks", "checkpoint-sequential", "selective-matmul", "compile-0.75", "compile-0.5", "compile-0.25",
     "compile-0",
 )  # fmt: skip
+COMPARATORS = (*COMPARATORS_OF_ALL, *TOKEN_COMPARATORS)
 DEFAULTS = {
-    "seeds": ("plain", *COMPARATORS, "others", "auto@8%", "auto@33%", "auto=ogc"),
+    "seeds": ("plain", *COMPARATORS_OF_ALL, "others", "auto@8%", "auto@33%", "auto=ogc"),
     "modern": ("plain", *COMPARATORS, "others", "auto@5%", "auto@14%", "auto=0.5", "auto=0.3", "auto=0.25"),
-    "deep": ("plain", *COMPARATORS, "chen-sqrt", "chen-recursive", "hong-exact", "auto@29%", "auto@30%"),
+    "deep": ("plain", *COMPARATORS_OF_ALL, "chen-sqrt", "chen-recursive", "hong-exact", "auto@29%", "auto@30%"),
     "cpu": ("plain", *COMPARATORS, "auto@8%", "auto=0.5", "auto=0.3"),
     "smoke": ("plain", *COMPARATORS, "none", "every", "chen-sqrt", "feng", "auto@8%", "auto@33%"),
 }
 COSTS = {"seeds": "flops", "modern": "unit", "deep": "seconds", "cpu": "seconds", "smoke": "flops"}
 TARGET = "rtx2080ti"  # the device of the published table
 GOALS = re.compile(
-    r"(?P<solver>[^@=]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<like>[a-z].*))?"
+    r"(?P<solver>[^@=~]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<like>[a-z][^~]*))?"
+    r"(?P<close>~close)?"
 )
 
 
@@ -49,12 +55,14 @@ class Asked:
     max_overhead : least memory within this extra cost.
     share : least cost within this share of the plain step's activation peak.
     like : least cost within the memory of a comparator, of another solver, or ("ogc") of the published solver as measured.
+    parity : "bitwise", or "close": see `rekindle.plan`.
     """
 
     solver: str
     max_overhead: float | None = None
     share: float | None = None
     like: str | None = None
+    parity: str = "bitwise"
 
 
 def parse(method: str) -> Asked | None:
@@ -73,7 +81,7 @@ def parse(method: str) -> Asked | None:
         return None
     return Asked(
         found["solver"], None if extra is None else float(extra) / 100, None if share is None else float(share),
-        found["like"],
+        found["like"], "bitwise" if found["close"] is None else "close",
     )  # fmt: skip
 
 
@@ -96,6 +104,6 @@ def choose(suite: str, asked: Sequence[str] | None) -> list[str]:
             raise UsageError(
                 f"method {name!r} is unknown; choose plain, comparators, one of {', '.join(COMPARATORS)}, solvers, others, "
                 f"matched, or one of {', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, "
-                "auto=ogc, auto=compile-0.5"
+                "auto=ogc, auto=compile-0.5, auto@8%~close"
             )
     return list(dict.fromkeys(names))

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
-from .methods import COMPARATORS, Asked, parse
-from .row import MB, ModelFacts, Outcome, Row, Task, make_row
+from .methods import COMPARATORS, TOKEN_COMPARATORS, Asked, parse
+from .row import MB, ModelFacts, Outcome, Row, Task, make_row, rewriting, sums
 from .suites import SUITES
 from .wall import wall_ratio
 
@@ -103,8 +103,8 @@ class _Traced:
 
 
 def _key(plan: Plan) -> bytes:
-    """A key that equal planned steps share."""
-    return plan.schedule.array.tobytes()
+    """A key that equal planned steps share. Plans whose ops run in slices have graphs of their own."""
+    return plan.graph_hash.encode() + plan.schedule.array.tobytes()
 
 
 def _traced(case: Case, facts: ModelFacts) -> _Traced | Exception:
@@ -115,7 +115,7 @@ def _traced(case: Case, facts: ModelFacts) -> _Traced | Exception:
 
     start = time.perf_counter()
     try:
-        found = trace(case.model, case.sample, progress=False)
+        found = trace(case.model, case.sample, unused=case.unused, progress=False)
         if case.fake:  # with the operators of the CPU, on which plain steps and comparators run
             found = found.costed(facts.task.target)
         facts.ops, facts.trace_seconds = len(found.graph.ops), time.perf_counter() - start
@@ -128,6 +128,7 @@ def _traced(case: Case, facts: ModelFacts) -> _Traced | Exception:
 def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exception) -> Row:
     """The row of a comparator."""
     from .checkpointing import NotApplicable
+    from .closeness import beside_plain
     from .comparators import comparator, needs_trace
 
     if isinstance(traced, Exception) and needs_trace(method):
@@ -143,7 +144,8 @@ def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exce
                 case.measure(facts.task.target) if key is None or isinstance(traced, Exception) else traced.measure(key)
             )
         facts.peaks[method] = measured.peak
-        return make_row(facts, method, Outcome(measured, wall_ratio=_wall(case, within)))
+        note = beside_plain(method, case, within) if method in TOKEN_COMPARATORS else ""
+        return make_row(facts, method, Outcome(measured, wall_ratio=_wall(case, within), note=note))
     except NotApplicable as e:
         return make_row(facts, method, Outcome(note=f"does not apply: {e}"))
     except Exception as e:
@@ -153,6 +155,7 @@ def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exce
 def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _Traced | Exception) -> Row:
     """The row of a solver's plan, which really runs."""
     from .. import api, registry
+    from .closeness import difference
     from .nodes import node_runs
 
     if isinstance(traced, Exception):
@@ -169,16 +172,18 @@ def _planned(case: Case, facts: ModelFacts, method: str, asked: Asked, traced: _
             cost=facts.task.cost,
             effort="thorough",
             cache=False,
+            parity=asked.parity,
             progress=False,
             **goal,
         )
         within = partial(_applied, case, plan)
         with within():
             measured, same = traced.measure(_key(plan)), case.parity()
-        least, nodes = _least(plan, case), node_runs(traced.trace.lowered, plan.schedule.runs)
+        note = f"beside the plain step: {difference(case, within)}" if same is False and sums(plan) else ""
+        least, nodes = _least(plan, case), node_runs(plan.trace.lowered, plan.schedule.runs)
         outcome = Outcome(
-            measured, plan, same, least_overhead=least, wall_ratio=_wall(case, within), node_runs=nodes
-        )  # fmt: skip
+            measured, plan, same, note, least_overhead=least, wall_ratio=_wall(case, within), node_runs=nodes
+        )
         row = make_row(facts, method, outcome)
         if row["status"] == "ok":
             facts.peaks[method] = measured.peak
@@ -209,13 +214,14 @@ def _wall(case: Case, within: Callable[[], AbstractContextManager[object]]) -> f
 def _least(plan: Plan, case: Case) -> float | None:
     """The certified least extra cost of any plan within the same budget.
 
-    None: there is no budget, or costs are measured and so differ from run to run.
+    None: there is no budget, or costs are measured and so differ from run to run, or the plan rewrites the captured step, whose
+    other plans are then not looked at.
     """
     from .. import bounds
 
     graph = plan.graph
     limit = plan.goal.limit(graph.resident_bytes, plan.baseline_activation_bytes)
-    if limit is None or not case.fake:
+    if limit is None or not case.fake or rewriting(plan) is not None:
         return None
     weights = graph.weights(plan.cost)
     once = float(weights[graph.needed].sum())

@@ -11,6 +11,7 @@ from .suites import PUBLISHED
 
 if TYPE_CHECKING:
     from ..model.plan import Plan
+    from ..model.rewriting import Rewriting
     from .cases import Measured
 
 MB = 2**20
@@ -65,7 +66,7 @@ class Outcome:
 
     measured : None if the method failed; `note` then says why.
     plan : None for the plain step and comparators.
-    parity : whether the step gave the plain step's bits.
+    parity : whether the step gave the plain step's bits. Only a plan that adds up gradients in another order need not.
     bound_bytes : if no plan fits, the certified bound on activations.
     least_overhead : certified least extra cost of any plan within the same budget.
     wall_ratio : seconds of a step divided by the plain step's.
@@ -86,7 +87,7 @@ def make_row(facts: ModelFacts, method: str, outcome: Outcome) -> Row:
     """The row of one method on one model."""
     asked, plain, task = parse(method), facts.plain, facts.task
     measured, plan = outcome.measured, outcome.plan
-    failed = measured is None or outcome.parity is False
+    failed = measured is None or outcome.parity is False and not (plan is not None and sums(plan))
     flops = _ratio(measured, plain, "flops")
     bound = outcome.bound_bytes and outcome.bound_bytes + facts.extra_bytes
     if plan is not None:
@@ -111,6 +112,7 @@ def make_row(facts: ModelFacts, method: str, outcome: Outcome) -> Row:
         "least_overhead": outcome.least_overhead,
         "plan_status": None if plan is None else plan.status,
         "parity": outcome.parity,
+        "slices": None if plan is None else ops_in_slices(plan), "sums": None if plan is None else sums(plan),
         "trace_seconds": facts.trace_seconds,
         "solve_seconds": None if plan is None else plan.solve_seconds,
         **{k: facts.known.get(k) for k in PUBLISHED},
@@ -118,6 +120,24 @@ def make_row(facts: ModelFacts, method: str, outcome: Outcome) -> Row:
         "status": "failed" if failed else "ok",
         "note": outcome.note or ("the planned step does not give the plain step's bits" if failed else ""),
     }  # fmt: skip
+
+
+def rewriting(plan: Plan) -> Rewriting | None:
+    """How the plan's graph was made from the captured step; None: it is the captured step's."""
+    found: Rewriting | None = getattr(plan, "rewriting", None)
+    return found
+
+
+def ops_in_slices(plan: Plan) -> int:
+    """Number of ops of the captured step that the plan runs in slices."""
+    made = rewriting(plan)
+    return 0 if made is None else sum(len(s.ops) for s in made.slices)
+
+
+def sums(plan: Plan) -> list[str]:
+    """The parameters whose gradients the plan adds up from slices, in another order than the plain step."""
+    made = rewriting(plan)
+    return [] if made is None else list(made.sums)
 
 
 def _ratio(measured: Measured | None, plain: Measured | None, field: str) -> float | None:

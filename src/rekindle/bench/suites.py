@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PUBLISHED = ("published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb")
 LSTM_STEPS = (64, 128, 256, 512, 1024, 2048, 4096)
 RESNET_CONVOLUTIONS = (125, 250, 500, 1000)
+WITHOUT_LOGITS = ("gpt2_small", "llama_1b")  # models of modern that stand there once more, with their logits unused
+TWIN = {"vocab": 1009, "dropout": 0.0}  # so many tokens that the head's result is larger than its operands
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
     return {name: Model(partial(_zoo_case, known, options)) for name, (known, options) in names.items()}
 
 
-def _zoo_case(name: str, options: dict[str, Any]) -> Case:
+def _zoo_case(name: str, options: dict[str, Any], unused: tuple[str, ...] = ()) -> Case:
     from .. import zoo
     from ..torch.capture import tree
     from ..torch.capture.loss import default_loss
@@ -103,7 +105,11 @@ def _zoo_case(name: str, options: dict[str, Any]) -> Case:
         default_loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
 
     peak_of = _storage_peak(model, step, mode)
-    return Case(model, sample, len(tensors[0]), mode, step, peak_of, 0, lambda: None, True)
+
+    def twin() -> Case:
+        return _real_case(lambda: zoo.load(name, **zoo.small(name) | TWIN), unused)
+
+    return Case(model, sample, len(tensors[0]), mode, step, peak_of, 0, lambda: None, True, unused, twin)
 
 
 class _Within:
@@ -124,9 +130,11 @@ class _Within:
 
 
 def _modern() -> Suite:
+    """The zoo's modern models. Those whose name ends in "-unused" are the same models, whose plans leave the logits out."""
     from ..zoo import SUITES as NAMES
 
-    return _of_zoo({name: (name, {}) for name in NAMES["modern"]})
+    plain = _of_zoo({name: (name, {}) for name in NAMES["modern"]})
+    return plain | {f"{name}-unused": Model(partial(_zoo_case, name, {}, ("logits",))) for name in WITHOUT_LOGITS}
 
 
 def _deep() -> Suite:
@@ -173,7 +181,7 @@ def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
         return model, torch.rand(batch, 3, image, image)
 
 
-def _real_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
+def _real_case(make: Callable[[], tuple[nn.Module, Any]], unused: tuple[str, ...] = ()) -> Case:
     from ..torch.capture.loss import default_loss
     from ..torch.check.verify import verify
     from ..torch.costs.memory import allocator_peak
@@ -190,7 +198,7 @@ def _real_case(make: Callable[[], tuple[nn.Module, Any]]) -> Case:
     batch = len(args[0] if args else next(iter(kwargs.values())))
     return Case(
         model, sample, batch, nullcontext(), step, lambda step, also: allocator_peak(step).peak_bytes, 0,
-        lambda: verify(model, sample).ok, False,
+        lambda: verify(model, sample).ok, False, unused,
     )  # fmt: skip
 
 

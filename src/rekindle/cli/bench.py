@@ -28,7 +28,7 @@ Methods = Annotated[
     typer.Option(metavar="NAMES",
                  help="Only these, separated by commas: plain, comparators, a solver's name (least memory), auto@8% (least "
                       "memory within 8 % extra cost), auto=0.5 (least cost within half of the plain activations), auto=ogc "
-                      "(within the published solver's memory)."),
+                      "(within the published solver's memory), auto@8%~close (gradients may be added up in another order)."),
 ]  # fmt: skip
 Rows = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON-lines file to append each row to.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure rows again that --out already holds.")]

@@ -7,6 +7,7 @@ questions that torch's public names do not, and wrap one private name each.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import linecache
 import sys
 import types
@@ -238,6 +239,45 @@ def no_source_of_graphs_kept() -> Iterator[None]:
         for name in set(texts) - before:
             texts.pop(name, None)
             linecache.cache.pop(name, None)
+
+
+def modes_are_on() -> bool:
+    """Whether a dispatch mode is on: an instrument, or tensors without data."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+# -- PyTorch's own chunked heads, with which the benchmark compares ----------------------------------------------------
+def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
+    """The operator behind `torch.nn.functional.linear_cross_entropy` in chunks, and the Python function that it runs.
+
+    None: torch has none, as before 2.13.
+    """
+    try:
+        module = importlib.import_module("torch.nn.modules.linear_cross_entropy")
+    except ImportError:
+        return None
+    made = module._linear_cross_entropy_batch_chunked
+    return made._opoverload, made._init_fn
+
+
+def auto_chunker() -> tuple[Callable[..., Any], type[Exception]] | None:
+    """Inductor's pass that runs a graph's head and loss in chunks, and its error that says why a graph has no chunks.
+
+    None: torch has none.
+    """
+    try:
+        module = importlib.import_module("torch._inductor.fx_passes.auto_chunker")
+    except ImportError:
+        return None
+    return module.chunk, module.CantChunk
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operators that Inductor takes apart before its passes, with the functions that do so."""
+    table: dict[Any, Callable[..., Any]] = importlib.import_module(
+        "torch._inductor.decomposition"
+    ).select_decomp_table()
+    return table
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

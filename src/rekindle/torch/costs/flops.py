@@ -33,8 +33,9 @@ def op_flops(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: A
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
 
 
-# The CPU's fused attention computes the same as the GPU's flash kernels, but torch has no formula for it.
+# Torch has no formula for an addmm in place, nor for the CPU's fused attention, which computes the same as GPUs' flash kernels.
 _SAME_FORMULA = {
+    aten.addmm_: aten.addmm,
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
 }

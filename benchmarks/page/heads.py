@@ -1,0 +1,42 @@
+"""The page's part on language models whose head and loss run in chunks, by PyTorch's own ways and by plans."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from page import text
+from page.rows import UNUSED
+from rekindle.bench.methods import TOKEN_COMPARATORS
+
+
+def heads_part(t: pd.DataFrame) -> str:
+    """One line per row of `auto` and of PyTorch's ways, for each model on which one of these ways ran, with and without logits;
+    empty if none ran. t : all rows of a suite."""
+    own = t["model"].str.removesuffix(UNUSED)
+    ran = t["ran"] & (t["method"].isin(TOKEN_COMPARATORS) | t["close"])
+    shown = t[
+        own.isin(own[ran]) & t["ran"] & (t["method"].isin(["plain", *TOKEN_COMPARATORS]) | (t["solver_name"] == "auto"))
+    ]
+    if shown.empty:
+        return ""
+    shown = shown.drop_duplicates(["model", "method", "planned_in"])  # unplanned rows recur for every cost
+    lines = [
+        {
+            "model": r["model"], "method": r["method"], "planned by": text.formatted(r["planned_in"], ""),
+            "peak MB": text.mb(r["peak_mb"]), "of plain": text.percent(r["share"]),
+            "extra FLOPs": text.plus(r["extra_flops"]), "extra time": text.plus(r["extra_seconds"]),
+            "ops in slices": text.whole(r["slices"]),
+            "gradients added up": ", ".join(r["sums"]) if isinstance(r["sums"], list) and r["sums"] else "-",
+            "beside the plain step": text.short(r["note"]) if isinstance(r["note"], str) and r["note"] else "-",
+        }
+        for r in shown.to_dict("records")
+    ]  # fmt: skip
+    return "\n".join([
+        "## Heads and losses in chunks", "",
+        "A language model's logits are often its largest tensors. **linear-cross-entropy** is PyTorch's own operator for "
+        "a head and its loss, and returns no logits; **auto-chunker** is Inductor's pass, which refuses most steps that "
+        f"return their logits. Plans of a model whose name ends in `{UNUSED}` leave the logits out too. These two ways, and "
+        "plans named `~close`, add up a gradient in another order than the plain step, so that it is equal up to rounding: "
+        "the last column has the largest difference that was measured.", "",
+        text.table(lines, texts=("method", "planned by", "gradients added up", "beside the plain step")),
+    ])  # fmt: skip
