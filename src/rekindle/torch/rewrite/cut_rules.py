@@ -23,12 +23,13 @@ RULES: dict[str, Rule] = {f"aten::{name}": broadcast for name in _ELEMENT_WISE}
 for _theme in (cut_products, cut_layers, cut_views, cut_indexing):
     RULES |= {f"aten::{name}": rule for name, rule in _theme.RULES.items()}
 
-# Ops whose kernels read tensors as if they lay without gaps, or refuse others, or add up tensors with gaps in another order (batch
-# norms): a slice across an inner dimension must be copied for them. Found by trying all ops of the table on the CPU.
+# Ops whose kernels read tensors as if they lay without gaps, or refuse others, or add up tensors with gaps in another order
+# (batch norms): a slice across an inner dimension must be copied for them. Found by trying all ops of the table on the CPU.
 DENSE = {
     "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward",
     "aten::adaptive_max_pool3d_backward", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit_functional", "aten::_native_batch_norm_legit_no_training", "aten::native_batch_norm_backward",
+    "aten::_native_batch_norm_legit_functional", "aten::_native_batch_norm_legit_no_training",
+    "aten::native_batch_norm_backward",
 }  # fmt: skip
 
 
