@@ -27,12 +27,13 @@ for _theme in (cut_products, cut_layers, cut_views, cut_indexing):
 RULES |= {f"{NAMESPACE}::{name}": rule for name, rule in cut_saves.RULES.items()}
 CHANGES |= {f"{NAMESPACE}::{name}": change for name, change in cut_saves.CHANGES.items()}
 
-# Ops whose kernels read tensors as if they lay without gaps, or refuse others, or add up tensors with gaps in another order (batch
-# norms): a slice across an inner dimension must be copied for them. Found by trying all ops of the table on the CPU.
+# Ops whose kernels read tensors as if they lay without gaps, or refuse others, or add up tensors with gaps in another order
+# (batch norms): a slice across an inner dimension must be copied for them. Found by trying all ops of the table on the CPU.
 DENSE = {
     "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward",
     "aten::adaptive_max_pool3d_backward", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit_functional", "aten::_native_batch_norm_legit_no_training", "aten::native_batch_norm_backward",
+    "aten::_native_batch_norm_legit_functional", "aten::_native_batch_norm_legit_no_training",
+    "aten::native_batch_norm_backward",
 }  # fmt: skip
 
 

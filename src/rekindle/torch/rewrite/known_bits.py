@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import fx
@@ -16,12 +15,14 @@ from torch import fx
 from ..capture.node_tensors import is_view
 from ..capture.private import OpOverload
 from ..capture.rules import UNWRITTEN
-from .cut_call import Call
+from .cut_call import Call, broadcast
+from .cut_rules import rule_of
 from .cuts import Cut, span, tensor_arguments
 
-_ROWS_LEAST = 8  # matrix products of fewer rows take another kernel
+_ROWS = 8  # matrix products of fewer rows take another kernel, and each kernel takes some rows at a time
 _EXAMPLES_LEAST = 2  # convolutions of one example take another kernel
-_WHOLE_VECTORS = 2**12  # elements: vectors of up to 64 elements, in each of up to 64 threads
+_VECTORS = 64  # elements of the largest step of a vectorised loop; what is left over is computed alone
+_THREADS = 64  # for machines that are not known
 _ONE_MORE = "alpha"  # a factor in an addition: some kernels round the product, and others do not
 
 # Every element of the result is an element of an argument, or one number.
@@ -36,9 +37,9 @@ _MOVES = (
 _EXACT = (
     "add", "sub", "rsub", "mul", "div", "neg", "abs", "sqrt", "sign", "floor", "ceil", "trunc", "round", "relu", "clamp",
     "clamp_min", "clamp_max", "maximum", "minimum", "hardtanh", "hardtanh_backward", "leaky_relu", "leaky_relu_backward",
-    "threshold", "threshold_backward", "native_dropout_backward", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "logical_and",
-    "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "nll_loss_backward",
-    "nll_loss2d_backward",
+    "threshold", "threshold_backward", "native_dropout_backward", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf",
+    "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor",
+    "nll_loss_backward", "nll_loss2d_backward",
 )  # fmt: skip
 BY_CONSTRUCTION = frozenset(f"aten::{op}" for op in (*_MOVES, *_EXACT))
 # On a CPU one thread adds up each plane, in one order; a GPU may add in any order.
@@ -82,15 +83,20 @@ class Question:
         t, d = next((t, d) for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None)
         return min(e - b for b, e in self._spans(t, d))
 
+    def begins_at_multiples(self, n: int) -> bool:
+        """Whether the slices of the first argument that is cut begin at multiples of n, and each has at least n."""
+        t, d = next((t, d) for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None)
+        return all(b % n == 0 for b, _ in self._spans(t, d)) and self.least() >= n
+
     def contiguous(self) -> bool:
         """Whether all arguments that are cut are contiguous."""
         return all(t.is_contiguous() for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None)
 
-    def in_whole_vectors(self) -> bool:
-        """Whether each slice is a piece of memory, of many whole vectors of elements."""
+    def in_whole_vectors(self, threads: int) -> bool:
+        """Whether each slice is a piece of memory, of whole vectors of elements for each of so many threads."""
         return all(
             t.is_contiguous() and all(n == 1 for n in t.shape[:d])
-            and all((e - b) * (t.numel() // t.shape[d]) % _WHOLE_VECTORS == 0 for b, e in self._spans(t, d))
+            and all((e - b) * (t.numel() // t.shape[d]) % (_VECTORS * threads) == 0 for b, e in self._spans(t, d))
             for t, d in zip(self.tensors, self.cut.ins, strict=True) if d is not None
         )  # fmt: skip
 
@@ -121,11 +127,11 @@ def _convolution_backward(q: Question) -> bool:
 
 
 def _product(left: str) -> Rule:
-    """By rows, and by batch."""
+    """By rows, as many as kernels take at a time, and by batch."""
 
     def rule(q: Question) -> bool:
         d, rank = q.ins[left, 0], len(q.call.shape(left))
-        return d is not None and (d == rank - 3 or (d == rank - 2 and q.least() >= _ROWS_LEAST))
+        return d is not None and (d == rank - 3 or (d == rank - 2 and q.begins_at_multiples(_ROWS)))
 
     return rule
 
@@ -140,6 +146,13 @@ def _always(q: Question) -> bool:
     return True
 
 
+_LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss")
+_BY_ELEMENT = {f"aten::{op}{phase}" for op in ("glu", *_LOSSES) for phase in ("", "_backward")}
+# These go through memory along the last dimension in vectors, whichever dimension they add up.
+_ALONG = {f"aten::{op}" for op in (
+    "sum", "nansum", "mean", "prod", "logsumexp", "linalg_vector_norm", "norm", "var", "std", "var_mean", "std_mean", "cumsum",
+    "cumprod", "_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+)}  # fmt: skip
 KNOWN: dict[str, Rule] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
@@ -171,9 +184,23 @@ KNOWN: dict[str, Rule] = {
 
 def known(node: fx.Node, cut: Cut, edges: Sequence[int]) -> bool:
     """Whether the table says that slices of the op have the bits of the whole; of ops that are not in it, they have not."""
-    target: Any = node.target
     q = Question(node, cut, edges)
     rule = KNOWN.get(q.call.name)
     if rule is not None:
         return rule(q)
-    return torch.Tag.pointwise in target.tags and q.in_whole_vectors()
+    return rule_of(node.target) is broadcast and q.in_whole_vectors(_THREADS)
+
+
+def can_be_probed(node: fx.Node, cut: Cut, edges: Sequence[int]) -> bool:
+    """Whether a run on a CPU tells more than chance.
+
+    Where elements that lie in whole vectors in the whole are left over in a slice, those few alone are computed in another way,
+    and for many random numbers both ways give the same bits.
+    """
+    q = Question(node, cut, edges)
+    if rule_of(node.target) is broadcast or q.call.name in _BY_ELEMENT:
+        return q.in_whole_vectors(torch.get_num_threads())
+    if q.call.name in _ALONG:
+        first = min(q.call.dims())
+        return q.contiguous() and all(d is None or d < first for d in cut.ins)
+    return True

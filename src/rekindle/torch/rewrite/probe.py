@@ -16,8 +16,9 @@ from torch import fx
 from ..costs.made_up import at_hand, undisturbed
 from ..costs.op_tensors import tensors_in
 from ..costs.operator_calls import OperatorCall, call_of, span
+from .answers import Answers, environment
 from .cuts import SUM, Cut
-from .known_bits import by_construction, known
+from .known_bits import by_construction, can_be_probed, known
 from .random_arguments import random_tensors
 from .slice_runs import edges_of, same_bits
 
@@ -32,14 +33,15 @@ class ProbeSettings:
     call_most_s, all_most_s : seconds of one probe and of all probes of one `Bits`, by the op's roofline, so that the same
         questions get the same answers.
     layouts_most : mixtures of layouts of the slices that are tried.
-    seed : of the random arguments.
+    rounds : how often an op runs, each time on other random arguments. seed : of the first ones.
     """
 
     most_bytes: int = 2**30
     most_share: float = 0.5
-    call_most_s: float = 2.0
+    call_most_s: float = 5.0
     all_most_s: float = 10.0
     layouts_most: int = 8
+    rounds: int = 3
     seed: int = 0
 
 
@@ -47,14 +49,15 @@ SETTINGS = ProbeSettings()
 
 
 class Bits:
-    """Answers whether ops may run in slices and keep their bits. It remembers its answers.
+    """Answers whether ops may run in slices and keep their bits. Answers are remembered; `save` stores them on disk.
 
     run : False: nothing runs, and the table of known ops counts, as it does for devices that are not at hand.
     """
 
     def __init__(self, run: bool = True):
         self.run = run
-        self._answers: dict[str, bool] = {}
+        self._given: dict[str, bool] = {}
+        self._remembered: dict[str, Answers] = {}  # by environment
         self._spent_s = 0.0
 
     def same(self, node: fx.Node, cut: Cut, slices: int, size: int = 0) -> bool:
@@ -73,27 +76,40 @@ class Bits:
         call = call_of(node, None)
         if call is None or not self.run or not at_hand(call.device):
             return known(node, cut, edges)
-        if call.key is None:
+        if call.key is None or (call.device.type == "cpu" and not can_be_probed(node, cut, edges)):
             return False
         key = _key(call, cut, edges)
-        if key not in self._answers:
-            self._answers[key] = self._probed(node, cut, edges, call)
-        return self._answers[key]
+        if key not in self._given:
+            self._given[key] = self._affordable(node, call) and self._probed(key, node, cut, edges, call.device)
+        return self._given[key]
 
-    def _probed(self, node: fx.Node, cut: Cut, edges: Sequence[int], call: OperatorCall) -> bool:
-        seconds = call.roofline * (2 + SETTINGS.layouts_most / 2)
+    def save(self) -> None:
+        """Store new answers on disk, for later processes."""
+        for answers in self._remembered.values():
+            answers.save()
+
+    def _affordable(self, node: fx.Node, call: OperatorCall) -> bool:
+        """Whether a probe keeps to the limits. Remembered answers count too, so that later processes answer alike."""
+        seconds = call.roofline * (2 + SETTINGS.layouts_most / 2) * SETTINGS.rounds
         self._spent_s += seconds
-        if (
-            seconds > SETTINGS.call_most_s
-            or self._spent_s > SETTINGS.all_most_s
-            or _bytes(node, call) > _room(call.device)
-        ):
-            return False
-        try:
-            return probed(node, cut, edges, SETTINGS.seed)
-        except Exception as e:  # the slices are refused, or there is no memory
-            log.debug("%s in slices %s: %s", node.target, cut, e)
-            return False
+        fast = seconds <= SETTINGS.call_most_s and self._spent_s <= SETTINGS.all_most_s
+        return fast and _bytes(node, call) <= _room(call.device)
+
+    def _probed(self, key: str, node: fx.Node, cut: Cut, edges: Sequence[int], device: torch.device) -> bool:
+        """The answer as it is remembered, or found now. An op that fails has none to remember: memory may have been short."""
+        here = environment(device)
+        if here not in self._remembered:
+            self._remembered[here] = Answers(here)
+        answers = self._remembered[here]
+        same = answers.get(key)
+        if same is None:
+            try:
+                same = all(probed(node, cut, edges, SETTINGS.seed + i) for i in range(SETTINGS.rounds))
+            except Exception as e:
+                log.debug("%s in slices %s: %s", node.target, cut, e)
+                return False
+            answers.put(key, same)
+        return same
 
 
 def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int) -> bool:

@@ -72,7 +72,10 @@ def _as(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A tensor with the type and the strides of a fake one."""
     if (t.dtype, t.stride()) == (like.dtype, like.stride()):
         return t
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(t)
+    memory = torch.empty(span(like), dtype=like.dtype, device=like.device)
+    one = t[tuple(slice(0, 1 if s == 0 else None) for s in like.stride())]  # elements in one place are one number
+    memory.as_strided(one.shape, like.stride()).copy_(one)
+    return memory.as_strided(like.shape, like.stride())
 
 
 # -- arguments that must be valid -----------------------------------------------------------------------------------------
