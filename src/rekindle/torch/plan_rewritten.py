@@ -148,7 +148,7 @@ class _Choice:
         reach = (*FINDING.far, *FINDING.near) if far else FINDING.near
         close = self.options.parity == "close"
         may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
-        return self.rewrites.in_slices(Allowed(may, None if close else Bits(), reach))
+        return self.rewrites.in_slices(Allowed(may, None if close else Bits(run=not self.traced.fake), reach))
 
     def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
         yield from dict.fromkeys(steps for steps in (self.slices, self.rewrites.smaller_saves()) if steps)

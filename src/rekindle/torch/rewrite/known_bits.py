@@ -41,9 +41,12 @@ _EXACT = (
     "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor",
     "nll_loss_backward", "nll_loss2d_backward",
 )  # fmt: skip
-BY_CONSTRUCTION = frozenset(f"aten::{op}" for op in (*_MOVES, *_EXACT))
+# Operators of ours that pack bits and offsets, and read them: moves, comparisons and exact products.
+_OURS = ("sign_bits", "zero_by_bits", "pack_mask", "unpack_mask", "dropout_backward_by_bits", "pool_offsets")
+BY_CONSTRUCTION = frozenset([*(f"aten::{op}" for op in (*_MOVES, *_EXACT)), *(f"rekindle::{op}" for op in _OURS)])
 # On a CPU one thread adds up each plane, in one order; a GPU may add in any order.
-_BY_PLANE = frozenset({"aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward"})
+_BY_PLANE = frozenset({"aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward",
+                       "rekindle::max_pool2d_backward_by_offsets"})  # fmt: skip
 
 
 def by_construction(node: fx.Node) -> bool:
