@@ -24,8 +24,8 @@ from .rewrite.candidates import Rewrites
 from .rewrite.finding import SETTINGS as FINDING
 from .rewrite.finding import Allowed
 from .rewrite.probe import Bits
+from .rewrite.region import sums
 from .rewrite.regions import adds_up
-from .rewrite.slices import sums
 from .rewritten import with_rewrites
 from .trace import Trace
 
@@ -129,7 +129,9 @@ class _Choice:
         best: Plan | None = None
         if limit >= single_op(graph).bytes:
             best = self._within(lambda: self._captured())
-            if best is not None and (best.overhead <= SETTINGS.cheap or limit > graph.resident_bytes + SETTINGS.near * self.floor):
+            if best is not None and (
+                best.overhead <= SETTINGS.cheap or limit > graph.resident_bytes + SETTINGS.near * self.floor
+            ):
                 return best
         for steps in self._candidates():
             if best is None or best.overhead > SETTINGS.cheap:

@@ -14,8 +14,9 @@ from .convolutions import in_two_calls, may_split
 from .cuts import cuts_of
 from .editing import Editor
 from .picked import may_pick, pick_first
+from .region import Region, units
 from .saves import save_less, saves
-from .slices import Region, cut_into_slices, units
+from .slices import cut_into_slices
 
 
 def rewritten(captured: Captured, steps: Sequence[Rewrite]) -> Captured:
