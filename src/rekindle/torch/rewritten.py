@@ -27,7 +27,7 @@ def with_rewrites(traced: Trace, steps: Sequence[Rewrite]) -> Trace:
 def with_captured(traced: Trace, captured: Captured) -> Trace:
     """The trace with another captured step in place of its own, without costs."""
     made = lower(captured, traced.graph.name, traced.graph.resident_bytes, traced.options.must_save)
-    return replace(traced, graph=made.graph, lowered=made)
+    return replace(traced, graph=made.graph, lowered=made, origin=traced.as_captured)
 
 
 def rewritten_like(traced: Trace, plan: Plan) -> Trace:
@@ -38,6 +38,21 @@ def rewritten_like(traced: Trace, plan: Plan) -> Trace:
         return with_rewrites(traced, plan.rewriting.steps)
     except PlanMismatch:
         return traced
+
+
+def as_planned(traced: Trace, plan: Plan) -> Trace:
+    """The trace whose graph is the plan's: this one, or this one with the plan's rewrites.
+
+    Raises
+    ------
+    PlanMismatch : the plan is for another step.
+    """
+    made = traced if traced.graph.hash == plan.graph_hash else fitting(traced, plan)
+    if made is None:
+        raise PlanMismatch(
+            f"the plan is for graph {plan.graph_hash[:12]}, and this step has graph {traced.graph.hash[:12]}; make it again"
+        )
+    return made
 
 
 def fitting(traced: Trace, plan: Plan) -> Trace | None:

@@ -86,6 +86,10 @@ class LoadedPlan:
             "make the plan again"
         )
 
+    def _costed(self, fits: Trace) -> Trace:
+        """The trace with costs; one that the plan rewrites has none yet."""
+        return fits if fits.origin is None else fits.costed(self._how.target, self._options.report, measure=False)
+
     def _is_unlike(self, new: NewCall) -> bool:
         return any(
             new.key == k and not expected.differences(new.model) and answered(asked, new.call.tensors, new.model)
@@ -97,10 +101,10 @@ class LoadedPlan:
         in which it cannot, as on fake tensors, is tried too."""
         found = new.trace(self._how, report=self._options.report)
         if (made := fitting(found, self._plan)) is not None:
-            return found, made
+            return found, self._costed(made)
         if found.lowered.captured.questions:
             with contextlib.suppress(TraceError):
                 general = new.trace(self._how, report=self._options.report, by_values=False)
                 if (made := fitting(general, self._plan)) is not None:
-                    return found, made
+                    return found, self._costed(made)
         return found, None

@@ -262,8 +262,9 @@ class Replanner:
             traced = new.trace(self._trace_options, report=self._options.report, inputs=numbers)
         except TraceError:
             return None
-        held, was = traced.lowered.captured, like.trace.lowered.captured
-        same = traced.graph.hash == like.trace.graph.hash and matches(held, was, held.numbers, before)
+        before_it = like.trace.as_captured
+        held, was = traced.lowered.captured, before_it.lowered.captured
+        same = traced.graph.hash == before_it.graph.hash and matches(held, was, held.numbers, before)
         if not same or set(held.effects) - self._accepted:
             return None
         bound = self.bind(new.model, traced, like.plan)
@@ -276,7 +277,7 @@ class Replanner:
         """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids it."""
         bound = (*self.plans.family(new.key), *self.plans)
         known = [*{id(p): p for p in (*(b.plan for b in bound), self.plan)}.values()]
-        same = next((p for p in known if p.graph_hash == found.graph.hash and _keeps_goal(p, found.graph)), None)
+        same = next((p for p in known if _of_graph(p) == found.graph.hash and _keeps_goal(p, found.graph)), None)
         if same is not None:
             return Replanned(same, SAME)
         if self.on_new_shape != "plan":
@@ -338,7 +339,14 @@ def _communicates(graph: Graph) -> bool:
     return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
 
 
+def _of_graph(plan: Plan) -> str:
+    """The hash of the graph of the captured step that the plan is for."""
+    return plan.graph_hash if plan.rewriting is None else plan.rewriting.captured_hash
+
+
 def _keeps_goal(plan: Plan, graph: Graph) -> bool:
-    """Whether the plan keeps its budget on this graph, whose module may hold other bytes during the step."""
+    """Whether the plan keeps its budget for this captured step, whose module may hold other bytes during the step."""
     budget = plan.goal.budget
-    return budget is None or simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget
+    if budget is None or plan.rewriting is not None:
+        return budget is None or plan.activation_peak_bytes + graph.resident_bytes <= budget
+    return simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget
