@@ -21,16 +21,16 @@ from ..model.rewriting import Rewrite, Rewriting
 from ..own_terms import beside_captured, own_goal, plain_figures
 from ..progress import announce
 from .rewrite.candidates import Rewrites
+from .rewrite.closeness import marked, sums
 from .rewrite.finding import SETTINGS as FINDING
 from .rewrite.finding import Allowed
 from .rewrite.probe import Bits
 from .rewrite.regions import adds_up
-from .rewrite.slices import sums
 from .rewritten import with_rewrites
 from .trace import Trace
 
 Make = Callable[[Trace, PlanOptions], Plan]
-AUTO = "auto"
+AUTO, CLOSE = "auto", "close"
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,16 @@ def rewritten_alike(traced: Trace, options: PlanOptions, known: Sequence[Plan], 
     No other rewrites are looked for: a training loop waits.
     """
     plain = None
+    bits = Bits(run=not traced.fake)
     for steps in dict.fromkeys(p.rewriting.steps for p in known if p.rewriting is not None):
         try:
-            made = with_rewrites(traced, steps).costed(traced.options.target, options.report, measure=False)
+            made = with_rewrites(traced, steps, bits)
         except PlanMismatch:  # another graph, or sizes that cannot be cut so
             continue
+        bits.save()
+        if options.parity != CLOSE and marked(made.lowered.captured):  # slices of this size give other bits
+            continue
+        made = made.costed(traced.options.target, options.report, measure=False)
         plain = plain or plain_figures(traced.graph)
         goal = own_goal(options.goal, made.graph, plain, options.cost)
         if goal is not None:
@@ -103,6 +108,8 @@ class _Choice:
         self.rewrites = Rewrites(traced.lowered)
         self.floor = self.rewrites.floor_bytes
         self.plain = plain_figures(graph)
+        self.close = options.parity == CLOSE
+        self.bits = Bits(run=not traced.fake)
         self.refusals: list[InfeasibleBudget] = []
 
     # -- goals ---------------------------------------------------------------------------------------------------------
@@ -129,7 +136,9 @@ class _Choice:
         best: Plan | None = None
         if limit >= single_op(graph).bytes:
             best = self._within(lambda: self._captured())
-            if best is not None and (best.overhead <= SETTINGS.cheap or limit > graph.resident_bytes + SETTINGS.near * self.floor):
+            if best is not None and (
+                best.overhead <= SETTINGS.cheap or limit > graph.resident_bytes + SETTINGS.near * self.floor
+            ):
                 return best
         for steps in self._candidates():
             if best is None or best.overhead > SETTINGS.cheap:
@@ -146,9 +155,11 @@ class _Choice:
         """The rewrites with regions in slices; () where none lowers the floor."""
         far = self.options.goal.least_memory or (self.options.goal.max_overhead or 0.0) >= SETTINGS.far_overhead
         reach = (*FINDING.far, *FINDING.near) if far else FINDING.near
-        close = self.options.parity == "close"
-        may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
-        return self.rewrites.in_slices(Allowed(may, None if close else Bits(run=not self.traced.fake), reach))
+        if self.close:
+            return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, reach))
+        found = self.rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, reach))
+        self.bits.save()
+        return found
 
     def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
         yield from dict.fromkeys(steps for steps in (self.slices, self.rewrites.smaller_saves()) if steps)
@@ -169,7 +180,8 @@ class _Choice:
     def _uncosted(self, steps: tuple[Rewrite, ...]) -> Trace:
         known = self.__dict__.setdefault("_traces", {})
         if steps not in known:
-            known[steps] = with_rewrites(self.traced, steps)
+            known[steps] = with_rewrites(self.traced, steps, self.bits if self.close else None)
+            self.bits.save()
         made: Trace = known[steps]
         return made
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from torch import fx
 
+from ...errors import PlanMismatch
 from ...model.floor import single_op
 from ...model.judge import simulate
 from ...model.rewriting import CONVOLUTIONS, PICKED, SAVES, Rewrite
@@ -21,6 +23,9 @@ from .finding import SETTINGS as FINDING
 from .finding import Allowed, largest, next_region
 from .picked import may_pick
 from .saves import saves
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,11 @@ class Rewrites:
             step = next_region(low, allowed, self.small_bytes)
             if step is None:
                 break
-            captured = rewritten(captured, [step])
+            try:
+                captured = rewritten(captured, [step])
+            except PlanMismatch as e:
+                log.debug("no more regions in slices: %s", e)
+                break
             found.append(step)
             low = self._lowered(captured)
             if largest(WorkingSets(low, self.small_bytes)) <= FINDING.enough * first:

@@ -19,6 +19,7 @@ from torch import fx
 from ..capture.captured import Captured, Writing
 from ..capture.node_tensors import is_member, is_view, storage_bytes
 from ..capture.phases import depend_on_gradients
+from .closeness import SUMMED, UNPROVEN
 from .cut_rules import wants_dense
 from .cuts import SUM, Cut, sliced_call, tensor_arguments
 from .editing import Editor, Key
@@ -45,29 +46,21 @@ class Region:
 
     cuts : how each op is cut. slices : how many there are.
     kept : ops that run whole too, for readers outside of the region: no tensor of theirs is put together.
+    unproven : ops whose slices may give other bits than the whole op.
     """
 
     cuts: Mapping[fx.Node, Cut]
     slices: int
     kept: frozenset[fx.Node] = frozenset()
+    unproven: frozenset[fx.Node] = frozenset()
 
 
-_SLICE, _SUM = "rekindle_slice", "rekindle_sum"
+_SLICE = "rekindle_slice"
 
 
 def is_slice(n: fx.Node) -> bool:
     """Whether the op belongs to a region that runs in slices."""
     return _SLICE in n.meta
-
-
-def sums(c: Captured) -> tuple[str, ...]:
-    """Names of the parameters whose gradients are added up from slices, or depend on tensors that are."""
-    found: set[fx.Node] = set()
-    for n in c.nodes:
-        if _SUM in n.meta or any(a in found for a in n.all_input_nodes):
-            found.add(n)
-    named = {c.params.get(p) or c.buffers.get(p) or "an input" for p, g in c.gradients.items() if g in found}
-    return tuple(sorted(named))
 
 
 def units(cuts: Mapping[fx.Node, Cut]) -> int:
@@ -189,10 +182,12 @@ class _Cutting:
         if i and self._sums_products(n):
             acc = self.whole.get((n, 0), self.made[n][0])
             made = self._call(aten.addmm.default, (acc, *args), n, at)
-            made.meta[_SUM] = True
+            made.meta[SUMMED] = True
             self.whole[n, 0] = made
             return made
         made = self._call(target, args, n, at, kwargs)
+        if n in self.region.unproven:
+            made.meta[UNPROVEN] = True
         if n in c.writing:
             c.writing[made] = self._writing(n, made, i, at)
         return made
@@ -263,10 +258,10 @@ class _Cutting:
         elif dim == SUM:
             args = (self._chain(t, i - 1), self._member(t, i - 1))
             made = self._call(aten.add.Tensor, args, n, self._at(n, i - 1, 0.5))
-            made.meta[_SUM] = True
+            made.meta[SUMMED] = True
         elif not isinstance(dim, int):
             raise ValueError(f"{n} has no dimension that is cut")
-        elif like.numel() * like.element_size() <= SETTINGS.joined_most_bytes and t not in self.over:
+        elif self._is_joined(like) and t not in self.over:
             slices = [self._member(t, k) for k in range(self.slices)]
             made = self._call(aten.cat.default, (slices, dim), n, self._at(n, self.slices - 1, 0.5))
         elif i == 0:
@@ -280,6 +275,10 @@ class _Cutting:
             raise ValueError(f"{n.target} in slices lays its result out in another way")
         self.taken[t, i] = made
         return made
+
+    def _is_joined(self, like: torch.Tensor) -> bool:
+        """Whether slices are put together by one `cat`, whose result lies in memory in the usual order of dimensions."""
+        return like.is_contiguous() and like.numel() * like.element_size() <= SETTINGS.joined_most_bytes
 
     def _buffer(self, n: fx.Node, like: torch.Tensor) -> fx.Node:
         kwargs = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}
@@ -325,7 +324,12 @@ class _Cutting:
                 if a in found.values() or not isinstance(dim, int):
                     continue
                 val = a.meta["val"]
-                alike = (val.shape, val.stride(), val.dtype, val.device) == (like.shape, like.stride(), like.dtype, like.device)
+                alike = (val.shape, val.stride(), val.dtype, val.device) == (
+                    like.shape,
+                    like.stride(),
+                    like.dtype,
+                    like.device,
+                )
                 whole = storage_bytes(val) == val.numel() * val.element_size()
                 if alike and whole and not is_view(a) and self._dies_here(a, dim, self.groups[t[0]]):
                     found[t] = a
@@ -362,7 +366,11 @@ class _Cutting:
     def _inputs(self, group: fx.Node) -> list[fx.Node]:
         """The tensors that ops of a group read and ops outside of the region make."""
         read = [a for n in self.members if self.groups[n] is group for a in tensor_arguments(n)]
-        return [a for a in dict.fromkeys(read) if a.op == "call_function" and source(a)[0] not in self.cuts and not is_stand_in(a)]
+        return [
+            a
+            for a in dict.fromkeys(read)
+            if a.op == "call_function" and source(a)[0] not in self.cuts and not is_stand_in(a)
+        ]
 
     def _dies_here(self, a: fx.Node, dim: int, group: fx.Node) -> bool:
         """Whether ops of the group alone read `a`, cut along this dimension, or ops that do not wait for the region."""
