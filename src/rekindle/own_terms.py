@@ -40,7 +40,9 @@ def own_goal(goal: Goal, graph: Graph, plain: Plain, cost: str) -> Goal | None:
     if goal.fraction is not None:
         limit = int(goal.fraction * (plain.peak_bytes - graph.resident_bytes))
         own = simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
-        return replace(goal, fraction=min(1.0, (limit + 0.5) / own) if own else 1.0)  # half a byte, so that it is rounded back
+        return replace(
+            goal, fraction=min(1.0, (limit + 0.5) / own) if own else 1.0
+        )  # half a byte, so that it is rounded back
     return goal
 
 

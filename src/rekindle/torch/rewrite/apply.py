@@ -15,8 +15,9 @@ from .cuts import Cut, cuts_of
 from .editing import Editor
 from .picked import may_pick, pick_first
 from .probe import Bits
+from .region import Region, units
 from .saves import save_less, saves
-from .slices import Region, cut_into_slices, units
+from .slices import cut_into_slices
 
 
 def rewritten(captured: Captured, steps: Sequence[Rewrite], bits: Bits | None = None) -> Captured:

@@ -24,7 +24,6 @@ from .finding import Allowed, largest, next_region
 from .picked import may_pick
 from .saves import saves
 
-
 log = logging.getLogger(__name__)
 
 

@@ -143,10 +143,11 @@ def copied(c: Captured) -> tuple[Captured, dict[fx.Node, fx.Node]]:
         return new.get(n, n) if isinstance(n, fx.Node) else n
 
     writing = {new[n]: Writing(w.target, tuple(fx.node.map_arg(w.args, to))) for n, w in c.writing.items()}
+    by_node: Any = {k: {new[n]: x for n, x in getattr(c, k).items() if n in new} for k in _BY_NODE}
     made = replace(
         c,
         nodes=[new[n] for n in c.nodes],
-        **{k: {new[n]: x for n, x in getattr(c, k).items() if n in new} for k in _BY_NODE},
+        **by_node,
         outputs=[to(n) for n in c.outputs],
         mutations={new[p]: to(n) for p, n in c.mutations.items()},
         gradients={new[p]: to(n) for p, n in c.gradients.items()},

@@ -12,9 +12,9 @@ from ..capture.lowered import Lowered
 from ..capture.node_tensors import storage_bytes
 from ..capture.phases import depend_on_gradients
 from .cuts import SUM, tensor_arguments
+from .region import Region, put_together, source, tensor_nodes
 from .saves import saved_share, saves
 from .shape_only import is_stand_in
-from .slices import Region, put_together, source, tensor_nodes
 
 
 class WorkingSets:
@@ -48,7 +48,12 @@ class WorkingSets:
         While the last slices run, all tensors that are put together are there.
         """
         found = self.bytes.copy()
-        whole = {a: storage_bytes(a.meta["val"]) for n in region.cuts for _, a in tensor_nodes(n) if self._together(n, a, region)}
+        whole = {
+            a: storage_bytes(a.meta["val"])
+            for n in region.cuts
+            for _, a in tensor_nodes(n)
+            if self._together(n, a, region)
+        }
         late = depend_on_gradients(self.low.captured)
         for n in region.cuts:
             if n in self._place:
@@ -87,10 +92,10 @@ class WorkingSets:
             return size
 
         for j, a in tensor_nodes(n):
-            size, dim = storage_bytes(a.meta["val"]), cut.outs[j]
-            if dim == SUM:
+            size, out = storage_bytes(a.meta["val"]), cut.outs[j]
+            if out == SUM:
                 total += 2 * size
-            elif isinstance(dim, int):
+            elif isinstance(out, int):
                 total += size / region.slices
                 if put_together(a, region, self.low.captured):
                     total += over(size)

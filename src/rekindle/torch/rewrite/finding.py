@@ -21,8 +21,8 @@ from ..costs.operator_calls import call_of
 from .cuts import SUM, Cut, cuts_of
 from .estimate import WorkingSets
 from .probe import Bits
-from .regions import Cuts, grown
-from .slices import Region, is_slice, units
+from .region import Region, is_slice, units
+from .regions import grown
 
 May = Callable[[fx.Node, Cut], bool]
 
@@ -76,14 +76,17 @@ class Allowed:
 
 
 def next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Rewrite | None:
-    """The region that lowers the largest working set most, or the number of ops whose working sets come near it; None: no region
-    does.
+    """The region that lowers the largest working set most, or the number of ops whose working sets come near it; None: no
+    region does.
 
     small_bytes : size of tensors for which backward takes smaller saves.
     """
     differing: set[tuple[fx.Node, Cut]] = set()
+
+    def may(n: fx.Node, cut: Cut) -> bool:
+        return allowed.may(n, cut) and (n, cut) not in differing
+
     for _ in range(SETTINGS.tries_most):
-        may = lambda n, cut: allowed.may(n, cut) and (n, cut) not in differing  # noqa: E731
         region = _next_region(low, may, small_bytes, allowed.reach)
         if region is None:
             return None
@@ -101,9 +104,9 @@ def _next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, .
     before = _Worth.of(sets.bytes, now, 0)
     for i in np.flatnonzero(sets.bytes > SETTINGS.worth * now):
         n = sets.nodes[i]
-        if n is not None and _gives_little(n, now) and (region := _made_again(low, n, may, reach, now)) is not None:
-            if _Worth.of(sets.cut(region), now, len(region.cuts)).better(before):
-                return region
+        region = None if n is None or not _gives_little(n, now) else _made_again(low, n, may, reach, now)
+        if region is not None and _Worth.of(sets.cut(region), now, len(region.cuts)).better(before):
+            return region
     seed = sets.nodes[int(sets.bytes.argmax())] if now else None
     if seed is None:
         return None
@@ -124,7 +127,7 @@ def _grown(seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Itera
         for share in reach:
             cuts = grown(seed, cut, int(share * now), may)
             slices = min(SETTINGS.slices, units(cuts))
-            if slices >= 2 and (key := frozenset(cuts.items())) not in seen:  # noqa: PLR2004
+            if slices >= 2 and (key := frozenset(cuts.items())) not in seen:
                 seen.add(key)
                 yield Region(cuts, slices)
 
@@ -162,7 +165,10 @@ def largest(sets: WorkingSets) -> int:
 
 @dataclass(frozen=True)
 class _Worth:
-    """How good a region is. bytes : the largest working set. near : ops that come near the largest one of before. ops : of it."""
+    """How good a region is.
+
+    bytes : the largest working set. near : ops that come near the largest one of before. ops : of the region.
+    """
 
     bytes: int
     near: int
@@ -191,4 +197,6 @@ def _rewrite(low: Lowered, region: Region) -> Rewrite:
     cuts = region.cuts
     nodes = sorted(cuts, key=lambda n: place[n])
     dims = tuple((cuts[n].ins, cuts[n].outs) for n in nodes)
-    return Rewrite(SLICES, tuple(place[n] for n in nodes), region.slices, dims, tuple(sorted(place[n] for n in region.kept)))
+    return Rewrite(
+        SLICES, tuple(place[n] for n in nodes), region.slices, dims, tuple(sorted(place[n] for n in region.kept))
+    )

@@ -1,7 +1,7 @@
 """The loss of a classifier in two steps: the log-probabilities of the targets are picked first, then their mean is taken.
 
-`nll_loss_forward` reads one number of each row, and yet it takes all rows at once. Picked into one column, those numbers can come
-from slices of the rows; the same kernel on the column adds them up in the same order, so that the loss has the same bits.
+`nll_loss_forward` reads one number of each row, and yet it takes all rows at once. Picked into one column, those numbers can
+come from slices of the rows; the same kernel on the column adds them up in the same order, so that the loss has the same bits.
 """
 
 from __future__ import annotations

@@ -9,15 +9,15 @@ from torch import fx
 from ..capture import rules
 from ..capture.node_tensors import is_member, storage_bytes, tensors_of
 from .cuts import SUM, Cut, cuts_of, tensor_arguments
+from .region import is_slice, source
 from .shape_only import is_stand_in
-from .slices import is_slice, source
 
 Cuts = dict[fx.Node, Cut]
 
 
 def grown(seed: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, Cut], bool]) -> Cuts:
-    """The region around an op that is cut in this way: it goes on along every tensor of at least `large_bytes` bytes, as long as
-    the op at the tensor's other end can be cut along the same dimension.
+    """The region around an op that is cut in this way: it goes on along every tensor of at least `large_bytes` bytes, as long
+    as the op at the tensor's other end can be cut along the same dimension.
 
     may : whether an op may be cut in a way.
     """
@@ -32,7 +32,9 @@ def grown(seed: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, Cut
     return cuts
 
 
-def _neighbours(n: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, Cut], bool]) -> list[tuple[fx.Node, Cut]]:
+def _neighbours(
+    n: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, Cut], bool]
+) -> list[tuple[fx.Node, Cut]]:
     """Ops before and after an op that can take slices from it or give slices to it."""
     found = []
     for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
@@ -41,12 +43,12 @@ def _neighbours(n: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, 
             if p.op == "call_function":
                 found += [(p, c) for c in _ways(p, may) if c.outs[j] == dim][:1]
     for j, t in tensors_of(n):
-        dim = cut.outs[j]
-        if isinstance(dim, int) and storage_bytes(t) >= large_bytes:
+        out = cut.outs[j]
+        if isinstance(out, int) and storage_bytes(t) >= large_bytes:
             for a in _as_tensors(n, j):
                 for u in a.users:
                     if u.op == "call_function" and not is_member(u) and not is_stand_in(u):
-                        found += [(u, c) for c in _ways(u, may) if _reads(u, c, a) == {dim}][:1]
+                        found += [(u, c) for c in _ways(u, may) if _reads(u, c, a) == {out}][:1]
     return found
 
 

@@ -41,7 +41,7 @@ def _offsets(edit: Editor, n: fx.Node, known: Saves) -> fx.Node:
     return edit.call(MAX_POOL2D_BACKWARD_BY_OFFSETS, args, n, edit.place(n))
 
 
-_ALL_ARGUMENTS = {aten.threshold_backward.default: 3, aten.native_dropout_backward.default: 3,
+_ALL_ARGUMENTS: dict[Any, int] = {aten.threshold_backward.default: 3, aten.native_dropout_backward.default: 3,
                   aten.max_pool2d_with_indices_backward.default: 8}  # fmt: skip
 # op -> (position of the argument that is saved, the rewrite)
 _REWRITES: dict[Any, tuple[int, Callable[[Editor, fx.Node, Saves], fx.Node]]] = {
@@ -59,7 +59,7 @@ def saves(n: fx.Node) -> torch.Tensor | None:
         return None
     a: Any = n.args[_REWRITES[n.target][0]]
     made = isinstance(a, fx.Node) and a.op == "call_function"
-    if n.target is aten.max_pool2d_with_indices_backward.default and _tensor(n.args[0]).dim() != 4:  # noqa: PLR2004
+    if n.target is aten.max_pool2d_with_indices_backward.default and _tensor(n.args[0]).dim() != 4:
         return None
     return _tensor(a) if made else None
 

@@ -7,27 +7,24 @@ of (the gradient of a weight, where the batch is cut) are added up.
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..capture.captured import Captured, Writing
-from ..capture.node_tensors import is_member, is_view, storage_bytes
-from ..capture.phases import depend_on_gradients
+from ..capture.captured import Writing
 from .closeness import SUMMED, UNPROVEN
 from .cut_rules import wants_dense
-from .cuts import SUM, Cut, sliced_call, tensor_arguments
+from .cuts import SUM, sliced_call, tensor_arguments
 from .editing import Editor, Key
 from .memory_order import has_gaps
+from .over import Over, outside
+from .region import SLICE, Region, Tensor, groups, source, tensor, units
 from .shape_only import is_stand_in
 
 aten = torch.ops.aten
-Tensor = tuple[fx.Node, int]  # a node, and the member of its result
 
 
 @dataclass(frozen=True)
@@ -40,83 +37,9 @@ class SliceSettings:
 SETTINGS = SliceSettings()
 
 
-@dataclass(frozen=True)
-class Region:
-    """Ops that run in slices.
-
-    cuts : how each op is cut. slices : how many there are.
-    kept : ops that run whole too, for readers outside of the region: no tensor of theirs is put together.
-    unproven : ops whose slices may give other bits than the whole op.
-    """
-
-    cuts: Mapping[fx.Node, Cut]
-    slices: int
-    kept: frozenset[fx.Node] = frozenset()
-    unproven: frozenset[fx.Node] = frozenset()
-
-
-_SLICE = "rekindle_slice"
-
-
-def is_slice(n: fx.Node) -> bool:
-    """Whether the op belongs to a region that runs in slices."""
-    return _SLICE in n.meta
-
-
-def units(cuts: Mapping[fx.Node, Cut]) -> int:
-    """The largest number of slices that all tensors of these ops can be cut into: the greatest common divisor of their sizes
-    along the dimensions that are cut."""
-    found = 0
-    for n, cut in cuts.items():
-        for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
-            if isinstance(dim, int):
-                found = math.gcd(found, int(a.meta["val"].shape[dim]))
-        for j, dim in enumerate(cut.outs):
-            if isinstance(dim, int):
-                found = math.gcd(found, int(_tensor((n, j)).shape[dim]))
-    return found
-
-
 def cut_into_slices(edit: Editor, region: Region) -> None:
     """Let the ops of the region run in slices. The editor must be `at_work`."""
     _Cutting(edit, region).run()
-
-
-def source(a: fx.Node) -> Tensor:
-    """The op that makes a tensor, and which member of its result the tensor is."""
-    return (a.args[0], a.args[1]) if is_member(a) else (a, 0)  # type: ignore[return-value]
-
-
-def tensor_nodes(n: fx.Node) -> list[tuple[int, fx.Node]]:
-    """(member, the node that stands for it) of every tensor that an op returns and something reads."""
-    if isinstance(n.meta["val"], torch.Tensor):
-        return [(0, n)]
-    return [(u.args[1], u) for u in n.users if is_member(u) and isinstance(u.meta["val"], torch.Tensor)]  # type: ignore[misc]
-
-
-def put_together(a: fx.Node, region: Region, c: Captured, views: bool = True) -> bool:
-    """Whether a tensor that an op in slices makes is put together: an op that runs whole reads it, or it is a result.
-
-    views : also where this holds for a view of it that is made slice by slice.
-    """
-    cuts = region.cuts
-    if source(a)[0] in region.kept:
-        return False
-    if a in c.outputs or a in c.gradients.values() or a in c.mutations.values():
-        return True
-    for u in a.users:
-        if u in cuts and u not in region.kept:
-            if views and is_view(u) and put_together(u, region, c):
-                return True
-        elif not is_member(u) and not (is_stand_in(u) and all(r in cuts and r not in region.kept for r in u.users)):
-            return True
-    return False
-
-
-def _tensor(t: Tensor) -> torch.Tensor:
-    val = t[0].meta["val"]
-    made: torch.Tensor = val if isinstance(val, torch.Tensor) else val[t[1]]
-    return made
 
 
 class _Cutting:
@@ -132,13 +55,12 @@ class _Cutting:
         if self.size < region.slices:
             raise ValueError(f"a region of size {self.size} cannot run in {region.slices} slices")
         self.members = sorted(region.cuts, key=edit.place)
-        self.groups = _groups(edit, region)
+        self.groups = groups(edit, region)
         self.made: dict[fx.Node, list[fx.Node]] = {}
         self.whole: dict[Tensor, fx.Node] = {}
         self.parts: dict[tuple[fx.Node, int, int], fx.Node] = {}
         self.taken: dict[tuple[Tensor, int], fx.Node] = {}
-        self._behind: dict[fx.Node, set[fx.Node]] = {}
-        self.over = self._written_over()
+        self.over = Over(edit, region, self.groups).found()
         self.under = {a: t for t, a in self.over.items()}
 
     def run(self) -> None:
@@ -148,7 +70,7 @@ class _Cutting:
             for i in range(self.slices):
                 for n in group:
                     self._made(n, i)
-        for t in list(self._outside()):
+        for t in list(outside(self.edit, self.region)):
             self.edit.replace(t[1], self._together(t[0]))
         for n in self.members:
             if n in self.region.kept:
@@ -173,7 +95,7 @@ class _Cutting:
             pieces.append(a if is_stand_in(a) else self._piece(a, dim, i, at, n))
         for k, (a, dim) in enumerate(zip(given, cut.ins, strict=True)):
             if is_stand_in(a):
-                pieces[k] = self._stand_in(a, dim, pieces[given.index(a.args[0])], i, at)
+                pieces[k] = self._stand_in(a, dim, pieces[given.index(a.args[0])], i, at)  # type: ignore[arg-type]
         begin, end = self._range(i, self.size)
         if wants_dense(n.target):
             ways = zip(pieces, cut.ins, strict=True)
@@ -252,12 +174,12 @@ class _Cutting:
             return self._made(n, self.slices - 1)
         if (t, i) in self.taken:
             return self.taken[t, i]
-        like = _tensor(t)
+        like = tensor(t)
         if dim == SUM and i == 1:
             made = self._member(t, 0)
         elif dim == SUM:
-            args = (self._chain(t, i - 1), self._member(t, i - 1))
-            made = self._call(aten.add.Tensor, args, n, self._at(n, i - 1, 0.5))
+            terms = (self._chain(t, i - 1), self._member(t, i - 1))
+            made = self._call(aten.add.Tensor, terms, n, self._at(n, i - 1, 0.5))
             made.meta[SUMMED] = True
         elif not isinstance(dim, int):
             raise ValueError(f"{n} has no dimension that is cut")
@@ -298,7 +220,7 @@ class _Cutting:
 
     def _call(self, target: Any, args: Any, like: fx.Node, at: Key, kwargs: Any = None) -> fx.Node:
         made = self.edit.call(target, args, like, at, kwargs)
-        made.meta[_SLICE] = True
+        made.meta[SLICE] = True
         return made
 
     # -- where things stand ------------------------------------------------------------------------------------------
@@ -311,107 +233,3 @@ class _Cutting:
         """Begin and end of slice i along a dimension."""
         unit = size // self.size
         return i * self.size // self.slices * unit, (i + 1) * self.size // self.slices * unit
-
-    def _written_over(self) -> dict[Tensor, fx.Node]:
-        """Tensors that are put together, each with an input of the region of which slices are read for the last time as slices
-        of the tensor are made."""
-        found: dict[Tensor, fx.Node] = {}
-        for t, _ in self._outside():
-            dim, like = self.cuts[t[0]].outs[t[1]], _tensor(t)
-            if t[0] in self._behind_whole(self.groups[t[0]]):
-                continue
-            for a in self._inputs(self.groups[t[0]]):
-                if a in found.values() or not isinstance(dim, int):
-                    continue
-                val = a.meta["val"]
-                alike = (val.shape, val.stride(), val.dtype, val.device) == (
-                    like.shape,
-                    like.stride(),
-                    like.dtype,
-                    like.device,
-                )
-                whole = storage_bytes(val) == val.numel() * val.element_size()
-                if alike and whole and not is_view(a) and self._dies_here(a, dim, self.groups[t[0]]):
-                    found[t] = a
-                    break
-        return found
-
-    def _behind_whole(self, group: fx.Node) -> set[fx.Node]:
-        """The ops that need a whole tensor which the group makes: all slices of an op of it come before them."""
-        if group not in self._behind:
-            found: set[fx.Node] = set()
-            for n in sorted(self.edit.captured.nodes, key=self.edit.place):
-                if is_member(n) or is_stand_in(n):
-                    continue
-                given = [a for a in tensor_arguments(n) if not is_stand_in(a)]
-                if any(source(a)[0] in found for a in given) or self._reads_whole(n, group):
-                    found.add(n)
-            self._behind[group] = found
-        return self._behind[group]
-
-    def _reads_whole(self, n: fx.Node, group: fx.Node) -> bool:
-        """Whether an op reads a whole tensor that the group makes."""
-        given = tensor_arguments(n)
-        dims = self.cuts[n].ins if self.groups.get(n) is group else (None,) * len(given)
-        made = [(*source(a), dim) for a, dim in zip(given, dims, strict=True) if not is_stand_in(a)]
-        return any(self.groups.get(p) is group and (dim is None or self.cuts[p].outs[j] != dim) for p, j, dim in made)
-
-    def _outside(self) -> Iterator[tuple[Tensor, fx.Node]]:
-        """The tensors that are put together, with the nodes that stand for them."""
-        for n in self.members:
-            for j, a in tensor_nodes(n):
-                if put_together(a, self.region, self.edit.captured, views=False):
-                    yield (n, j), a
-
-    def _inputs(self, group: fx.Node) -> list[fx.Node]:
-        """The tensors that ops of a group read and ops outside of the region make."""
-        read = [a for n in self.members if self.groups[n] is group for a in tensor_arguments(n)]
-        return [
-            a
-            for a in dict.fromkeys(read)
-            if a.op == "call_function" and source(a)[0] not in self.cuts and not is_stand_in(a)
-        ]
-
-    def _dies_here(self, a: fx.Node, dim: int, group: fx.Node) -> bool:
-        """Whether ops of the group alone read `a`, cut along this dimension, or ops that do not wait for the region."""
-        for u in a.users:
-            if is_stand_in(u) and all(r in self.cuts and r not in self.region.kept for r in u.users):
-                continue
-            if u not in self.cuts or u in self.region.kept:
-                if self._waits(u):
-                    return False
-                continue
-            read = {d for x, d in zip(tensor_arguments(u), self.cuts[u].ins, strict=True) if x is a}
-            if self.groups[u] is not group or read != {dim}:
-                return False
-        return not (a in self.edit.captured.outputs or a in self.edit.captured.gradients.values())
-
-    def _waits(self, n: fx.Node) -> bool:
-        """Whether the op, or the output, needs a result of the region."""
-        if n.op == "output":
-            return True
-        if not hasattr(self, "_after"):
-            self._after: set[fx.Node] = set(self.cuts) - self.region.kept
-            for x in sorted(self.edit.captured.nodes, key=self.edit.place):
-                if any(y in self._after for y in x.all_input_nodes):
-                    self._after.add(x)
-        return n in self._after
-
-
-def _groups(edit: Editor, region: Region) -> dict[fx.Node, fx.Node]:
-    """Op -> the first op of its group: ops of one phase that hand slices to each other."""
-    late = depend_on_gradients(edit.captured)
-    first = {n: n for n in region.cuts}
-
-    def find(n: fx.Node) -> fx.Node:
-        while first[n] is not n:
-            n = first[n]
-        return n
-
-    for n, cut in region.cuts.items():
-        for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
-            p, j = source(a)
-            if dim is not None and p in region.cuts and region.cuts[p].outs[j] == dim and (p in late) == (n in late):
-                one, two = sorted((find(n), find(p)), key=edit.place)
-                first[two] = one
-    return {n: find(n) for n in region.cuts}

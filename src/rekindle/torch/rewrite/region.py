@@ -1,0 +1,114 @@
+"""A region of ops that run in slices: how each is cut, and which of its tensors are put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ..capture.captured import Captured
+from ..capture.node_tensors import is_member, is_view
+from ..capture.phases import depend_on_gradients
+from .cuts import Cut, tensor_arguments
+from .editing import Editor
+from .shape_only import is_stand_in
+
+Tensor = tuple[fx.Node, int]  # a node, and the member of its result
+
+
+@dataclass(frozen=True)
+class Region:
+    """Ops that run in slices.
+
+    cuts : how each op is cut. slices : how many there are.
+    kept : ops that run whole too, for readers outside of the region: no tensor of theirs is put together.
+    unproven : ops whose slices may give other bits than the whole op.
+    """
+
+    cuts: Mapping[fx.Node, Cut]
+    slices: int
+    kept: frozenset[fx.Node] = frozenset()
+    unproven: frozenset[fx.Node] = frozenset()
+
+
+SLICE = "rekindle_slice"  # a mark of new ops
+
+
+def is_slice(n: fx.Node) -> bool:
+    """Whether the op belongs to a region that runs in slices."""
+    return SLICE in n.meta
+
+
+def units(cuts: Mapping[fx.Node, Cut]) -> int:
+    """The largest number of equal parts that all tensors of these ops can be cut into: a divisor of their sizes along the
+    dimensions that are cut, and of the groups of convolutions."""
+    found = 0
+    for n, cut in cuts.items():
+        found = math.gcd(found, cut.units)
+        for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
+            if isinstance(dim, int):
+                found = math.gcd(found, int(a.meta["val"].shape[dim]))
+        for j, out in enumerate(cut.outs):
+            if isinstance(out, int):
+                found = math.gcd(found, int(tensor((n, j)).shape[out]))
+    return found
+
+
+def source(a: fx.Node) -> Tensor:
+    """The op that makes a tensor, and which member of its result the tensor is."""
+    return (a.args[0], a.args[1]) if is_member(a) else (a, 0)  # type: ignore[return-value]
+
+
+def tensor_nodes(n: fx.Node) -> list[tuple[int, fx.Node]]:
+    """(member, the node that stands for it) of every tensor that an op returns and something reads."""
+    if isinstance(n.meta["val"], torch.Tensor):
+        return [(0, n)]
+    return [(u.args[1], u) for u in n.users if is_member(u) and isinstance(u.meta["val"], torch.Tensor)]  # type: ignore[misc]
+
+
+def put_together(a: fx.Node, region: Region, c: Captured, views: bool = True) -> bool:
+    """Whether a tensor that an op in slices makes is put together: an op that runs whole reads it, or it is a result.
+
+    views : also where this holds for a view of it that is made slice by slice.
+    """
+    cuts = region.cuts
+    if source(a)[0] in region.kept:
+        return False
+    if a in c.outputs or a in c.gradients.values() or a in c.mutations.values():
+        return True
+    for u in a.users:
+        if u in cuts and u not in region.kept:
+            if views and is_view(u) and put_together(u, region, c):
+                return True
+        elif not is_member(u) and not (is_stand_in(u) and all(r in cuts and r not in region.kept for r in u.users)):
+            return True
+    return False
+
+
+def tensor(t: Tensor) -> torch.Tensor:
+    """The fake tensor."""
+    val = t[0].meta["val"]
+    made: torch.Tensor = val if isinstance(val, torch.Tensor) else val[t[1]]
+    return made
+
+
+def groups(edit: Editor, region: Region) -> dict[fx.Node, fx.Node]:
+    """Op -> the first op of its group: ops of one phase that hand slices to each other."""
+    late = depend_on_gradients(edit.captured)
+    first = {n: n for n in region.cuts}
+
+    def find(n: fx.Node) -> fx.Node:
+        while first[n] is not n:
+            n = first[n]
+        return n
+
+    for n, cut in region.cuts.items():
+        for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
+            p, j = source(a)
+            if dim is not None and p in region.cuts and region.cuts[p].outs[j] == dim and (p in late) == (n in late):
+                one, two = sorted((find(n), find(p)), key=edit.place)
+                first[two] = one
+    return {n: find(n) for n in region.cuts}
