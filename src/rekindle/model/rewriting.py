@@ -52,8 +52,9 @@ class Plain:
 class Rewriting:
     """The rewrites of a step, in order. captured_hash : hash of the graph of the captured step. plain : its figures.
 
-    sums : names of the parameters whose gradients are added up from slices, in another order than the plain step's.
-    sums_error : the largest relative difference that this was measured to make; None: not measured.
+    sums : names of the parameters whose gradients may differ from the plain step's by rounding: they depend on results that are
+        added up from slices, or on slices that are not proven to give the same bits.
+    sums_error : the largest difference measured, relative to the largest element of its gradient; None: not measured.
     """
 
     captured_hash: str
@@ -101,6 +102,8 @@ def _step(r: Reader) -> Rewrite:
     step = Rewrite(kind, r.ints("ops"), r.whole("slices"), made, r.ints("kept"))
     if (kind == SLICES) != (step.slices > 1) or len(made) != (len(step.ops) if kind == SLICES else 0):
         raise FormatError(f"{r.where} has other slices or cuts than its kind and its ops ask for")
+    if len(set(step.ops)) < len(step.ops):
+        raise FormatError(f"{r.where} names an op twice")
     if not set(step.kept) <= set(step.ops):
         raise FormatError(f"{r.where} keeps ops whole that it does not name")
     return step

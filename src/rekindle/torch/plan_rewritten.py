@@ -21,16 +21,18 @@ from ..model.rewriting import Rewrite, Rewriting
 from ..own_terms import beside_captured, own_goal, plain_figures
 from ..progress import announce
 from .rewrite.candidates import Rewrites
-from .rewrite.finding import SETTINGS as FINDING
+from .rewrite.closeness import marked, sums
 from .rewrite.finding import Allowed
 from .rewrite.probe import Bits
-from .rewrite.region import sums
 from .rewrite.regions import adds_up
-from .rewritten import with_rewrites
+from .rewritten import with_captured, with_rewrites
 from .trace import Trace
 
 Make = Callable[[Trace, PlanOptions], Plan]
-AUTO = "auto"
+AUTO, CLOSE = "auto", "close"
+_LESS = {
+    "normal": "quick"
+}  # effort for the larger graphs of rewritten steps: the same plans in half the time, in most cases
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,16 @@ def rewritten_alike(traced: Trace, options: PlanOptions, known: Sequence[Plan], 
     No other rewrites are looked for: a training loop waits.
     """
     plain = None
+    bits = Bits(run=not traced.fake)
     for steps in dict.fromkeys(p.rewriting.steps for p in known if p.rewriting is not None):
         try:
-            made = with_rewrites(traced, steps).costed(traced.options.target, options.report, measure=False)
+            made = with_rewrites(traced, steps, bits)
         except PlanMismatch:  # another graph, or sizes that cannot be cut so
             continue
+        bits.save()
+        if options.parity != CLOSE and marked(made.lowered.captured):  # slices of this size give other bits
+            continue
+        made = made.costed(traced.options.target, options.report, measure=False)
         plain = plain or plain_figures(traced.graph)
         goal = own_goal(options.goal, made.graph, plain, options.cost)
         if goal is not None:
@@ -103,6 +110,8 @@ class _Choice:
         self.rewrites = Rewrites(traced.lowered)
         self.floor = self.rewrites.floor_bytes
         self.plain = plain_figures(graph)
+        self.close = options.parity == CLOSE
+        self.bits = Bits(run=not traced.fake)
         self.refusals: list[InfeasibleBudget] = []
 
     # -- goals ---------------------------------------------------------------------------------------------------------
@@ -147,10 +156,11 @@ class _Choice:
     def slices(self) -> tuple[Rewrite, ...]:
         """The rewrites with regions in slices; () where none lowers the floor."""
         far = self.options.goal.least_memory or (self.options.goal.max_overhead or 0.0) >= SETTINGS.far_overhead
-        reach = (*FINDING.far, *FINDING.near) if far else FINDING.near
-        close = self.options.parity == "close"
-        may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
-        return self.rewrites.in_slices(Allowed(may, None if close else Bits(run=not self.traced.fake), reach))
+        if self.close:
+            return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, far))
+        found = self.rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, far))
+        self.bits.save()
+        return found
 
     def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
         yield from dict.fromkeys(steps for steps in (self.slices, self.rewrites.smaller_saves()) if steps)
@@ -171,7 +181,11 @@ class _Choice:
     def _uncosted(self, steps: tuple[Rewrite, ...]) -> Trace:
         known = self.__dict__.setdefault("_traces", {})
         if steps not in known:
-            known[steps] = with_rewrites(self.traced, steps)
+            if self.close:  # the slices that give other bits are looked for, so that the plan names what rounds
+                known[steps] = with_rewrites(self.traced, steps, self.bits)
+                self.bits.save()
+            else:
+                known[steps] = with_captured(self.traced, self.rewrites.after(steps))
         made: Trace = known[steps]
         return made
 
@@ -205,7 +219,9 @@ class _Choice:
             return None
         rewriting = Rewriting(self.traced.graph.hash, self.plain, steps, sums(made.lowered.captured))
         try:
-            found = self.make(made, replace(self.options, goal=goal))
+            found = self.make(
+                made, replace(self.options, goal=goal, effort=_LESS.get(self.options.effort, self.options.effort))
+            )
         except UsageError:  # no plan within the overhead
             return None
         return beside_captured(found, rewriting, self.options)

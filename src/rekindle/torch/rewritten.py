@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import PlanMismatch
+from ..errors import ParityError, PlanMismatch
+from ..model.op_names import op_words
 from ..model.plan import Plan
 from ..model.rewriting import Rewrite
 from .capture.captured import Captured
 from .capture.normalise import lower
 from .rewrite.apply import rewritten
+from .rewrite.closeness import marked, sums
+from .rewrite.probe import Bits
 from .trace import Trace
 
 
-def with_rewrites(traced: Trace, steps: Sequence[Rewrite]) -> Trace:
-    """The trace of the step with these rewrites, without costs.
+def with_rewrites(traced: Trace, steps: Sequence[Rewrite], bits: Bits | None = None) -> Trace:
+    """The trace of the step with these rewrites, without costs. bits : as in `rewritten`.
 
     Raises
     ------
     PlanMismatch : the step has no such ops.
     """
-    return with_captured(traced, rewritten(traced.lowered.captured, steps))
+    return with_captured(traced, rewritten(traced.lowered.captured, steps, bits))
 
 
 def with_captured(traced: Trace, captured: Captured) -> Trace:
@@ -30,12 +33,12 @@ def with_captured(traced: Trace, captured: Captured) -> Trace:
     return replace(traced, graph=made.graph, lowered=made, origin=traced.as_captured)
 
 
-def rewritten_like(traced: Trace, plan: Plan) -> Trace:
+def rewritten_like(traced: Trace, plan: Plan, bits: Bits | None = None) -> Trace:
     """The trace with the plan's rewrites, or as it is where they do not fit it."""
     if plan.rewriting is None:
         return traced
     try:
-        return with_rewrites(traced, plan.rewriting.steps)
+        return with_rewrites(traced, plan.rewriting.steps, bits)
     except PlanMismatch:
         return traced
 
@@ -57,10 +60,42 @@ def as_planned(traced: Trace, plan: Plan) -> Trace:
 
 def fitting(traced: Trace, plan: Plan) -> Trace | None:
     """The trace whose graph is the plan's: this one, or this one with the plan's rewrites, costed as the plan says; None: the
-    plan is for another step."""
+    plan is for another step. Of ops in slices it is proven, by running them, that they give the same bits here.
+
+    Raises
+    ------
+    ParityError : an op in slices is not proven to, and the plan's parity is bitwise.
+    """
     if plan.rewriting is None:
         return traced if traced.graph.hash == plan.graph_hash else None
     if traced.graph.hash != plan.rewriting.captured_hash:
         return None
-    made = rewritten_like(traced, plan)
-    return made if made.graph.hash == plan.graph_hash else None
+    bits = Bits() if plan.rewriting.slices and not traced.fake else None
+    made = rewritten_like(traced, plan, bits)
+    if made.graph.hash != plan.graph_hash:
+        return None
+    if bits is not None:
+        bits.save()
+        if plan.options.parity == "bitwise":
+            _check_bits(made)
+    return made
+
+
+def with_sums_here(plan: Plan, traced: Trace) -> Plan:
+    """The plan, with the names of the parameters whose gradients may differ by rounding on this device. traced : its step."""
+    if plan.rewriting is None:
+        return plan
+    return replace(plan, rewriting=replace(plan.rewriting, sums=sums(traced.lowered.captured)))
+
+
+def _check_bits(traced: Trace) -> None:
+    """Raise ParityError where an op in slices is not proven to give the bits of the whole op."""
+    wrong = marked(traced.lowered.captured)
+    if not wrong:
+        return
+    words = next(op_words(o) for o, c in zip(traced.graph.ops, traced.lowered.calls, strict=True) if c.node in wrong)
+    raise ParityError(
+        f"the plan runs {words} and others in slices, which are not proven to give the bits of the whole op on this device. "
+        f"Plan {traced.module_name} on this device, or make a plan with parity='close', which admits results that are equal up "
+        "to rounding"
+    )

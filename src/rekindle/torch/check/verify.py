@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..capture.loss import default_loss
 from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
+from ..rewrite.closeness import NOTHING, Loose, difference, loose
 from ..run.as_before import same
 from ..run.measured_step import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..run.planned import PlannedForward, planned_forward
@@ -35,6 +37,9 @@ class Check:
     loss_equal, gradients_equal, buffers_equal, rng_equal : bitwise equality of the planned step with the plain one;
         None if they could not be compared (fake tensors, or the plain step does not fit the device). Gradients are taken of
         parameters and inputs; `buffers_equal` covers everything that forward writes: buffers, attributes, inputs.
+    close : of a plan with parity="close", what is equal up to rounding and not bitwise: "loss", "gradients" or "buffers" -> the
+        largest difference relative to the largest element of its tensor, and the name of that tensor. These are no
+        `differences`.
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
         step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
@@ -56,6 +61,12 @@ class Check:
     flops_overhead: float | None
     differences: list[str] = field(default_factory=list)
     held_peak_bytes: int | None = None
+    close: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    @property
+    def largest_difference(self) -> float:
+        """The largest of the differences in `close`; 0.0 where all is bitwise equal."""
+        return max((off for off, _ in self.close.values()), default=0.0)
 
     @property
     def ok(self) -> bool:
@@ -70,16 +81,26 @@ class Check:
     def __str__(self) -> str:
         from ...sizes import format_bytes
 
-        word = {True: "bitwise equal", False: "DIFFERS", None: "not compared"}
+        kinds = (
+            ("loss", self.loss_equal),
+            ("gradients", self.gradients_equal),
+            ("buffers", self.buffers_equal),
+            ("RNG state", self.rng_equal),
+        )
         return "\n".join(
-            [f"{k:<10} {word[x]}" for k, x in (("loss", self.loss_equal), ("gradients", self.gradients_equal),
-                                               ("buffers", self.buffers_equal), ("RNG state", self.rng_equal))]
+            [f"{k:<10} {self._word(k, x)}" for k, x in kinds]
             + [f"peak       {format_bytes(self.measured_peak_bytes)} measured, "
                f"{format_bytes(self.predicted_peak_bytes)} predicted ({self.peak_error:+.2%})"]
             + ([] if self.held_peak_bytes is None else
                [f"           {format_bytes(self.held_peak_bytes)} measured while the results are held"])
             + self.differences
         )  # fmt: skip
+
+    def _word(self, kind: str, equal: bool | None) -> str:
+        if kind in self.close:
+            off, name = self.close[kind]
+            return f"close (largest difference {off:.1e}{f': {name}' if name else ''})"
+        return {True: "bitwise equal", False: "DIFFERS", None: "not compared"}[equal]
 
 
 def verify(
@@ -90,7 +111,8 @@ def verify(
     loss: LossOf | None = None,
     count_flops: bool = False,
 ) -> Check:
-    """Run a plain step and a planned step from the same state and compare them bit by bit.
+    """Run a plain step and a planned step from the same state and compare them bit by bit. What a plan with parity="close"
+    adds up in another order is compared up to rounding.
 
     Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
     than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
@@ -149,18 +171,20 @@ def check_step(
         theirs = None
         with contextlib.suppress(torch.OutOfMemoryError):  # a model may have a plan because it does not fit without one
             theirs = run(s, plain, "plain")
-        equal, differences = compare(ours, theirs, fake)
+        may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
+        equal, differences, close = compare(ours, theirs, fake, may)
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
         adds_up = planned.last is not None and planned.last.runner.adds_up
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
-            differences += _compare_twice(s, planned, plain, equal)
+            differences += _compare_twice(s, planned, plain, equal, may)
         extra = None
         if count_flops and theirs is not None:
             counts = [flops(s, f) for f in (planned, plain)]
             extra = counts[0] / counts[1] - 1 if counts[1] else None
         top = run(s, planned, "planned", Way.HELD).peak if held else None
     used = planned.last.plan if planned.last is not None else planned.plan
-    return as_check(equal, differences, ours, theirs, used.activation_peak_bytes, extra, top)
+    made = as_check(equal, differences, ours, theirs, used.activation_peak_bytes, extra, top)
+    return replace(made, close=close)
 
 
 def as_check(
@@ -219,16 +243,18 @@ def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written:
     return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, list(written))
 
 
-def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, equal: dict[str, bool | None]) -> list[str]:
+def _compare_twice(
+    s: Subject, planned: PlannedForward, plain: Any, equal: dict[str, bool | None], may: Loose
+) -> list[str]:
     """Differences, in words, of steps that call the model twice; `equal` is updated. Random numbers are drawn between the
-    calls, and one backward goes through both."""
+    calls, and one backward goes through both. may : what may differ by rounding."""
     # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
-    found, now = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED)
+    found, now = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED, may)
     bound = planned.last
     if found and bound is not None and bound.runner.adds_up:
         # The sums of one backward through both calls may round differently; a warning says so when such a call is made.
         wrong = [k for k in ("loss", "buffers", "rng") if not now[k]]
-        apart, now_apart = _twice(s, planned, plain, Way.TWICE)
+        apart, now_apart = _twice(s, planned, plain, Way.TWICE, may)
         if not wrong and not apart:
             bound.runner.let_round()
             return []
@@ -237,7 +263,7 @@ def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, equal: dict[
     return [f"called twice before backward, with random numbers drawn in between: {x}" for x in found]
 
 
-def _twice(s: Subject, planned: Any, plain: Any, way: Way) -> tuple[list[str], dict[str, bool | None]]:
+def _twice(s: Subject, planned: Any, plain: Any, way: Way, may: Loose) -> tuple[list[str], dict[str, bool | None]]:
     nothing: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"), True)
     try:
         theirs = run(s, plain, "plain", way)
@@ -248,28 +274,49 @@ def _twice(s: Subject, planned: Any, plain: Any, way: Way) -> tuple[list[str], d
     except (PlanMismatch, torch.OutOfMemoryError):
         # The first call changed something, so that the second needs another plan; or memory is too small.
         return [], nothing
-    equal, found = compare(ours, theirs, False)
+    equal, found, _ = compare(ours, theirs, False, may)
     return found, equal
 
 
-def compare(ours: Outcome, theirs: Outcome | None, fake: bool) -> tuple[dict[str, bool | None], list[str]]:
-    """(equality of each kind, the differences in words)."""
+def compare(
+    ours: Outcome, theirs: Outcome | None, fake: bool, may: Loose = NOTHING
+) -> tuple[dict[str, bool | None], list[str], dict[str, tuple[float, str]]]:
+    """(bitwise equality of each kind, the differences in words, what is only close as `Check.close` gives it).
+
+    may : what may differ by rounding; that it does is no difference.
+    """
     found: list[str] = []
+    close: dict[str, tuple[float, str]] = {}
     equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
     if theirs is None or fake:
-        return equal, found
-    equal["loss"] = same(ours.loss, theirs.loss)
-    if not equal["loss"]:
-        found.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
-    kinds: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
-        ("gradients", "gradients", ours.gradients, theirs.gradients),
-        ("buffers", "tensors that forward writes", ours.written, theirs.written),
+        return equal, found, close
+    gradients = may.parameters | (set(theirs.of_inputs) if may.inputs else set())
+    kinds: list[tuple[str, str, dict[str, Any], dict[str, Any], Set[str]]] = [
+        ("loss", "losses", {"": ours.loss}, {"": theirs.loss}, {""} if may.results else set()),
+        ("gradients", "gradients", ours.gradients, theirs.gradients, gradients),
+        ("buffers", "tensors that forward writes", ours.written, theirs.written, may.written),
     ]
-    for kind, what, a, b in kinds:
+    for kind, what, a, b, apart in kinds:
         known = list(dict.fromkeys([*b, *a]))
         wrong = [k for k in known if not same(a.get(k), b.get(k))]
         equal[kind] = not wrong
-        found += [f"{len(wrong)} of {len(known)} {what} differ, first {wrong[0]}"] if wrong else []
+        off = {k: _apart(a.get(k), b.get(k)) for k in wrong if k in apart}
+        wrong = [k for k in wrong if off.get(k, inf) > may.most]
+        if wrong and kind == "loss":
+            found.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
+        elif wrong:
+            found.append(f"{len(wrong)} of {len(known)} {what} differ, first {wrong[0]}{_by(off, wrong[0])}")
+        elif off:
+            close[kind] = max((x, k) for k, x in off.items())
     equal["rng"] = all(same(a, b) for a, b in zip(ours.rng, theirs.rng, strict=True))
     found += [] if equal["rng"] else ["the RNG state after the step differs"]
-    return equal, found
+    return equal, found, close
+
+
+def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    return inf if one is None or other is None else difference(one, other)
+
+
+def _by(off: dict[str, float], name: str) -> str:
+    """How far a tensor that may differ by rounding differs."""
+    return f" by {off[name]:.1e} of its largest element" if name in off else ""

@@ -196,7 +196,7 @@ class _Planning:
             except RekindleError as e:
                 raise self._fails(e) from e
         if self.request.check and self.theirs is not None:
-            _, differences = compare(ours, self.theirs, self.s.fake is not None)
+            _, differences, _ = compare(ours, self.theirs, self.s.fake is not None)
             if differences:
                 raise self._differs(differences)
         units, ways = self.choices.units, self.choices.ways

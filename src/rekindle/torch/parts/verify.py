@@ -79,7 +79,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
         theirs = None
         with parts_aside(model), contextlib.suppress(torch.OutOfMemoryError):
             theirs = run(s, plain, "plain")
-        equal, differences = compare(ours, theirs, fake)
+        equal, differences, _ = compare(ours, theirs, fake)
         with without_caches(model, plan.keeps_caches):
             held = run(s, plain, "planned", Way.HELD).peak
         extra = None

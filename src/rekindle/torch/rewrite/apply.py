@@ -11,71 +11,97 @@ from ...model import rewriting as kinds
 from ...model.rewriting import Rewrite
 from ..capture.captured import Captured
 from .convolutions import in_two_calls, may_split
-from .cuts import cuts_of
+from .cuts import Cut, cuts_of
 from .editing import Editor
 from .picked import may_pick, pick_first
+from .probe import Bits
 from .region import Region, units
 from .saves import save_less, saves
 from .slices import cut_into_slices
 
 
-def rewritten(captured: Captured, steps: Sequence[Rewrite]) -> Captured:
+def rewritten(captured: Captured, steps: Sequence[Rewrite], bits: Bits | None = None) -> Captured:
     """The captured step with these rewrites. The given one stays as it is.
+
+    bits : proves of ops in slices that they give the same bits; those of which it does not are marked (see `closeness`). None:
+        nothing is proven, and slices count as the same.
 
     Raises
     ------
     PlanMismatch : the step has no such ops.
     """
     for step in steps:
-        captured = _after(captured, step)
+        captured = _after(captured, step, bits)
     return captured
 
 
-def _after(captured: Captured, step: Rewrite) -> Captured:
+def _after(captured: Captured, step: Rewrite, bits: Bits | None) -> Captured:
     """The step after one rewrite."""
     if not all(0 <= i < len(captured.nodes) for i in step.ops):
         raise PlanMismatch(_WRONG)
     edit = Editor(captured)
     nodes = [edit.captured.nodes[i] for i in step.ops]
     try:
+        unproven = _unproven(captured, step, bits) if step.kind == kinds.SLICES else frozenset()
         with edit.at_work():
-            _REWRITES[step.kind](edit, nodes, step)
+            if step.kind == kinds.SLICES:
+                _slices(edit, nodes, step, unproven)
+            else:
+                _REWRITES[step.kind](edit, nodes)
     except (ValueError, KeyError) as e:
         raise PlanMismatch(f"{_WRONG} ({e})") from e
     return edit.finish()
 
 
-def _convolutions(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
+def _convolutions(edit: Editor, nodes: list[fx.Node]) -> None:
     if not all(map(may_split, nodes)):
         raise ValueError("an op is no backward of a convolution")
     in_two_calls(edit, nodes)
 
 
-def _saves(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
+def _saves(edit: Editor, nodes: list[fx.Node]) -> None:
     if any(saves(n) is None for n in nodes):
         raise ValueError("an op reads nothing for which there is a smaller save")
     save_less(edit, nodes)
 
 
-def _picked(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
+def _picked(edit: Editor, nodes: list[fx.Node]) -> None:
     for n in nodes:
         if not may_pick(n):
             raise ValueError("an op is no loss over rows")
         pick_first(edit, n)
 
 
-def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite) -> None:
+def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite, unproven: frozenset[int]) -> None:
+    cuts = _cuts(nodes, step)
+    if units(cuts) < step.slices:
+        raise ValueError("there are too many slices")
+    kept, loose = (
+        frozenset(n for n, i in zip(nodes, step.ops, strict=True) if i in at) for at in (set(step.kept), unproven)
+    )
+    cut_into_slices(edit, Region(cuts, step.slices, kept, loose))
+
+
+def _cuts(nodes: Sequence[fx.Node], step: Rewrite) -> dict[fx.Node, Cut]:
+    """How each op is cut, as the rewrite says."""
     cuts = {}
     for n, (ins, outs) in zip(nodes, step.cuts, strict=True):
         known = [c for c in cuts_of(n) if (c.ins, c.outs) == (ins, outs)]
         if not known:
             raise ValueError(f"{n.target} cannot be cut so")
         cuts[n] = known[0]
-    if units(cuts) < step.slices:
-        raise ValueError("there are too many slices")
-    kept = frozenset(n for n, i in zip(nodes, step.ops, strict=True) if i in set(step.kept))
-    cut_into_slices(edit, Region(cuts, step.slices, kept))
+    return cuts
 
 
-_REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.SAVES: _saves, kinds.PICKED: _picked, kinds.SLICES: _slices}
+def _unproven(captured: Captured, step: Rewrite, bits: Bits | None) -> frozenset[int]:
+    """Places of the ops whose slices are not proven to give the same bits. They run, so no editor may be at work."""
+    if bits is None:
+        return frozenset()
+    cuts = _cuts([captured.nodes[i] for i in step.ops], step)
+    size = units(cuts)
+    same = [bits.same_beside_sums(n, c, step.slices, size) for n, c in cuts.items()]
+    return frozenset(i for i, proven in zip(step.ops, same, strict=True) if not proven)
+
+
+_REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.SAVES: _saves, kinds.PICKED: _picked}
 _WRONG = "the plan rewrites ops that this step does not have; make the plan again"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from torch import fx
 
+from ...errors import PlanMismatch
 from ...model.floor import single_op
 from ...model.judge import simulate
 from ...model.rewriting import CONVOLUTIONS, PICKED, SAVES, Rewrite
@@ -21,6 +23,8 @@ from .finding import SETTINGS as FINDING
 from .finding import Allowed, largest, next_region
 from .picked import may_pick
 from .saves import saves
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Rewrites:
         self.plain_bytes = simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
         self.small_bytes = max(1, int(SETTINGS.save_share * self.plain_bytes))
         self._prepared: tuple[tuple[Rewrite, ...], Captured] | None = None
+        self._captured: dict[tuple[Rewrite, ...], Captured] = {}
 
     def smaller_saves(self) -> tuple[Rewrite, ...]:
         """Rewrites without slices; () where there is nothing to rewrite."""
@@ -69,12 +74,23 @@ class Rewrites:
             step = next_region(low, allowed, self.small_bytes)
             if step is None:
                 break
-            captured = rewritten(captured, [step])
+            try:
+                captured = rewritten(captured, [step])
+            except PlanMismatch as e:
+                log.debug("no more regions in slices: %s", e)
+                break
             found.append(step)
             low = self._lowered(captured)
             if largest(WorkingSets(low, self.small_bytes)) <= FINDING.enough * first:
                 break
-        return (*steps, *found) if found else ()
+        if not found:
+            return ()
+        self._captured[(*steps, *found)] = captured
+        return (*steps, *found)
+
+    def after(self, steps: tuple[Rewrite, ...]) -> Captured:
+        """The step after rewrites that this object gave."""
+        return self._base()[1] if steps == self._base()[0] else self._captured[steps]
 
     def _base(self) -> tuple[tuple[Rewrite, ...], Captured]:
         """(the rewrites that come before slices, the step after them)."""

@@ -48,12 +48,7 @@ class WorkingSets:
         While the last slices run, all tensors that are put together are there.
         """
         found = self.bytes.copy()
-        whole = {
-            a: storage_bytes(a.meta["val"])
-            for n in region.cuts
-            for _, a in tensor_nodes(n)
-            if self._together(n, a, region)
-        }
+        whole = self._whole(region)
         late = depend_on_gradients(self.low.captured)
         for n in region.cuts:
             if n in self._place:
@@ -63,6 +58,14 @@ class WorkingSets:
                 i = self._place[n]
                 found[i] = max(needs, self.bytes[i]) if n in region.kept else needs
         return found
+
+    def together(self, region: Region) -> int:
+        """Bytes of all tensors of a region that are put together."""
+        return sum(self._whole(region).values())
+
+    def _whole(self, region: Region) -> dict[fx.Node, int]:
+        tensors = [a for n in region.cuts for _, a in tensor_nodes(n) if self._together(n, a, region)]
+        return {a: storage_bytes(a.meta["val"]) for a in tensors}
 
     def _together(self, n: fx.Node, a: fx.Node, region: Region) -> bool:
         return region.cuts[n].outs[source(a)[1]] != SUM and put_together(a, region, self.low.captured, views=False)

@@ -8,7 +8,7 @@ then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import fx
@@ -60,12 +60,18 @@ class Allowed:
     """The regions that may run in slices.
 
     may : whether an op may be cut in a way. bits : proves of ops that their slices give the same bits; None: they need not.
-    reach : shares as in `FindingSettings`.
+    far : whether much recomputation is allowed: of regions that are alike, the one that puts the fewest bytes together is
+        taken.
     """
 
     may: May
     bits: Bits | None
-    reach: tuple[float, ...]
+    far: bool = False
+
+    @property
+    def reach(self) -> tuple[float, ...]:
+        """Shares as in `FindingSettings`."""
+        return (*SETTINGS.far, *SETTINGS.near) if self.far else SETTINGS.near
 
     def differing(self, region: Region) -> set[tuple[fx.Node, Cut]]:
         """The ops of a region, with their cuts, whose slices are not proven to give the same bits."""
@@ -87,7 +93,7 @@ def next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Rewrite | N
         return allowed.may(n, cut) and (n, cut) not in differing
 
     for _ in range(SETTINGS.tries_most):
-        region = _next_region(low, may, small_bytes, allowed.reach)
+        region = _next_region(low, replace(allowed, may=may), small_bytes)
         if region is None:
             return None
         found = allowed.differing(region)
@@ -97,11 +103,11 @@ def next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Rewrite | N
     return None
 
 
-def _next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, ...]) -> Region | None:
+def _next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Region | None:
     """The best region of ops that may be cut."""
-    sets = WorkingSets(low, small_bytes)
+    sets, may, reach = WorkingSets(low, small_bytes), allowed.may, allowed.reach
     now = largest(sets)
-    before = _Worth.of(sets.bytes, now, 0)
+    before = _Worth.of(sets.bytes, now, -1)
     for i in np.flatnonzero(sets.bytes > SETTINGS.worth * now):
         n = sets.nodes[i]
         region = None if n is None or not _gives_little(n, now) else _made_again(low, n, may, reach, now)
@@ -112,7 +118,7 @@ def _next_region(low: Lowered, may: May, small_bytes: int, reach: tuple[float, .
         return None
     best: tuple[_Worth, Region] | None = None
     for region in _grown(seed, may, reach, now):
-        worth = _Worth.of(sets.cut(region), now, len(region.cuts))
+        worth = _Worth.of(sets.cut(region), now, sets.together(region) if allowed.far else len(region.cuts))
         if best is None or worth.better(best[0]):
             best = (worth, region)
     return best[1] if best is not None and best[0].better(before) else None
@@ -167,23 +173,24 @@ def largest(sets: WorkingSets) -> int:
 class _Worth:
     """How good a region is.
 
-    bytes : the largest working set. near : ops that come near the largest one of before. ops : of the region.
+    bytes : the largest working set. near : ops that come near the largest one of before. price : ops of the region, or bytes
+        that it puts together: among regions that are alike, the lowest is best.
     """
 
     bytes: int
     near: int
-    ops: int
+    price: int
 
     @classmethod
-    def of(cls, sets: np.ndarray, before: int, ops: int) -> _Worth:
-        return cls(int(sets.max()), int((sets > SETTINGS.worth * before).sum()), ops)
+    def of(cls, sets: np.ndarray, before: int, price: int) -> _Worth:
+        return cls(int(sets.max()), int((sets > SETTINGS.worth * before).sum()), price)
 
     def better(self, other: _Worth) -> bool:
         """Whether this region is to be taken in place of the other."""
         if self.near != other.near:
             return self.near < other.near
         if self.near or abs(self.bytes - other.bytes) <= SETTINGS.alike * other.bytes:
-            return self.ops < other.ops if other.ops else False
+            return self.price < other.price
         return self.bytes < other.bytes
 
 

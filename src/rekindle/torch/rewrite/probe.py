@@ -66,8 +66,12 @@ class Bits:
         size : units of the region of which the op is a part, as `slices.units` counts them; 0: all of the cut's. Slices of
             unlike sizes begin where the region's do.
         """
-        if SUM in cut.outs:
-            return False
+        return SUM not in cut.outs and self.same_beside_sums(node, cut, slices, size)
+
+    def same_beside_sums(self, node: fx.Node, cut: Cut, slices: int, size: int = 0) -> bool:
+        """`same`, of the results that are not added up."""
+        if all(d == SUM for d in cut.outs):
+            return True
         edges = edges_of(slices, size or cut.units)
         if slices > edges[-1] or cut.units % edges[-1]:
             return False

@@ -25,29 +25,21 @@ class Region:
 
     cuts : how each op is cut. slices : how many there are.
     kept : ops that run whole too, for readers outside of the region: no tensor of theirs is put together.
+    unproven : ops whose slices may give other bits than the whole op.
     """
 
     cuts: Mapping[fx.Node, Cut]
     slices: int
     kept: frozenset[fx.Node] = frozenset()
+    unproven: frozenset[fx.Node] = frozenset()
 
 
-SLICE, SUMMED = "rekindle_slice", "rekindle_sum"  # marks of new ops
+SLICE = "rekindle_slice"  # a mark of new ops
 
 
 def is_slice(n: fx.Node) -> bool:
     """Whether the op belongs to a region that runs in slices."""
     return SLICE in n.meta
-
-
-def sums(c: Captured) -> tuple[str, ...]:
-    """Names of the parameters whose gradients are added up from slices, or depend on tensors that are."""
-    found: set[fx.Node] = set()
-    for n in c.nodes:
-        if SUMMED in n.meta or any(a in found for a in n.all_input_nodes):
-            found.add(n)
-    named = {c.params.get(p) or c.buffers.get(p) or "an input" for p, g in c.gradients.items() if g in found}
-    return tuple(sorted(named))
 
 
 def units(cuts: Mapping[fx.Node, Cut]) -> int:

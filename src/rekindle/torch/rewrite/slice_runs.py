@@ -11,7 +11,7 @@ from torch import fx
 
 from ..capture.rules import runnable
 from .cut_rules import wants_dense
-from .cuts import Cut, sliced_call, span
+from .cuts import SUM, Cut, sliced_call, span
 from .memory_order import has_gaps
 from .random_arguments import with_tensors
 
@@ -26,7 +26,8 @@ def edges_of(slices: int, size: int) -> list[int]:
 def same_bits(
     node: fx.Node, cut: Cut, edges: Sequence[int], tensors: Sequence[torch.Tensor], layouts_most: int
 ) -> bool:
-    """Whether every slice of the op gives the bits of its part of the whole, on these arguments.
+    """Whether every slice of the op gives the bits of its part of the whole, on these arguments. Results that are added up from
+    slices are passed over.
 
     A slice of a tensor is a view of it with gaps, or a tensor of its own without gaps; arguments come either way, and all
     mixtures are tried, as far as there are no more than `layouts_most`: else all with gaps and all without.
@@ -47,8 +48,9 @@ def same_bits(
             parts = [
                 t if not isinstance(d, int) or t is None else _piece(t, d, *span(t.shape[d], begin, end, size), False)
                 for t, d in zip(whole, cut.outs, strict=True)
+                if d != SUM
             ]
-            if not _equal(parts, made):
+            if not _equal(parts, [t for t, d in zip(made, cut.outs, strict=True) if d != SUM]):
                 return False
     return True
 

@@ -15,12 +15,13 @@ import torch
 from torch import fx
 
 from ..capture.captured import Writing
+from .closeness import SUMMED, UNPROVEN
 from .cut_rules import wants_dense
 from .cuts import SUM, sliced_call, tensor_arguments
 from .editing import Editor, Key
 from .memory_order import has_gaps
 from .over import Over, outside
-from .region import SLICE, SUMMED, Region, Tensor, groups, source, tensor, units
+from .region import SLICE, Region, Tensor, groups, source, tensor, units
 from .shape_only import is_stand_in
 
 aten = torch.ops.aten
@@ -107,6 +108,8 @@ class _Cutting:
             self.whole[n, 0] = made
             return made
         made = self._call(target, args, n, at, kwargs)
+        if n in self.region.unproven:
+            made.meta[UNPROVEN] = True
         if n in c.writing:
             c.writing[made] = self._writing(n, made, i, at)
         return made
@@ -180,7 +183,7 @@ class _Cutting:
             made.meta[SUMMED] = True
         elif not isinstance(dim, int):
             raise ValueError(f"{n} has no dimension that is cut")
-        elif like.numel() * like.element_size() <= SETTINGS.joined_most_bytes and t not in self.over:
+        elif self._is_joined(like) and t not in self.over:
             slices = [self._member(t, k) for k in range(self.slices)]
             made = self._call(aten.cat.default, (slices, dim), n, self._at(n, self.slices - 1, 0.5))
         elif i == 0:
@@ -194,6 +197,10 @@ class _Cutting:
             raise ValueError(f"{n.target} in slices lays its result out in another way")
         self.taken[t, i] = made
         return made
+
+    def _is_joined(self, like: torch.Tensor) -> bool:
+        """Whether slices are put together by one `cat`, whose result lies in memory in the usual order of dimensions."""
+        return like.is_contiguous() and like.numel() * like.element_size() <= SETTINGS.joined_most_bytes
 
     def _buffer(self, n: fx.Node, like: torch.Tensor) -> fx.Node:
         kwargs = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}

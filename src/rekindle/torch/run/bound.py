@@ -45,7 +45,8 @@ class _Places:
 class Bound:
     """Runs one plan for the calls that it fits.
 
-    plan, trace : the plan and the trace that it was made for, rewritten as the plan says. guards : tell whether the module is still as it was captured.
+    plan, trace : the plan and the trace that it was made for, rewritten as the plan says.
+    guards : tell whether the module is still as it was captured.
     turn : number of the module's planned call in which it ran last. uses : how often it ran.
     """
 

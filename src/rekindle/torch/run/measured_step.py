@@ -44,8 +44,9 @@ class Way(Enum):
 class Outcome:
     """The results of one step.
 
-    gradients, written : tensors by name. rng : random states after the step. drew : whether the step drew random numbers.
-    peak : bytes above those held before. seconds : with the instruments on.
+    gradients, written : tensors by name. of_inputs : those of the gradients that are inputs'. rng : random states after the
+        step. drew : whether the step drew random numbers. peak : bytes above those held before. seconds : with the
+        instruments on.
     """
 
     loss: torch.Tensor
@@ -55,6 +56,7 @@ class Outcome:
     drew: bool
     peak: int
     seconds: float
+    of_inputs: tuple[str, ...] = ()
 
     def figures(self) -> Outcome:
         """The outcome without its tensors, which take as much memory as the model."""
@@ -126,14 +128,16 @@ def run(
         rng = _rng(s)
         gradients = {k: None if p.grad is None else local(p.grad) for k, p in s.model.named_parameters()}
         written = {k: b.detach().clone() for k, b in _carried(s).items()}
+        of_inputs: list[str] = []
         if s.fake is None:
             for i, (name, t) in enumerate(zip(s.sample.names, tensors, strict=True)):
                 if t.requires_grad and t.is_leaf and not s.sample.is_owned(i):
                     gradients[name] = t.grad
+                    of_inputs.append(name)
                 if not s.sample.is_owned(i) and not same(t.detach(), s.sample.tensors[i].detach()):
                     written[name] = t.detach()
         drew = not all(map(same, before, rng))
-        return Outcome(left[0], gradients, written, rng, drew, peak, seconds)
+        return Outcome(left[0], gradients, written, rng, drew, peak, seconds, tuple(of_inputs))
 
 
 def flops(s: Subject, forward: Callable[..., Any]) -> int:

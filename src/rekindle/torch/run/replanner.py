@@ -17,7 +17,7 @@ from torch import nn
 from ... import notices
 from ...ask import Goal, PlanOptions
 from ...carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
-from ...errors import InfeasibleBudget, PlanMismatch, RekindleError, TraceError, UsageError
+from ...errors import InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
 from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
@@ -28,13 +28,14 @@ from ..capture.number_places import name_of, read
 from ..capture.numbers import Place
 from ..capture.same_graph import matches
 from ..capture.sharded import order_that_works, own_class, sharded_parameter
+from ..rewritten import with_sums_here
 from ..trace import Trace, known_options
 from . import trial
 from .bound import Bound
 from .bound_plans import BoundPlans
 from .changed_numbers import changed_numbers, numbers_of
 from .lengths import Lengths
-from .loaded_plan import LoadedPlan
+from .loaded_plan import LoadedPlan, is_unproven
 from .mismatch import check_same_module
 from .new_call import NewCall
 from .new_shapes import NewShapes
@@ -74,11 +75,15 @@ class Replanner:
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
+        if plan.trace is not None:
+            check_same_module(model, plan.trace)
+        if is_unproven(plan, model):
+            plan = self.plan = replace(plan, trace=None, captured=plan.trace_options)
         self._loaded = LoadedPlan(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         if plan.trace is not None:
-            check_same_module(model, plan.trace)
-            self._lengths.add(plan.trace)
+            if plan.rewriting is None:
+                self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
 
     def copied(self) -> Replanner:
@@ -110,6 +115,7 @@ class Replanner:
         Raises
         ------
         PlanMismatch : the loaded plan does not fit the call, or calls without a plan are errors (on_new_shape="error").
+        ParityError : the loaded plan runs an op in slices that are not proven to give the same bits on this device.
         UsageError : the module was sharded after it was planned, such that no plan can run.
         """
         if (name := sharded_parameter(new.model)) is not None:
@@ -130,7 +136,7 @@ class Replanner:
                 announce(self._options.progress, f"capturing {type(new.model).__name__} for a new call")
                 return self._made(new)
         except Exception as e:  # any error at all: a run that has gone well so far goes on
-            if self.on_new_shape == "error" or isinstance(e, PlanMismatch) and new.model.training:
+            if self.on_new_shape == "error" or isinstance(e, PlanMismatch | ParityError) and new.model.training:
                 raise
             why = str(e) if isinstance(e, RekindleError) else f"{type(e).__name__}: {e}"
             self.leave_plain(new, f", for which there is no plan, and none can be made: {why}")
@@ -143,8 +149,9 @@ class Replanner:
         if fits is not None:
             if exceeded := self._loaded.exceeded(fits):
                 self.warned.warn(exceeded)
-            self._lengths.add(fits)
-            return self.bind(new.model, fits, self.plan)
+            if self.plan.rewriting is None:
+                self._lengths.add(fits)
+            return self.bind(new.model, fits, with_sums_here(self.plan, fits))
         if found is not None and self._loaded.is_for_later_calls(found):
             self._loaded.first_is_over()
             self._say(
@@ -201,7 +208,7 @@ class Replanner:
             self._remember(new)
             return None
         why = family[0].trace.expected.differences(new.model) if family else []
-        bound, witness = self.bind(new.model, found, made.plan), Witness()
+        bound, witness = self.bind(new.model, _step_of(made.plan, found), made.plan), Witness()
         if wrong := self._tried(new, bound, witness):
             self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
             self._remember(new)
@@ -224,7 +231,7 @@ class Replanner:
             made = self._plan_for(new, step.trace)
             if made is None:
                 return None
-            bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
+            bound, witness = self.bind(new.model, _step_of(made.plan, step.trace), made.plan), Witness()
             wrong = self._tried(new, bound, witness)
             if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
                 self._tell(new, made)
@@ -342,6 +349,11 @@ def _communicates(graph: Graph) -> bool:
 def _of_graph(plan: Plan) -> str:
     """The hash of the graph of the captured step that the plan is for."""
     return plan.graph_hash if plan.rewriting is None else plan.rewriting.captured_hash
+
+
+def _step_of(plan: Plan, found: Trace) -> Trace:
+    """The trace that a new plan runs: of the rewritten step, where it rewrites the step that was found."""
+    return found if plan.rewriting is None else plan.trace
 
 
 def _keeps_goal(plan: Plan, graph: Graph) -> bool:

@@ -16,6 +16,7 @@ from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast
+from ..rewrite.closeness import difference, loose
 from .as_before import as_before, same
 from .bound import Bound
 from .measured_step import gradients_as_before
@@ -27,7 +28,7 @@ def differences(
     model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall, witness: Witness | None = None
 ) -> list[str]:
     """How one planned step differs from one plain step, both on copies of the call's inputs, in words. [] if the steps agree,
-    or if the plain step does not fit the device.
+    up to rounding where the plan adds up in another order, or if the plain step does not fit the device.
 
     witness : watches the plain step; it holds no values if the steps could not be compared.
 
@@ -54,9 +55,18 @@ def differences(
             witness.values.clear()
         return []
     (ours, mine), (theirs, its) = outcomes
-    found = [] if same(ours, theirs) else ["the loss"]
-    wrong = [k for k in its if not same(mine[k], its[k])]
+    may, parameters = loose(bound.trace.lowered.captured), {k for k, _ in model.named_parameters()}
+    found = [] if _agree(ours, theirs, may.results, may.most) else ["the loss"]
+    apart = may.parameters | (its.keys() - parameters if may.inputs else set())
+    wrong = [k for k in its if not _agree(mine[k], its[k], k in apart, may.most)]
     return found + ([f"the gradients of {', '.join(wrong[:3])}"] if wrong else [])
+
+
+def _agree(one: torch.Tensor | None, other: torch.Tensor | None, may_round: bool, most: float) -> bool:
+    """Whether two tensors are the same, or close where they may differ by rounding."""
+    if same(one, other):
+        return True
+    return may_round and one is not None and other is not None and difference(one, other) <= most
 
 
 def _step(

@@ -1,0 +1,127 @@
+"""Which results of a rewritten step need not have the plain step's bits, and how far from them they may be.
+
+Ops in slices whose parts are added up, and those whose slices are not proven to give the same bits, are marked; everything that
+is computed from their results may differ by rounding, and nothing else may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ..capture import precision
+from ..capture.captured import Captured
+from ..capture.node_tensors import tensors_of
+
+SUMMED, UNPROVEN = "rekindle_summed", "rekindle_unproven"  # marks among a node's metas
+
+
+@dataclass(frozen=True)
+class ClosenessSettings:
+    """How far results may be from the plain step's, relative to the largest element of the tensor. Guesses.
+
+    exact_most : where everything is computed in float32 or float64.
+    epsilons_most : of the coarsest type in which they are computed, where that is coarser.
+    """
+
+    exact_most: float = 2e-5
+    epsilons_most: float = 8.0
+
+
+SETTINGS = ClosenessSettings()
+_TF32_EPSILON = 2.0**-10
+
+
+@dataclass(frozen=True)
+class Loose:
+    """Results that may differ from the plain step's by rounding.
+
+    parameters : names of those whose gradients may. inputs : whether gradients of inputs may. results : whether what the module
+    returns may. written : names of what forward writes. most : the difference relative to the largest element, at most.
+    """
+
+    parameters: frozenset[str] = frozenset()
+    inputs: bool = False
+    results: bool = False
+    written: frozenset[str] = frozenset()
+    most: float = SETTINGS.exact_most
+
+
+NOTHING = Loose()
+
+
+def marked(c: Captured) -> list[fx.Node]:
+    """The ops by which a rewritten step computes in another order than the captured one, or by slices that are not proven."""
+    return [n for n in c.nodes if SUMMED in n.meta or UNPROVEN in n.meta]
+
+
+def loose(c: Captured) -> Loose:
+    """What may differ from the plain step by rounding."""
+    found = _behind(c)
+    if not found:
+        return NOTHING
+    apart = {p for p, g in c.gradients.items() if g in found}
+    results = c.outputs[: len(c.outputs) - sum(a.output is not None for a in c.assigned.values())]
+    names = c.params | c.buffers
+    written = {names.get(p, "") for p, n in c.mutations.items() if n in found}
+    written |= {k for k, a in c.assigned.items() if a.output is not None and c.outputs[a.output] in found}
+    written |= {names.get(a, "") for n, w in c.writing.items() if n in found for a in w.args if isinstance(a, fx.Node)}
+    return Loose(
+        frozenset(c.params[p] for p in apart if p in c.params),
+        any(p not in c.params for p in apart),
+        any(n in found for n in results),
+        frozenset(written - {""}),
+        _most(found),
+    )
+
+
+def sums(c: Captured) -> tuple[str, ...]:
+    """Names of the parameters whose gradients may differ from the plain step's by rounding."""
+    found = loose(c)
+    return tuple(sorted([*found.parameters, *(["an input"] if found.inputs else [])]))
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of two tensors of one shape, relative to the largest element of the second one. Elements that are
+    NaN, or the same infinity, in both do not differ; those that are so in one alone do without end."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return float("inf")
+    if not other.numel():
+        return 0.0
+    a, b = one.detach().double(), other.detach().double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    off = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).max().item()
+    if not off:
+        return 0.0
+    largest = torch.where(b.isfinite(), b.abs(), 0.0).max().item()
+    return float(off / largest) if largest else float("inf")
+
+
+def _behind(c: Captured) -> set[fx.Node]:
+    """The marked ops, and all that are computed from their results."""
+    found = set(marked(c))
+    if found:
+        for n in c.nodes:
+            if any(a in found for a in n.all_input_nodes):
+                found.add(n)
+    return found
+
+
+def _most(nodes: Iterable[fx.Node]) -> float:
+    """The difference that rounding may make in results of these ops."""
+    coarsest = 0.0
+    for n in nodes:
+        for _, t in tensors_of(n):
+            if t.is_floating_point():
+                coarsest = max(coarsest, _epsilon(t))
+    return max(SETTINGS.exact_most, SETTINGS.epsilons_most * coarsest)
+
+
+def _epsilon(t: torch.Tensor) -> float:
+    if t.dtype is torch.float32:
+        rounds = t.is_cuda and any(map(precision.rounds, (precision.of_products(), precision.of_convolutions())))
+        return _TF32_EPSILON if rounds else 0.0
+    return 0.0 if t.dtype is torch.float64 else torch.finfo(t.dtype).eps
