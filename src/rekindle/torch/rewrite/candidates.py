@@ -21,6 +21,7 @@ from .finding import SETTINGS as FINDING
 from .finding import Allowed, largest, next_region
 from .picked import may_pick
 from .saves import saves
+from .wording import told
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Rewrites:
             step = next_region(low, allowed, self.small_bytes)
             if step is None:
                 break
+            found.append(told(captured, step))
             captured = rewritten(captured, [step])
-            found.append(step)
             low = self._lowered(captured)
             if largest(WorkingSets(low, self.small_bytes)) <= FINDING.enough * first:
                 break
@@ -83,7 +84,7 @@ class Rewrites:
             for kind, ops in ((CONVOLUTIONS, self._convolutions), (PICKED, self._losses), (SAVES, self._saves)):
                 at = tuple(i for i, n in enumerate(captured.nodes) if ops(n))
                 if at:
-                    steps.append(Rewrite(kind, at))
+                    steps.append(told(captured, Rewrite(kind, at)))
                     captured = rewritten(captured, steps[-1:])
             self._prepared = tuple(steps), captured
         return self._prepared
