@@ -19,8 +19,8 @@ from rekindle.torch.rewrite.wording import span_of, told
 
 def layers() -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(),
-        nn.Linear(288, 16), nn.Dropout(),
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(8, 8, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(288, 16),
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def cut(c: Captured, dim: int, which: Callable[[fx.Node], bool]) -> Rewrite:
 def test_smaller_saves_are_counted_by_layer() -> None:
     steps = Rewrites(rekindle.trace(Net(), torch.randn(8, 3, 16, 16), target="h200").lowered).smaller_saves()
     words = {s.kind: s.where for s in steps}
-    assert words[CONVOLUTIONS] == "features.3"  # the first one gives no gradient of its input
+    assert words[CONVOLUTIONS] == "features.4"  # the first one gives no gradient of its input
     assert set(words[SAVES].split(", ")) == {"signs of 2 ReLUs", "offsets of 1 pool", "masks of 1 dropout"}
 
 
@@ -65,7 +65,7 @@ def test_regions_that_are_found_have_words() -> None:
 def test_a_dimension_has_the_name_that_users_give_it(dim: int, words: str) -> None:
     c = captured(Net(), torch.randn(8, 3, 16, 16))
     step = cut(c, dim, lambda n: n.target is torch.ops.aten.relu.default)
-    assert told(c, step).where == f"features.1-4, along {words}"
+    assert told(c, step).where == f"features.1-5, along {words}"
     assert told(c, step) == step, "words are no part of what a rewrite is"
 
 
