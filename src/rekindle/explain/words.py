@@ -88,8 +88,8 @@ def _where(graph: Graph, plain: Peak, planned: Peak, step: str) -> str:
         return "Nothing runs in this graph."
     if before == after:
         return f"Both peaks are {after}."
-    plain = f"the peak{step}, each op once," if step else "the plain one"
-    return f"The planned peak is {after}; {plain} is {before}."
+    other = f"the peak{step}, each op once," if step else "the plain one"
+    return f"The planned peak is {after}; {other} is {before}."
 
 
 def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int, remedy: bool) -> list[str]:

@@ -103,10 +103,7 @@ def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Pro
                 f"the frontier is for graph {p.graph_hash[:12]}, and the plan for graph {plan.graph_hash[:12]}; "
                 "give rekindle.frontier(...) the trace or graph that the plan was made for"
             )
-    if captured:
-        points = [Point.of(p, TimeAxis.of(p.graph, p.cost, p.trace_options.target).weights, True) for p in frontier]  # type: ignore[union-attr]
-    else:
-        points = [p if isinstance(p, Point) else Point.of(p, weights) for p in frontier]
+    points = [p if isinstance(p, Point) else _point(p, weights, captured) for p in frontier]
     return sorted(points, key=lambda p: -p.peak_bytes)
 
 
@@ -162,6 +159,12 @@ def _searched(plan: Plan, progress: Progress) -> list[Plan]:
         announce(progress, "searching for the memory/time curve that the report shows")
         found = frontier_graph(plan.graph, options)
     return found if plan.rewriting is None else [beside_captured(p, plan.rewriting, p.options) for p in found]
+
+
+def _point(plan: Plan, weights: np.ndarray, captured: bool) -> Point:
+    """The point of a plan. weights : as in `Point.of`, of the report's plan, whose graph a plan of a captured step has not."""
+    own = TimeAxis.of(plan.graph, plan.cost, plan.trace_options.target).weights if captured else weights
+    return Point.of(plan, own, captured)
 
 
 def _is_captured(plan: Plan, graph_hash: str) -> bool:
