@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.graph import Graph, Op
 from ..model.op_names import op_words
+from ..model.rewriting_words import line, short
 from ..model.schedule import Schedule
 from ..printed import name
 from .holding import WORKSPACE, is_gradient, peak
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FORMAT = "rekindle.comparison/1"
 FIGURES = (
     "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "resident_bytes", "seconds", "overhead", "flops_overhead",
-    "op_runs", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
+    "op_runs", "rewritten", "bound_bytes", "gap", "least_overhead", "cost", "solver", "status", "verified", "goal",
 )  # fmt: skip
 
 
@@ -84,8 +85,22 @@ def compare_plans(a: Plan, b: Plan, names: tuple[str, str]) -> Comparison:
         *names,
         {key: (plan_figure(a, key), plan_figure(b, key)) for key in FIGURES},
         differences(*sizes),
-        graph_differences(a.graph, b.graph, names),
+        (*_rewritings(a, b, names), *graph_differences(a.graph, b.graph, names)),
     )
+
+
+def _rewritings(a: Plan, b: Plan, names: tuple[str, str]) -> list[str]:
+    """Sentences on how the steps of two plans were rewritten, where that differs."""
+    one, two = (() if p.rewriting is None else p.rewriting.steps for p in (a, b))
+    if one == two:
+        return []
+    found = []
+    for p, whose in ((a, name(names[0])), (b, name(names[1]))):
+        if p.rewriting is None:
+            found.append(f"{whose} is of the captured step.")
+        else:
+            found.append(f"{whose} is of a rewritten step: {line(p.rewriting)}.")
+    return found
 
 
 def plan_figure(plan: Plan, key: str) -> Any:
@@ -94,6 +109,8 @@ def plan_figure(plan: Plan, key: str) -> Any:
         return plan.graph.resident_bytes
     if key == "op_runs":
         return len(plan.schedule.runs)
+    if key == "rewritten":
+        return None if plan.rewriting is None else short(plan.rewriting)
     return plan.goal.to_json() if key == "goal" else getattr(plan, key)
 
 

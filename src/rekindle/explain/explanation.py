@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.op_names import op_words
+from ..model.rewriting import Rewriting
 from ..model.schedule import Schedule
 from .holders import Holder, holders
 from .holding import peak
 from .loss import loss_ops
 from .modules import folded_paths
-from .rows import Row, forward_tree, rows
+from .rows import Row, forward_tree, rewriting_row, rows
 from .screen import holders_screen, remarks_screen, table_screen, table_unit, title
 from .words import remarks
 
@@ -35,7 +36,8 @@ class Explanation:
     state_bytes : of the optimizer's state, within the resident bytes; None: not counted.
     added_seconds, seconds : that the plan adds, and of the whole planned step.
     cost, overhead : the unit of the plan's extra cost, and that cost as a share of the plain step's.
-    rows : the table by module. Their `saved_bytes` add up to `saved_bytes`, exactly.
+    rows : the table by module; for a rewritten step the last one is what the rewrites alone save. Their `saved_bytes` add up
+        to `saved_bytes`, exactly.
     peak_op : the op at the planned peak in words; "" where nothing runs.
     holders : all holders at the planned peak, the largest first, those of repeated layers as one.
     remarks : sentences about the peak, with a remedy where one is known.
@@ -100,15 +102,21 @@ def explain(plan: Plan) -> Explanation:
     """
     trace = plan.trace
     state = plan.captured.state_bytes if trace is None else getattr(trace, "state_bytes", None)
-    return explain_schedule(plan.graph, plan.schedule, plan.cost, state or None)
+    found = explain_schedule(plan.graph, plan.schedule, plan.cost, state or None, plan.rewriting)
+    return found if plan.rewriting is None else replace(found, overhead=plan.overhead)
 
 
 def explain_schedule(
-    graph: Graph, schedule: Schedule, cost: str = "seconds", state_bytes: int | None = None
+    graph: Graph,
+    schedule: Schedule,
+    cost: str = "seconds",
+    state_bytes: int | None = None,
+    rewriting: Rewriting | None = None,
 ) -> Explanation:
     """The explanation of a schedule for a graph.
 
     cost : the unit of `overhead`. state_bytes : of the optimizer's state, within the graph's resident bytes.
+    rewriting : how the graph was made from a captured step, whose peak and seconds are then the plain ones.
 
     Raises
     ------
@@ -120,9 +128,14 @@ def explain_schedule(
     tree = forward_tree(graph, loss)
     largest = holders(graph, planned, folded_paths(tree))
     judged = simulate(graph, schedule, cost)
+    table = rows(graph, plain, planned, tree, loss)
+    plain_bytes, plain_seconds = plain.bytes, simulate(graph, base).seconds
+    if rewriting is not None:
+        table += (rewriting_row(graph, plain.bytes, rewriting.plain),)
+        plain_bytes, plain_seconds = rewriting.plain.peak_bytes, rewriting.plain.seconds
     return Explanation(
-        graph.name, plain.bytes, planned.bytes, graph.resident_bytes, state_bytes,
-        judged.seconds - simulate(graph, base).seconds, judged.seconds, cost, judged.overhead,
-        rows(graph, plain, planned, tree, loss), "" if planned.op is None else op_words(graph.ops[planned.op]),
-        tuple(largest), remarks(graph, plain, planned, largest, loss, state_bytes),
+        graph.name, plain_bytes, planned.bytes, graph.resident_bytes, state_bytes,
+        judged.seconds - plain_seconds, judged.seconds, cost, judged.overhead,
+        table, "" if planned.op is None else op_words(graph.ops[planned.op]),
+        tuple(largest), remarks(graph, plain, planned, largest, loss, state_bytes, rewriting),
     )  # fmt: skip

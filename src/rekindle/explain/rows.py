@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..model.graph import Graph
+from ..model.rewriting import Plain
 from .holding import WORKSPACE, Peak, is_gradient
 from .modules import Node, module_tree
 
-MODULE, OWN, OTHERS, LOSS, GRADIENTS = "module", "own ops", "others", "loss", "gradients"
+MODULE, OWN, OTHERS, LOSS, GRADIENTS, REWRITING = "module", "own ops", "others", "loss", "gradients", "rewriting"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Row:
 
     pattern : of the modules, e.g. "transformer.h.*.attn"; else what the row is in words.
     kind : "module" (with all below it), "own ops" (of a module whose submodules have rows of their own), "others" (modules
-        that weigh little), "loss", "gradients" (all that backward makes, and what comes back from the loss), "workspace".
+        that weigh little), "loss", "gradients" (all that backward makes, and what comes back from the loss), "workspace",
+        "rewriting" (by how much the peak of the captured step is above the rewritten one's, where each runs its ops once).
     count : modules of the pattern.
     kept_bytes : held from the end of forward until backward, by the plan; plain_kept_bytes : by the plain step.
     recomputed_bytes : made again, over all runs after the first.
@@ -128,6 +130,19 @@ def rows(graph: Graph, plain: Peak, planned: Peak, tree: Node, loss: frozenset[i
     if any(workspaces):
         found.append(Row("workspace of one op", WORKSPACE, 1, 0, 0, 0, workspaces[0], workspaces[1], 0, 0.0, 0))
     return tuple(found)
+
+
+def rewriting_row(graph: Graph, plain_bytes: int, captured: Plain) -> Row:
+    """The row of the rewrites of a step: beside the captured step's figures, those of the rewritten one that runs each op once.
+
+    plain_bytes : the peak of the latter. The saving is negative where the rewritten step takes more.
+    """
+    less = captured.peak_bytes - plain_bytes
+    seconds, flops = (float(graph.weights(cost)[graph.needed].sum()) for cost in ("seconds", "flops"))
+    return Row(
+        "the rewrites alone", REWRITING, 1, 0, 0, 0, max(0, less), max(0, -less), 0, seconds - captured.seconds,
+        round(flops - captured.flops),
+    )  # fmt: skip
 
 
 def _by_op(p: Peak) -> Counter[int]:

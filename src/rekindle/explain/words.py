@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ..model.floor import working_set
 from ..model.graph import Graph
 from ..model.op_names import op_words
+from ..model.rewriting import Rewriting
+from ..model.rewriting_words import STEP, line
 from ..printed import name
 from ..sizes import format_bytes, of_bytes
 from .holders import RESIDENT, Holder
@@ -39,23 +41,32 @@ ROLES = {
 
 
 def remarks(
-    graph: Graph, plain: Peak, planned: Peak, largest: list[Holder], loss: frozenset[int], state_bytes: int | None
+    graph: Graph,
+    plain: Peak,
+    planned: Peak,
+    largest: list[Holder],
+    loss: frozenset[int],
+    state_bytes: int | None,
+    rewriting: Rewriting | None = None,
 ) -> tuple[str, ...]:
     """Sentences about the planned peak, the most telling first.
 
     largest : the holders at the planned peak. loss : the ops of the loss.
     state_bytes : of the optimizer's state, within the resident bytes; None: not counted.
+    rewriting : how the graph was made from a captured step; `plain` is then the peak of the rewritten step, each op once.
     """
-    found = [_where(graph, plain, planned)]
+    step = "" if rewriting is None else f" of {STEP}"
+    found = [_where(graph, plain, planned, step)]
     own = planned.bytes - graph.resident_bytes
-    found += _loss(graph, planned, loss, own)
+    found += _loss(graph, planned, loss, own, remedy=rewriting is None or not rewriting.slices)
     found += _scores(graph, planned, own)
     found += _workspace(graph, planned, own)
     most = next((h for h in largest if h.role != RESIDENT), None)
     if most is not None and not found[-1].startswith(AT_THE_LOSS):
         held = f"{name(most.words)}: {_bytes(most)}, {ROLES[most.role]}"
         found.insert(1, f"The largest holder of activations is {held}.")
-    found += _floor(graph, planned, own)
+    found += _floor(graph, planned, own, step)
+    found += [] if rewriting is None else [f"Rewritten: {line(rewriting)}."]
     found.append(resident_words(graph.resident_bytes, planned.bytes, state_bytes))
     return tuple(sentence for sentence in found if sentence)
 
@@ -71,17 +82,18 @@ def peak_place(graph: Graph, p: Peak) -> str:
     return f"{phase}, at {op_words(op)}{' (run again)' if p.again and not op.backward else ''}"
 
 
-def _where(graph: Graph, plain: Peak, planned: Peak) -> str:
+def _where(graph: Graph, plain: Peak, planned: Peak, step: str) -> str:
     before, after = peak_place(graph, plain), peak_place(graph, planned)
     if plain.op is None and planned.op is None:
         return "Nothing runs in this graph."
     if before == after:
         return f"Both peaks are {after}."
-    return f"The planned peak is {after}; the plain one is {before}."
+    other = f"the peak{step}, each op once," if step else "the plain one"
+    return f"The planned peak is {after}; {other} is {before}."
 
 
-def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int) -> list[str]:
-    """The loss as the holder: what it makes or reads, and gradients of the same size."""
+def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int, remedy: bool) -> list[str]:
+    """The loss as the holder: what it makes or reads, and gradients of the same size. remedy : slices would be news."""
     losses = loss_and_gradients(graph)
     read = {v for i in (*loss, *losses) for v in graph.ops[i].inputs}
     held = [h for h in p.held if h.op in loss or h.op in losses or h.value in read]
@@ -94,9 +106,9 @@ def _loss(graph: Graph, p: Peak, loss: frozenset[int], own: int) -> list[str]:
     what = f"logits {'×'.join(map(str, shape))}" if len(shape) > 1 else "its inputs"
     times = f", {len(sized)} times at once" if len(sized) > 1 else ""
     entropy = any("nll" in graph.ops[i].target or "cross_entropy" in graph.ops[i].target for i in losses)
-    remedy = "a chunked cross-entropy would lower it" if entropy and len(shape) > 1 else "in slices it would hold less"
+    advice = "a chunked cross-entropy would lower it" if entropy and len(shape) > 1 else "in slices it would hold less"
     place = AT_THE_LOSS if 2 * total > own else f"The loss holds {of_bytes(total, own)} of activations"
-    return [f"{place}: {what}, {format_bytes(biggest.bytes)}{times}; {remedy}."]
+    return [f"{place}: {what}, {format_bytes(biggest.bytes)}{times}{f'; {advice}' if remedy else ''}."]
 
 
 def _scores(graph: Graph, p: Peak, own: int) -> list[str]:
@@ -119,14 +131,15 @@ def _workspace(graph: Graph, p: Peak, own: int) -> list[str]:
     ]
 
 
-def _floor(graph: Graph, p: Peak, own: int) -> list[str]:
+def _floor(graph: Graph, p: Peak, own: int, step: str) -> list[str]:
     """Says that one op alone needs the peak, or nearly: no schedule goes below what it needs."""
     alone = 0 if p.op is None else working_set(graph, p.op)
     if not alone or own > SETTINGS.floor_most * alone:
         return []
     much = "that much" if own == alone else f"{of_bytes(alone, own)}"
     return [
-        f"This op alone needs {much}, its inputs and outputs at once: no schedule goes below that, only a split of the op."
+        f"This op alone needs {much}, its inputs and outputs at once: no schedule{step} goes below that, "
+        "only a split of the op."
     ]
 
 

@@ -17,7 +17,7 @@ from ..progress import Progress
 from ..shares import COST_WORDS, percent
 from ..sizes import format_bytes
 from ..version import __version__
-from . import formats, options_file, verdict
+from . import formats, options_file, rewriting_words, verdict
 from .arena import Arena, plan_offsets
 from .floor import single_op
 from .graph import Graph
@@ -145,14 +145,17 @@ class Plan:
         return op_words_of(self.graph, self.splitting_op)
 
     def figures(self) -> dict[str, Any]:
-        """The plan's figures by name, as `plan --json` prints them."""
+        """The plan's figures by name, as `plan --json` prints them; `rewritten` says how its step was rewritten, if it was."""
+        return self._own_figures() | ({} if self.rewriting is None else {"rewritten": self.rewriting.figures()})
+
+    def _own_figures(self) -> dict[str, Any]:
         return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
 
     def to_json(self) -> dict[str, Any]:
         """The document `rekindle.plan/1`."""
         return {
             "format": formats.PLAN,
-            **self.figures(),
+            **self._own_figures(),
             "options": self._options_json(),
             **({} if self.rewriting is None else {"rewriting": self.rewriting.to_json()}),
             "graph": formats.graph_to_json(self.graph),
@@ -220,9 +223,10 @@ class Plan:
                                        f"(plain {format_bytes(self.baseline_activation_bytes)})"),
             ("  in one block", f"{format_bytes(self.arena_bytes)} (no sharing {format_bytes(self.sum_bytes)})"),
             ("no schedule below", verdict.bound_words(self)),
-            *([("to go lower, split", f"{self.splitting_words}: it alone needs that much")] if self.splitting_op else []),
+            *([("to go lower, split", verdict.splitting_claim(self))] if self.splitting_op else []),
             ("extra", f"{percent(self.overhead)} {COST_WORDS[self.cost]}, {percent(self.flops_overhead)} FLOPs"),
             *([("  at least, in this budget", least)] if (least := verdict.least_cost_words(self)) else []),
+            *([] if self.rewriting is None else rewriting_words.rows(self.rewriting)),
             ("ops run again", f"{len(runs) - len(set(runs))} of {len(set(runs))}"),
             ("solver", f"{name(self.solver)} ({self.status}{self.doubt})"),
         ]  # fmt: skip

@@ -5,7 +5,7 @@ Torch-free: `torch.rewrite` makes a step from it again. It names ops by their pl
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import FormatError
@@ -14,6 +14,7 @@ from .formats import Reader
 
 CONVOLUTIONS, SAVES, PICKED, SLICES = "convolutions", "saves", "picked", "slices"
 KINDS = (CONVOLUTIONS, SAVES, PICKED, SLICES)
+WHERE_MOST_LETTERS = 200
 Dims = tuple[int | str | None, ...]
 
 
@@ -29,6 +30,7 @@ class Rewrite:
     cuts : for each op in slices the dimensions of its tensor arguments and of its results that are cut; None: whole; "sum":
         each slice gives a part of the result, and the parts are added up.
     kept : places of the ops in slices that run whole too.
+    where : which ops these are, in words for people: "features.0-16, along the batch". Nothing reads it but printing.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Rewrite:
     slices: int = 0
     cuts: tuple[tuple[Dims, Dims], ...] = ()
     kept: tuple[int, ...] = ()
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ class Rewriting:
         """The rewrites by which ops run in slices."""
         return tuple(s for s in self.steps if s.kind == SLICES)
 
+    def ops_of(self, kind: str) -> int:
+        """How many ops the rewrites of a kind name."""
+        return sum(len(s.ops) for s in self.steps if s.kind == kind)
+
+    def figures(self) -> dict[str, Any]:
+        """What was rewritten, without places of ops: for `plan --json`."""
+        steps = [{"kind": s.kind, "ops": len(s.ops), "slices": s.slices, "where": s.where} for s in self.steps]
+        return {
+            "steps": steps,
+            "sums": list(self.sums),
+            "sums_error": self.sums_error,
+            "captured_hash": self.captured_hash,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The field `rewriting` of a plan's file."""
         return asdict(self)
@@ -99,7 +116,10 @@ def _step(r: Reader) -> Rewrite:
     if not all(isinstance(c, list) and len(c) == 2 for c in cuts):
         raise FormatError(f"{r.where}: 'cuts' should be a list of pairs")
     made = tuple((_dims(r, one), _dims(r, two)) for one, two in cuts)
-    step = Rewrite(kind, r.ints("ops"), r.whole("slices"), made, r.ints("kept"))
+    where = r.text("where", "")
+    if not where.isprintable() or len(where) > WHERE_MOST_LETTERS:
+        raise FormatError(f"{r.where}: 'where' should be at most {WHERE_MOST_LETTERS} printable letters")
+    step = Rewrite(kind, r.ints("ops"), r.whole("slices"), made, r.ints("kept"), where)
     if (kind == SLICES) != (step.slices > 1) or len(made) != (len(step.ops) if kind == SLICES else 0):
         raise FormatError(f"{r.where} has other slices or cuts than its kind and its ops ask for")
     if len(set(step.ops)) < len(step.ops):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..shares import COST_WORDS, percent, percent_down
 from ..sizes import format_bytes, of_bytes
+from . import rewriting_words
 from .op_names import op_words_of
 
 if TYPE_CHECKING:
@@ -16,13 +17,16 @@ def sentence(plan: Plan) -> str:
     """One plain sentence: does the plan fit, at what price, what is proven, what smaller peak is known.
 
     "fits: 21.4 of 24.0 GiB, +11.0 % step time (proven: at least +8.0 %), smallest reachable about 14.0 GiB, solved in 3.1 s"
+
+    Of a rewritten step it says so, and for which step the proof holds: "+2.2 % step time (proven: at least +0.1 % for the step
+    as rewritten), with 18 smaller saves and 29 ops in 8 slices".
     """
     limit = plan.goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
     price = f"{percent(plan.overhead)} {COST_WORDS[plan.cost]}"
     if limit is None:
-        parts = [f"takes {format_bytes(plan.peak_bytes)}", price, peak_claim(plan)]
+        parts = [f"takes {format_bytes(plan.peak_bytes)}", price, *_rewritten(plan), peak_claim(plan)]
     else:
-        parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", f"{price} ({cost_claim(plan)})"]
+        parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", f"{price} ({cost_claim(plan)})", *_rewritten(plan)]
     if plan.smallest_known_bytes is not None:
         parts.append(f"smallest reachable about {format_bytes(plan.smallest_known_bytes)}")
     parts.append(f"solved in {plan.solve_seconds:.1f} s")
@@ -33,27 +37,45 @@ def sentence(plan: Plan) -> str:
 def cost_claim(plan: Plan) -> str:
     """What is proven of the extra cost of plans within the budget: "proven: at least +8.0 %"."""
     if plan.status == "optimal":
-        return "proven the least" if plan.verified else "its file says the least: not verified"
-    least = f"at least {percent_down(plan.least_overhead)}"
+        return f"proven the least{_of(plan)}" if plan.verified else f"its file says the least{_of(plan)}: not verified"
+    least = f"at least {percent_down(plan.least_overhead)}{_of(plan)}"
     return f"proven: {least}" if plan.verified else f"its file says {least}: not verified"
 
 
 def peak_claim(plan: Plan) -> str:
     """What is proven of the peak of plans at this cost: "no schedule with at most +9.8 % goes below 3.1 GiB"."""
     if plan.status == "optimal":
-        return "proven the smallest" if plan.verified else "its file says the smallest: not verified"
-    bound = f"no schedule with at most {percent_down(plan.overhead)} goes below {format_bytes(plan.bound_bytes)}"
+        smallest = f"the smallest{_of(plan)}"
+        return f"proven {smallest}" if plan.verified else f"its file says {smallest}: not verified"
+    bound = (
+        f"no schedule{_of(plan)} with at most {percent_down(plan.overhead)} goes below {format_bytes(plan.bound_bytes)}"
+    )
     return bound if plan.verified else f"its file says {bound}: not verified"
 
 
 def bound_words(plan: Plan, with_op: bool = True) -> str:
     """The bound on the peak with the cost up to which it holds, and the op that sets it: the value of a table's row."""
     setter = f", set by {op_words_of(plan.graph, plan.bound_op)}" if plan.bound_op and with_op else ""
-    return f"{format_bytes(plan.bound_bytes)} at up to {percent_down(plan.overhead)}{setter}{plan.doubt}"
+    scope = _of(plan, ",")
+    return f"{format_bytes(plan.bound_bytes)} at up to {percent_down(plan.overhead)}{setter}{scope}{plan.doubt}"
+
+
+def splitting_claim(plan: Plan) -> str:
+    """The op that by itself needs the plan's peak: the value of a table's row; see `Plan.splitting_op`."""
+    return f"{plan.splitting_words}: it alone needs that much{_of(plan, ',')}"
 
 
 def least_cost_words(plan: Plan) -> str:
     """The bound on the extra cost within the budget: the value of a table's row; "" where the goal is no budget."""
     if plan.goal.budget is None and plan.goal.fraction is None:
         return ""
-    return f"{percent_down(plan.least_overhead)} {COST_WORDS[plan.cost]}{plan.doubt}"
+    return f"{percent_down(plan.least_overhead)} {COST_WORDS[plan.cost]}{_of(plan, ',')}{plan.doubt}"
+
+
+def _of(plan: Plan, mark: str = "") -> str:
+    """For which step a claim holds, where that is not the captured one. mark : what stands before it."""
+    return "" if plan.rewriting is None else f"{mark} for {rewriting_words.STEP}"
+
+
+def _rewritten(plan: Plan) -> list[str]:
+    return [] if plan.rewriting is None else [f"with {rewriting_words.clause(plan.rewriting)}"]

@@ -11,9 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ..model import rewriting_words
 from ..model.op_names import op_words_of
 from ..model.plan import Plan
-from ..model.verdict import bound_words, least_cost_words
+from ..model.verdict import bound_words, least_cost_words, splitting_claim
 from ..printed import name, printable
 from ..problem import Solver
 from ..shares import COST_WORDS, percent, percent_down
@@ -36,7 +37,7 @@ def plan_table(plan: Plan) -> Table:
     table.add_row("  these in one block", "", format_bytes(plan.arena_bytes))
     table.add_row("  these without sharing", "", format_bytes(plan.sum_bytes))
     runs = plan.schedule.runs
-    table.add_row("op runs", f"{len(set(runs)):,}", f"{len(runs):,}")
+    table.add_row("op runs", "" if plan.rewriting else f"{len(set(runs)):,}", f"{len(runs):,}")
     table.add_row(f"extra {COST_WORDS[plan.cost]}", "", percent(plan.overhead))
     if least := least_cost_words(plan):
         table.add_row("  at least, in this budget", "", least)
@@ -46,7 +47,9 @@ def plan_table(plan: Plan) -> Table:
     if plan.bound_op:
         table.add_row("  set by", "", op_words_of(plan.graph, plan.bound_op))
     if plan.splitting_op:
-        table.add_row("to go lower, split", "", f"{plan.splitting_words}: it alone needs that much")
+        table.add_row("to go lower, split", "", splitting_claim(plan))
+    for label, words in () if plan.rewriting is None else rewriting_words.rows(plan.rewriting):
+        table.add_row(label, "", words)
     table.add_row("solver", "", f"{name(plan.solver)}, {plan.status}{plan.doubt}")
     return table
 

@@ -15,9 +15,11 @@ from ...model.graph import Graph
 from ...model.judge import simulate
 from ...model.plan import Plan
 from ...model.schedule import RUN, Schedule
+from ...own_terms import beside_captured
 from ...plan_files import EPS
 from ...printed import name, value
 from ...progress import Progress, announce, telling
+from ..time_axis import TimeAxis
 
 FRONTIER = "rekindle.frontier/1"
 
@@ -45,6 +47,7 @@ class Point:
 
     verified : False: the certificate is a file's own.
     ends, bytes : the end of each stretch of time, and the most bytes held in it; both empty where the schedule is not known.
+    captured : it is a plan of the captured step, and the report's plan is of a rewritten one.
     """
 
     peak_bytes: int
@@ -57,14 +60,15 @@ class Point:
     verified: bool = True
     ends: tuple[float, ...] = ()
     bytes: tuple[int, ...] = ()
+    captured: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, weights: np.ndarray) -> Point:
+    def of(cls, plan: Plan, weights: np.ndarray, captured: bool = False) -> Point:
         """The point of a plan. weights : float64 [ops], the time of one run of each op."""
         ends, most = columns(plan.graph, plan.schedule, weights)
         return cls(
             plan.peak_bytes, plan.overhead, plan.flops_overhead, plan.bound_bytes, plan.least_overhead, plan.status,
-            plan.solver, plan.verified, tuple(ends), tuple(most),
+            plan.solver, plan.verified, tuple(ends), tuple(most), captured,
         )  # fmt: skip
 
 
@@ -74,8 +78,8 @@ Frontier = Sequence[Plan | Point] | bool | None  # True: search, False: none, No
 def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Progress = None) -> list[Point]:
     """The points of the curve that a report shows, in order of falling peak; none where no curve is wanted.
 
-    frontier : plans of the same graph, or points; True: a search of a few seconds; False: none; None: a search if the graph
-        is small.
+    frontier : plans of the same graph, or of the captured step where the plan's is rewritten, or points; True: a search of a
+        few seconds; False: none; None: a search if the graph is small.
     weights : float64 [ops], the time of one run of each op.
 
     Raises
@@ -90,15 +94,16 @@ def points_of(plan: Plan, frontier: Frontier, weights: np.ndarray, progress: Pro
         raise UsageError(
             f"frontier={value(frontier)} is no list of plans; give rekindle.frontier(...), True, False or None"
         )
+    captured = bool(frontier) and all(isinstance(p, Plan) and _is_captured(plan, p.graph_hash) for p in frontier)
     for p in frontier:
         if not isinstance(p, Plan | Point):
             raise UsageError(f"frontier takes the plans that rekindle.frontier gives, not {type(p).__name__}")
-        if isinstance(p, Plan) and p.graph_hash != plan.graph_hash:
+        if isinstance(p, Plan) and p.graph_hash != plan.graph_hash and not captured:
             raise UsageError(
                 f"the frontier is for graph {p.graph_hash[:12]}, and the plan for graph {plan.graph_hash[:12]}; "
                 "give rekindle.frontier(...) the trace or graph that the plan was made for"
             )
-    points = [p if isinstance(p, Point) else Point.of(p, weights) for p in frontier]
+    points = [p if isinstance(p, Point) else _point(p, weights, captured) for p in frontier]
     return sorted(points, key=lambda p: -p.peak_bytes)
 
 
@@ -114,14 +119,15 @@ def points_of_file(path: str, plan: Plan) -> list[Point]:
     points: list[Point] = []
     for i, doc in enumerate(Reader(read_json(path), where, FRONTIER).items("plans")):
         r = Reader(doc, f"{where}: plan {i}")
-        if r.text("graph_hash") != plan.graph_hash or r.text("cost") != plan.cost:
+        captured = _is_captured(plan, r.text("graph_hash"))
+        if not (captured or r.text("graph_hash") == plan.graph_hash) or r.text("cost") != plan.cost:
             raise FormatError(
                 f"{where}: plan {i} is for another graph or another cost than the plan of the report; make both for the "
                 "same model, sample and --cost"
             )
         point = Point(
             r.whole("peak_bytes"), r.number("overhead"), r.number("flops_overhead"), r.whole("bound_bytes"),
-            r.number("least_overhead", 0.0), r.text("status"), r.text("solver"), verified=False,
+            r.number("least_overhead", 0.0), r.text("status"), r.text("solver"), verified=False, captured=captured,
         )  # fmt: skip
         if wrong := _contradiction(point):
             raise FormatError(
@@ -151,7 +157,19 @@ def _searched(plan: Plan, progress: Progress) -> list[Plan]:
     )  # fmt: skip
     with telling(progress):
         announce(progress, "searching for the memory/time curve that the report shows")
-        return frontier_graph(plan.graph, options)
+        found = frontier_graph(plan.graph, options)
+    return found if plan.rewriting is None else [beside_captured(p, plan.rewriting, p.options) for p in found]
+
+
+def _point(plan: Plan, weights: np.ndarray, captured: bool) -> Point:
+    """The point of a plan. weights : as in `Point.of`, of the report's plan, whose graph a plan of a captured step has not."""
+    own = TimeAxis.of(plan.graph, plan.cost, plan.trace_options.target).weights if captured else weights
+    return Point.of(plan, own, captured)
+
+
+def _is_captured(plan: Plan, graph_hash: str) -> bool:
+    """Whether this is the graph of the captured step, and the plan is of a rewrite of it."""
+    return plan.rewriting is not None and graph_hash == plan.rewriting.captured_hash
 
 
 def columns(graph: Graph, schedule: Schedule, weights: np.ndarray) -> tuple[list[float], list[int]]:

@@ -15,7 +15,7 @@ from ...explain.loss import loss_ops
 from ...explain.modules import folded_paths
 from ...explain.patterns import paths_pattern
 from ...explain.rows import forward_tree
-from ...model import verdict
+from ...model import rewriting_words, verdict
 from ...model.graph import Graph
 from ...model.op_names import does
 from ...model.plan import Plan
@@ -96,6 +96,8 @@ def _part(plan: Plan, curve: Sequence[Point], strings: Strings, title: str) -> d
         "holders": [_holders(graph, h, patterns, strings) for h in held],
         "recomputed": _recomputed(plan, time, patterns, strings),
         "curve": [_point(p) for p in curve],
+        "curveStep": "" if plan.rewriting is None else "captured" if any(p.captured for p in curve) else "rewritten",
+        "rewriting": [] if plan.rewriting is None else [list(row) for row in rewriting_words.rows(plan.rewriting)],
         "made": _made(plan),
     }  # fmt: skip
 
@@ -111,7 +113,7 @@ def _facts(plan: Plan) -> list[list[str]]:
             format_bytes(plan.baseline_activation_bytes),
             format_bytes(plan.activation_peak_bytes),
         ],
-        ["operator runs", f"{len(set(runs)):,}", f"{len(runs):,}"],
+        ["operator runs", "" if plan.rewriting else f"{len(set(runs)):,}", f"{len(runs):,}"],
         [f"extra {COST_WORDS[plan.cost]}", "", percent(plan.overhead)],
         *([["extra FLOPs", "", percent(plan.flops_overhead)]] if plan.cost != "flops" else []),
     ]
@@ -133,7 +135,7 @@ def _claims(plan: Plan) -> list[list[str]]:
         rows.append(["least extra cost in the budget", verdict.cost_claim(plan)])
     rows.append(["bound on the peak", verdict.bound_words(plan)])
     if plan.splitting_op:
-        rows.append(["going lower", f"split {plan.splitting_words}: it alone needs that much"])
+        rows.append(["going lower", f"split {verdict.splitting_claim(plan)}"])
     if not plan.verified:
         rows.append(["proof", "the certificate is the file's own; it could not be proven again in short time"])
     return rows

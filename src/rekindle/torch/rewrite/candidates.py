@@ -23,6 +23,7 @@ from .finding import SETTINGS as FINDING
 from .finding import Allowed, largest, next_region
 from .picked import may_pick
 from .saves import saves
+from .wording import told
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Rewrites:
             step = next_region(low, allowed, self.small_bytes)
             if step is None:
                 break
+            step = told(captured, step)
             try:
                 captured = rewritten(captured, [step])
             except PlanMismatch as e:
@@ -99,7 +101,7 @@ class Rewrites:
             for kind, ops in ((CONVOLUTIONS, self._convolutions), (PICKED, self._losses), (SAVES, self._saves)):
                 at = tuple(i for i, n in enumerate(captured.nodes) if ops(n))
                 if at:
-                    steps.append(Rewrite(kind, at))
+                    steps.append(told(captured, Rewrite(kind, at)))
                     captured = rewritten(captured, steps[-1:])
             self._prepared = tuple(steps), captured
         return self._prepared

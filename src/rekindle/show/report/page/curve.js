@@ -3,8 +3,9 @@
 // Points of a larger cost than can be shown stand at the upper edge, hollow.
 const CURVE = { left: 58, right: 18, top: 30, bottom: 46, height: 300 };
 
-/** The plan and the points of its curve whose certificates were verified: only their bounds hold. */
-const certified = (part) => [...part.curve, part].filter((p) => p.verified);
+/** The plan and the points of its curve whose certificates were verified: only their bounds hold, and only for plans of the
+ * step that they are of. */
+const certified = (part) => [...part.curve, ...(part.curveStep === "captured" ? [] : [part])].filter((p) => p.verified);
 
 class Curve {
   constructor(part) {

@@ -45,12 +45,15 @@ function limits(chart, index) {
   return found;
 }
 
+/** Whether the plan's step is a rewritten one, which stands in the pictures in place of the plain step. */
+const rewritten = (part) => part.rewriting.length > 0;
+
 /** The heading of a panel, the end of forward, and the peak. */
 function panelWords(chart, track, index) {
   const runs = track.again.reduce((a, b) => a + b, 0);
   const again = `, ${runs.toLocaleString("en")} ${chart.narrow ? "" : "operator "}runs again`;
   const facts = `${time(track.length, chart.part.unit)}${runs ? again : ""}`;
-  const title = track.label === "plain" ? "Plain step" : "Planned step";
+  const title = track.label === "planned" ? "Planned step" : rewritten(chart.part) ? "Rewritten step, each op once" : "Plain step";
   const heading = svg(
     "text", { class: "heading", x: VIEW.left, y: chart.top(index) - 12 },
     title, svg("tspan", { class: "soft", dx: 10 }, facts),

@@ -7,6 +7,14 @@ const WORDS = {
   curve:
     "Every point is a plan of the same step; none of them is better in both. Choose a point to see its figures.",
   grey: " In the grey area no plan exists, as certified.",
+  greyOf: (step) => ` In the grey area no plan of the ${step} step exists, as certified.`,
+  curveOf: {
+    captured: " They are plans of the captured step, and this plan is of a rewritten one.",
+    rewritten: " They are plans of the step as rewritten.",
+  },
+  rewriting:
+    "Operators of the captured step were exchanged for others, which hold less memory. In the pictures the rewritten step, " +
+    "each operator once, stands in place of the plain one.",
   noCurve:
     "This report was made without the memory/time curve. To see it here: plan.to_html(path, frontier=True), or " +
     "rekindle report plan.json --frontier quick.",
@@ -49,8 +57,9 @@ function figures(part) {
 function curveSection(part) {
   const title = "Memory against time";
   if (!part.curve.length) return section(title, "", el("p", {}, WORDS.noCurve));
-  const grey = certified(part).length ? WORDS.grey : "";
-  return section(title, WORDS.curve + grey + (part.title ? WORDS.partCurve : ""), new Curve(part).element);
+  const step = part.curveStep;
+  const grey = certified(part).length ? (step ? WORDS.greyOf(step) : WORDS.grey) : "";
+  return section(title, WORDS.curve + (step ? WORDS.curveOf[step] : "") + grey + (part.title ? WORDS.partCurve : ""), new Curve(part).element);
 }
 
 function sections(part) {
@@ -59,6 +68,7 @@ function sections(part) {
     section("Memory over time", WORDS.memory, new MemoryChart(part).element),
     section("Held at the peak", WORDS.holders, new Holders(part).element),
     curveSection(part),
+    ...(rewritten(part) ? [section("Rewritten", WORDS.rewriting, claimsList(part.rewriting))] : []),
     section("Recomputed", WORDS.recomputed, recomputedTable(part)),
     section("Certificate", part.verified ? WORDS.certificate : WORDS.unverified, claimsList(part.claims)),
     section("Figures", "", factsTable(part.facts), made),

@@ -41,7 +41,8 @@ function recomputedTable(part) {
     what(text(module), text(does)), when(first / length, last / length), ops.toLocaleString("en"),
     times.toLocaleString("en"), bytes(freed), time(cost, part.unit), percent(cost / once),
   ]);
-  const share = part.unit === part.cost ? "of the plain step" : `of the plain step's ${SHARE_OF[part.unit]}`;
+  const step = rewritten(part) ? "rewritten step" : "plain step";
+  const share = part.unit === part.cost ? `of the ${step}` : `of the ${step}'s ${SHARE_OF[part.unit]}`;
   const columns = ["operator", "when in the step", "ops", "runs", "free meanwhile", "adds", share];
   return table(columns, lines, { numbers: 5, minor: ["ops", "runs", share] });
 }
