@@ -66,6 +66,9 @@ class Editor:
         c.outputs = [new if n is old else n for n in c.outputs]
         c.mutations = {p: new if n is old else n for p, n in c.mutations.items()}
         c.gradients = {p: new if n is old else n for p, n in c.gradients.items()}
+        for n, w in c.writing.items():
+            if any(a is old for a in w.args):
+                c.writing[n] = Writing(w.target, tuple(new if a is old else a for a in w.args))
         self._left.append(old)
         self._look_again(new, {t.untyped_storage()._cdata for _, t in tensors_of(old)})
 

@@ -60,8 +60,12 @@ class WorkingSets:
         return found
 
     def together(self, region: Region) -> int:
-        """Bytes of all tensors of a region that are put together."""
-        return sum(self._whole(region).values())
+        """Bytes of all tensors of a region that are put together, or added up."""
+        cuts = region.cuts
+        added = sum(
+            storage_bytes(a.meta["val"]) for n in cuts for j, a in tensor_nodes(n) if cuts[n].outs[j] == SUM
+        )  # fmt: skip
+        return added + sum(self._whole(region).values())
 
     def _whole(self, region: Region) -> dict[fx.Node, int]:
         tensors = [a for n in region.cuts for _, a in tensor_nodes(n) if self._together(n, a, region)]
