@@ -85,7 +85,7 @@ def test_executed_is_predicted(alexnet: dict[str, dict[str, Any]]) -> None:
     assert alexnet["none"]["peak_mb"] <= 1.001 * alexnet["plain"]["peak_mb"]
     assert alexnet["none"]["flops_overhead"] == 0.0
     auto = alexnet["auto@8%"]
-    assert 0 < auto["flops_overhead"] <= 0.08
+    assert 0 <= auto["flops_overhead"] <= 0.08
     assert auto["peak_mb"] < auto["measured_ogc_nonreentrant_mb"]
     assert auto["overhead"] == pytest.approx(auto["flops_overhead"], abs=0.001)
     assert auto["bound_mb"] <= auto["predicted_mb"]

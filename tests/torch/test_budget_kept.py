@@ -98,7 +98,7 @@ def kept(model: nn.Module, x: torch.Tensor, trace: Trace, budget: int, **how: An
     finally:
         rekindle.restore(model)
     assert measured <= budget, f"{measured - budget} B above the budget"
-    assert plan.peak_bytes == simulate(trace.graph, plan.schedule).peak_bytes  # the judge's, results not held
+    assert plan.peak_bytes == simulate(plan.graph, plan.schedule).peak_bytes  # the judge's, results not held
     return True
 
 

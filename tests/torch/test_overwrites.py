@@ -38,6 +38,8 @@ ARGUMENTS: dict[Any, Any] = {getattr(aten, name).default: lambda x, y, m: (x,) f
     aten._log_softmax_backward_data.default: lambda x, y, m: (x, y, 1, x.dtype),
     aten.masked_fill.Scalar: lambda x, y, m: (x, m, -1.0),
     aten.where.self: lambda x, y, m: (m, x, y),
+    aten.slice_scatter.default: lambda x, y, m: (x, y[:2], 0, 1, 3),
+    aten.addmm.default: lambda x, y, m: (x.flatten(0, -2), y.flatten(0, -2)[:, :9], y.flatten(0, -2)[:9]),
     ZERO_BY_BITS: lambda x, y, m: (x, sign_bits(y), y.stride()),
     DROPOUT_BACKWARD_BY_BITS: lambda x, y, m: (x, pack_mask(m), m.stride(), 1.25),
     OUT_OF_PLACE[aten.bernoulli_.float]: lambda x, y, m: (x, 0.3),

@@ -63,6 +63,7 @@ class Trace:
     spec : the structure of the call's arguments, by name of forward's parameters.
     not_counted : text that names the optimizer state that a budget in bytes leaves out; "" if nothing is left out.
     state_bytes : bytes of optimizer state that are counted.
+    origin : of a rewritten step, the trace of the step as it was captured; None: this is that trace. See `rewritten`.
     """
 
     graph: Graph
@@ -76,6 +77,12 @@ class Trace:
     spec: Any = None
     not_counted: str = ""
     state_bytes: int = 0
+    origin: Trace | None = field(default=None, repr=False)
+
+    @property
+    def as_captured(self) -> Trace:
+        """The trace of the step as it was captured, without rewrites."""
+        return self if self.origin is None else self.origin
 
     def __repr__(self) -> str:
         return f"Trace({self.module_name}, {self.graph!r})"

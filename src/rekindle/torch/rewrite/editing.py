@@ -100,6 +100,9 @@ class Editor:
                 self._left += n.all_input_nodes
                 self._graph.erase_node(n)
         c.nodes[:] = _in_order([n for n in c.nodes if n not in gone], self._place)
+        last = next(n for n in reversed(self._graph.nodes) if n.op == "output")
+        for n in c.nodes:  # the graph too, whose readers expect that a node comes after its arguments
+            last.prepend(n)
         return c
 
 

@@ -78,6 +78,7 @@ class Lengths:
 
     def add(self, trace: Trace, seen: Sequence[Any] | None = None) -> None:
         """Note a captured step. seen : the ops of a plain step of the same call."""
+        trace = trace.as_captured
         if trace.fake or trace.lowered.captured.numbers.places or any(k.trace is trace for k in self._known):
             return
         self._known = [*self._known, Known(trace, seen)][-SETTINGS.steps_most :]

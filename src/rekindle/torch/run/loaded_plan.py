@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 
-from torch import nn
-
 from ...ask import PlanOptions, TraceOptions
 from ...errors import PlanMismatch, TraceError
 from ...model.judge import simulate
@@ -14,7 +12,6 @@ from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture.guards import Expected
 from ..capture.module_call import Key
-from ..capture.private import is_fake
 from ..capture.questions import Question
 from ..rewritten import fitting, rewritten_like
 from ..trace import Trace
@@ -23,13 +20,6 @@ from .mismatch import mismatch
 from .new_call import NewCall
 
 UNLIKE_MOST = 64  # calls that the plan does not fit, and that are remembered; older ones are captured again (a guess)
-
-
-def is_unproven(plan: Plan, model: nn.Module) -> bool:
-    """Whether a plan that was made without tensors runs ops in slices, of which real tensors must show that they give the same
-    bits: it waits for the module's first call, as one from a file does."""
-    sliced = plan.trace is not None and plan.trace.fake and plan.rewriting is not None and plan.rewriting.slices
-    return bool(sliced) and not any(map(is_fake, [*model.parameters(), *model.buffers()]))
 
 
 class LoadedPlan:
@@ -97,6 +87,10 @@ class LoadedPlan:
             "make the plan again"
         )
 
+    def _costed(self, fits: Trace) -> Trace:
+        """The trace with costs; one that the plan rewrites has none yet."""
+        return fits if fits.origin is None else fits.costed(self._how.target, self._options.report, measure=False)
+
     def _is_unlike(self, new: NewCall) -> bool:
         return any(
             new.key == k and not expected.differences(new.model) and answered(asked, new.call.tensors, new.model)
@@ -108,10 +102,10 @@ class LoadedPlan:
         in which it cannot, as on fake tensors, is tried too."""
         found = new.trace(self._how, report=self._options.report)
         if (made := fitting(found, self._plan)) is not None:
-            return found, made
+            return found, self._costed(made)
         if found.lowered.captured.questions:
             with contextlib.suppress(TraceError):
                 general = new.trace(self._how, report=self._options.report, by_values=False)
                 if (made := fitting(general, self._plan)) is not None:
-                    return found, made
+                    return found, self._costed(made)
         return found, None
