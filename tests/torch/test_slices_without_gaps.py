@@ -51,7 +51,7 @@ def test_batch_norms_by_channel_keep_their_bits(layout: torch.memory_format) -> 
     assert len(norms) == 2
     chosen = [next(c for c in cuts_of(n) if c.ins[0] == 1 and SUM not in c.outs) for _, n in norms]
     step = Rewrite(SLICES, tuple(i for i, _ in norms), 2, tuple((c.ins, c.outs) for c in chosen))
-    sliced = rewritten(plain, [step]).lowered.captured
+    sliced = rewritten(plain.lowered.captured, [step])
     found = [n for n in sliced.nodes if wants_dense(n.target)]
     assert len(found) == 4
     assert not any(has_gaps(a.meta["val"]) for n in found for a in tensor_arguments(n))

@@ -59,8 +59,8 @@ def as_planned(traced: Trace, plan: Plan) -> Trace:
 
 
 def fitting(traced: Trace, plan: Plan) -> Trace | None:
-    """The trace whose graph is the plan's: this one, or this one with the plan's rewrites, costed as the plan says; None: the
-    plan is for another step. Of ops in slices it is proven, by running them, that they give the same bits here.
+    """The trace whose graph is the plan's: this one, or this one with the plan's rewrites; None: the plan is for another step.
+    Of ops in slices it is proven, by running them, that they give the same bits here.
 
     Raises
     ------
@@ -71,13 +71,30 @@ def fitting(traced: Trace, plan: Plan) -> Trace | None:
     if traced.graph.hash != plan.rewriting.captured_hash:
         return None
     bits = Bits() if plan.rewriting.slices and not traced.fake else None
-    made = rewritten_like(traced, plan, bits)
-    if made.graph.hash != plan.graph_hash:
-        return None
+    return _checked(rewritten_like(traced, plan, bits), plan, bits)
+
+
+def proven_here(traced: Trace, plan: Plan) -> Trace:
+    """The trace of a plan that was made without tensors, for a module that has some: its ops in slices are proven now.
+
+    Raises
+    ------
+    ParityError : as `fitting`.
+    """
+    if plan.rewriting is None or not plan.rewriting.slices:
+        return traced
+    bits = Bits()
+    return _checked(rewritten_like(traced.as_captured, plan, bits), plan, bits) or traced
+
+
+def _checked(made: Trace, plan: Plan, bits: Bits | None) -> Trace | None:
+    """The rewritten trace if it is the plan's, its bits checked where that is asked for. bits : has proven some."""
     if bits is not None:
         bits.save()
-        if plan.options.parity == "bitwise":
-            _check_bits(made)
+    if made.graph.hash != plan.graph_hash:
+        return None
+    if bits is not None and plan.options.parity == "bitwise":
+        _check_bits(made)
     return made
 
 

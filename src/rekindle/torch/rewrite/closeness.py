@@ -93,7 +93,7 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
         return 0.0
     a, b = one.detach().double(), other.detach().double()
     same = (a == b) | (a.isnan() & b.isnan())
-    off = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).max().item()
+    off = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
     if not off:
         return 0.0
     largest = torch.where(b.isfinite(), b.abs(), 0.0).max().item()

@@ -17,7 +17,7 @@ from ..capture.number_places import read
 from ..capture.private import is_fake
 from ..capture.questions import Question
 from ..capture.sharded import own_class
-from ..rewritten import as_planned
+from ..rewritten import as_planned, proven_here
 from ..trace import Trace
 from .execute import Runner
 from .program import build
@@ -48,11 +48,17 @@ class Bound:
     plan, trace : the plan and the trace that it was made for, rewritten as the plan says.
     guards : tell whether the module is still as it was captured.
     turn : number of the module's planned call in which it ran last. uses : how often it ran.
+
+    Raises
+    ------
+    PlanMismatch : the plan is for another step, or for a GPU that is not here. ParityError : as `rewritten.fitting`.
     """
 
     def __init__(self, model: nn.Module, traced: Trace, plan: Plan):
         _refuse_elsewhere(model, traced)
         traced = as_planned(traced, plan)
+        if traced.fake and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
+            traced = proven_here(traced, plan)
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 
-from torch import nn
-
 from ...ask import PlanOptions, TraceOptions
 from ...errors import PlanMismatch, TraceError
 from ...model.judge import simulate
@@ -14,7 +12,6 @@ from ...model.plan import Plan
 from ...sizes import format_bytes
 from ..capture.guards import Expected
 from ..capture.module_call import Key
-from ..capture.private import is_fake
 from ..capture.questions import Question
 from ..rewritten import fitting, rewritten_like
 from ..trace import Trace
@@ -23,13 +20,6 @@ from .mismatch import mismatch
 from .new_call import NewCall
 
 UNLIKE_MOST = 64  # calls that the plan does not fit, and that are remembered; older ones are captured again (a guess)
-
-
-def is_unproven(plan: Plan, model: nn.Module) -> bool:
-    """Whether a plan that was made without tensors runs ops in slices, of which real tensors must show that they give the same
-    bits: it waits for the module's first call, as one from a file does."""
-    sliced = plan.trace is not None and plan.trace.fake and plan.rewriting is not None and plan.rewriting.slices
-    return bool(sliced) and not any(map(is_fake, [*model.parameters(), *model.buffers()]))
 
 
 class LoadedPlan:

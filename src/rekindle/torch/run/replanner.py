@@ -35,7 +35,7 @@ from .bound import Bound
 from .bound_plans import BoundPlans
 from .changed_numbers import changed_numbers, numbers_of
 from .lengths import Lengths
-from .loaded_plan import LoadedPlan, is_unproven
+from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
 from .new_call import NewCall
 from .new_shapes import NewShapes
@@ -75,15 +75,11 @@ class Replanner:
         # hooks that do more than compute: the user was warned of them when the plan was made
         self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
         self._trace_options = known_options(plan)
-        if plan.trace is not None:
-            check_same_module(model, plan.trace)
-        if is_unproven(plan, model):
-            plan = self.plan = replace(plan, trace=None, captured=plan.trace_options)
         self._loaded = LoadedPlan(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         if plan.trace is not None:
-            if plan.rewriting is None:
-                self._lengths.add(plan.trace)
+            check_same_module(model, plan.trace)
+            self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
 
     def copied(self) -> Replanner:
@@ -149,8 +145,7 @@ class Replanner:
         if fits is not None:
             if exceeded := self._loaded.exceeded(fits):
                 self.warned.warn(exceeded)
-            if self.plan.rewriting is None:
-                self._lengths.add(fits)
+            self._lengths.add(fits)
             return self.bind(new.model, fits, with_sums_here(self.plan, fits))
         if found is not None and self._loaded.is_for_later_calls(found):
             self._loaded.first_is_over()
@@ -208,7 +203,7 @@ class Replanner:
             self._remember(new)
             return None
         why = family[0].trace.expected.differences(new.model) if family else []
-        bound, witness = self.bind(new.model, _step_of(made.plan, found), made.plan), Witness()
+        bound, witness = self.bind(new.model, found, made.plan), Witness()
         if wrong := self._tried(new, bound, witness):
             self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
             self._remember(new)
@@ -231,7 +226,7 @@ class Replanner:
             made = self._plan_for(new, step.trace)
             if made is None:
                 return None
-            bound, witness = self.bind(new.model, _step_of(made.plan, step.trace), made.plan), Witness()
+            bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
             wrong = self._tried(new, bound, witness)
             if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
                 self._tell(new, made)
@@ -349,11 +344,6 @@ def _communicates(graph: Graph) -> bool:
 def _of_graph(plan: Plan) -> str:
     """The hash of the graph of the captured step that the plan is for."""
     return plan.graph_hash if plan.rewriting is None else plan.rewriting.captured_hash
-
-
-def _step_of(plan: Plan, found: Trace) -> Trace:
-    """The trace that a new plan runs: of the rewritten step, where it rewrites the step that was found."""
-    return found if plan.rewriting is None else plan.trace
 
 
 def _keeps_goal(plan: Plan, graph: Graph) -> bool:
