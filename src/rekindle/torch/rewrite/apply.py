@@ -12,7 +12,7 @@ from ...model.rewriting import Rewrite
 from ..capture.captured import Captured
 from .convolutions import in_two_calls, may_split
 from .cuts import Cut, cuts_of
-from .editing import Editor
+from .editing import Editor, without_aliases
 from .picked import may_pick, pick_first
 from .probe import Bits
 from .region import Region, units
@@ -30,13 +30,14 @@ def rewritten(captured: Captured, steps: Sequence[Rewrite], bits: Bits | None = 
     ------
     PlanMismatch : the step has no such ops.
     """
+    captured = without_aliases(captured)
     for step in steps:
-        captured = _after(captured, step, bits)
+        captured = after(captured, step, bits)
     return captured
 
 
-def _after(captured: Captured, step: Rewrite, bits: Bits | None) -> Captured:
-    """The step after one rewrite."""
+def after(captured: Captured, step: Rewrite, bits: Bits | None = None) -> Captured:
+    """The step after one rewrite more; see `rewritten`."""
     if not all(0 <= i < len(captured.nodes) for i in step.ops):
         raise PlanMismatch(_WRONG)
     edit = Editor(captured)

@@ -16,8 +16,9 @@ from ..capture.captured import Captured
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import storage_bytes
 from ..capture.normalise import lower
-from .apply import rewritten
+from .apply import after
 from .convolutions import may_split
+from .editing import without_aliases
 from .estimate import WorkingSets
 from .finding import SETTINGS as FINDING
 from .finding import Allowed, largest, next_region
@@ -77,7 +78,7 @@ class Rewrites:
                 break
             step = told(captured, step)
             try:
-                captured = rewritten(captured, [step])
+                captured = after(captured, step)
             except PlanMismatch as e:
                 log.debug("no more regions in slices: %s", e)
                 break
@@ -97,12 +98,12 @@ class Rewrites:
     def _base(self) -> tuple[tuple[Rewrite, ...], Captured]:
         """(the rewrites that come before slices, the step after them)."""
         if self._prepared is None:
-            captured, steps = self.low.captured, []
+            captured, steps = without_aliases(self.low.captured), []
             for kind, ops in ((CONVOLUTIONS, self._convolutions), (PICKED, self._losses), (SAVES, self._saves)):
                 at = tuple(i for i, n in enumerate(captured.nodes) if ops(n))
                 if at:
                     steps.append(told(captured, Rewrite(kind, at)))
-                    captured = rewritten(captured, steps[-1:])
+                    captured = after(captured, steps[-1])
             self._prepared = tuple(steps), captured
         return self._prepared
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..capture import rules
 from ..capture.captured import Captured, Writing, joint_fake_mode
 from ..capture.eager_strides import eager_strides
 from ..capture.node_tensors import tensors_of
@@ -70,12 +71,14 @@ class Editor:
             if any(a is old for a in w.args):
                 c.writing[n] = Writing(w.target, tuple(new if a is old else a for a in w.args))
         self._left.append(old)
-        self._look_again(new, {t.untyped_storage()._cdata for _, t in tensors_of(old)})
+        gone = _memory(old) - _memory(new)
+        if gone:
+            self._look_again(new, gone)
 
     def _look_again(self, base: fx.Node, gone: set[int]) -> None:
         """Let views of tensors that were replaced be views of what replaced them."""
         for u in base.users:
-            if u.op == "call_function" and any(t.untyped_storage()._cdata in gone for _, t in tensors_of(u)):
+            if u.op == "call_function" and _memory(u) & gone:
                 u.meta["val"] = _value(u)
                 self._look_again(u, gone)
 
@@ -107,6 +110,21 @@ class Editor:
         for n in c.nodes:  # the graph too, whose readers expect that a node comes after its arguments
             last.prepend(n)
         return c
+
+
+def _memory(n: fx.Node) -> set[int]:
+    """The storages of a node's tensors."""
+    return {t.untyped_storage()._cdata for _, t in tensors_of(n)}
+
+
+def without_aliases(c: Captured) -> Captured:
+    """A copy of the step without the names that autograd gives tensors for backward: its ops read the tensors themselves."""
+    edit = Editor(c)
+    kept = {*edit.captured.outputs, *edit.captured.gradients.values(), *edit.captured.mutations.values()}
+    for n in edit.captured.nodes:
+        if n.target in rules.PASS_THROUGH and n not in kept and isinstance(n.args[0], fx.Node):
+            edit.replace(n, n.args[0])
+    return edit.finish()
 
 
 def _value(n: fx.Node) -> Any:

@@ -14,14 +14,15 @@ import numpy as np
 from torch import fx
 
 from ...model.rewriting import SLICES, Rewrite
+from ..capture.captured import Captured
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import storage_bytes, tensors_of
+from ..capture.node_tensors import is_view, storage_bytes, tensors_of
 from ..capture.phases import depend_on_gradients
 from ..costs.operator_calls import call_of
 from .cuts import SUM, Cut, cuts_of
 from .estimate import WorkingSets
 from .probe import Bits
-from .region import Region, is_slice, units
+from .region import Region, is_slice, units, whole_views
 from .regions import grown
 
 May = Callable[[fx.Node, Cut], bool]
@@ -31,7 +32,7 @@ May = Callable[[fx.Node, Cut], bool]
 class FindingSettings:
     """How far regions reach. All are guesses that served on the benchmark's models.
 
-    slices : of a region, where its tensors can be cut into so many.
+    slices : of a region, where its tensors can be cut into so many; slices_of_few : of a region of at most `few_ops` ops.
     far, near : a region goes on along tensors that are larger than this share of the working set of the op that it grows from;
         far : where much recomputation is allowed, so that larger regions pay.
     alike : regions whose largest working sets are equal to within this share are alike: the one of fewer ops is taken.
@@ -42,6 +43,8 @@ class FindingSettings:
     """
 
     slices: int = 8
+    slices_of_few: int = 16
+    few_ops: int = 3
     far: tuple[float, ...] = (0.03, 0.05)
     near: tuple[float, ...] = (0.1, 0.3, 1.01)
     alike: float = 0.03
@@ -117,25 +120,27 @@ def _next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Region | N
     if seed is None:
         return None
     best: tuple[_Worth, Region] | None = None
-    for region in _grown(seed, may, reach, now):
+    for region in _grown(low.captured, seed, may, reach, now):
         worth = _Worth.of(sets.cut(region), now, sets.together(region) if allowed.far else len(region.cuts))
         if best is None or worth.better(best[0]):
             best = (worth, region)
     return best[1] if best is not None and best[0].better(before) else None
 
 
-def _grown(seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Iterator[Region]:
-    """The regions around an op, each once."""
-    seen = set()
+def _grown(c: Captured, seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Iterator[Region]:
+    """The regions around an op, each once: those that go on from backward into forward, and those that do not."""
+    seen, late = set(), depend_on_gradients(c)
     for cut in cuts_of(seed):
         if is_slice(seed) or not may(seed, cut):
             continue
         for share in reach:
-            cuts = grown(seed, cut, int(share * now), may)
-            slices = min(SETTINGS.slices, units(cuts))
-            if slices >= 2 and (key := frozenset(cuts.items())) not in seen:
-                seen.add(key)
-                yield Region(cuts, slices)
+            for allowed in (may, lambda n, cut: may(n, cut) and (n in late) == (seed in late)):
+                cuts = grown(seed, cut, int(share * now), allowed)
+                few = sum(not is_view(n) for n in cuts) <= SETTINGS.few_ops
+                slices = min(SETTINGS.slices_of_few if few else SETTINGS.slices, units(cuts))
+                if slices >= 2 and (key := frozenset(cuts.items())) not in seen:
+                    seen.add(key)
+                    yield Region(cuts, slices, whole_views(cuts, c))
 
 
 def _gives_little(n: fx.Node, now: int) -> bool:
@@ -157,7 +162,7 @@ def _made_again(low: Lowered, seed: fx.Node, may: May, reach: tuple[float, ...],
     def free(n: fx.Node, cut: Cut) -> bool:
         return n in late and may(n, cut) and not _flops(n)
 
-    for region in _grown(seed, lambda n, cut: may(n, cut) if n is seed else free(n, cut), reach, now):
+    for region in _grown(low.captured, seed, lambda n, cut: may(n, cut) if n is seed else free(n, cut), reach, now):
         kept = frozenset(region.cuts) - {seed}
         if kept:
             return Region(region.cuts, region.slices, kept)

@@ -88,6 +88,17 @@ def put_together(a: fx.Node, region: Region, c: Captured, views: bool = True) ->
     return False
 
 
+def whole_views(cuts: Mapping[fx.Node, Cut], c: Captured) -> frozenset[fx.Node]:
+    """The views in a region that ops outside of it read: they stay, as views of what is put together."""
+    kept: frozenset[fx.Node] = frozenset()
+    while True:
+        region = Region(cuts, 1, kept)
+        more = {n for n in cuts if is_view(n) and n not in kept and put_together(n, region, c, views=False)}
+        if not more:
+            return kept
+        kept |= more
+
+
 def tensor(t: Tensor) -> torch.Tensor:
     """The fake tensor."""
     val = t[0].meta["val"]
