@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .tensor_iterator import result_strides
+
 aten = torch.ops.aten
 
 
@@ -37,8 +39,11 @@ def _where(position: int) -> Callable[..., Any]:
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether tensors of one shape have the same strides."""
-    return a.shape != b.shape or a.stride() == b.stride()
+    """Whether the result of an op on both has the strides of each that is not expanded."""
+    if a.shape != b.shape or a.stride() == b.stride():
+        return True
+    expanded = [t for t in (a, b) if 0 in t.stride()]
+    return len(expanded) == 1 and result_strides(a.shape, (a, b)) == (b if expanded[0] is a else a).stride()
 
 
 def _rows(op: Any, out: Any, name: str = "out") -> dict[int, Callable[..., Any]]:
