@@ -201,6 +201,8 @@ def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") 
     Raises
     ------
     PlanMismatch : the plan belongs to a different module.
+    ParityError : the plan was made without tensors and runs ops in slices, which are not proven to give the same bits on this
+        device; of a plan from a file this is found, and raised, at the first call.
     UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
     if isinstance(plan, PartsPlan):

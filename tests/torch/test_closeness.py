@@ -12,7 +12,7 @@ from torch import nn
 
 import rekindle
 from rekindle.torch.check import verify as check_module
-from rekindle.torch.rewrite.closeness import NOTHING, Loose, difference, loose
+from rekindle.torch.rewrite.closeness import NOTHING, Loose, difference, least_scale, loose
 from rekindle.torch.run import trial
 from rewritten_steps import tokens
 
@@ -122,3 +122,12 @@ def test_difference(one: list[float], other: list[float], off: float) -> None:
 
 def test_tensors_of_unlike_shape_or_type_are_not_close() -> None:
     assert difference(torch.ones(2), torch.ones(3)) == difference(torch.ones(2), torch.ones(2).double()) == float("inf")
+
+
+def test_small_gradients_are_measured_by_the_largest_one() -> None:
+    noise, large = torch.tensor([1e-9, -2e-9]), torch.tensor([0.5, 1.0])
+    least = least_scale([noise, None, large])
+    assert least == 0.01
+    assert difference(-noise, noise) == 2.0
+    assert difference(-noise, noise, least) == pytest.approx(4e-7)
+    assert difference(large * 1.5, large, least) == 0.5

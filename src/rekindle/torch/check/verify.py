@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -22,7 +22,7 @@ from ..capture.loss import default_loss
 from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
-from ..rewrite.closeness import NOTHING, Loose, difference, loose
+from ..rewrite.closeness import NOTHING, Loose, difference, least_scale, loose
 from ..run.as_before import same
 from ..run.measured_step import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..run.planned import PlannedForward, planned_forward
@@ -38,8 +38,8 @@ class Check:
         None if they could not be compared (fake tensors, or the plain step does not fit the device). Gradients are taken of
         parameters and inputs; `buffers_equal` covers everything that forward writes: buffers, attributes, inputs.
     close : of a plan with parity="close", what is equal up to rounding and not bitwise: "loss", "gradients" or "buffers" -> the
-        largest difference relative to the largest element of its tensor, and the name of that tensor. These are no
-        `differences`.
+        largest difference relative to the largest element of its tensor (or to a hundredth of the largest of all gradients,
+        where that is larger), and the name of that tensor. These are no `differences`.
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
         step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
@@ -300,9 +300,9 @@ def compare(
     equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
     if theirs is None or fake:
         return equal, found, close
-    gradients = may.parameters | (set(theirs.of_inputs) if may.inputs else set())
-    kinds: list[tuple[str, str, dict[str, Any], dict[str, Any], Set[str]]] = [
-        ("loss", "losses", {"": ours.loss}, {"": theirs.loss}, {""} if may.results else set()),
+    gradients = may.parameters | frozenset(theirs.of_inputs if may.inputs else ())
+    kinds: list[tuple[str, str, dict[str, Any], dict[str, Any], frozenset[str]]] = [
+        ("loss", "losses", {"": ours.loss}, {"": theirs.loss}, frozenset([""] if may.results else [])),
         ("gradients", "gradients", ours.gradients, theirs.gradients, gradients),
         ("buffers", "tensors that forward writes", ours.written, theirs.written, may.written),
     ]
@@ -310,7 +310,8 @@ def compare(
         known = list(dict.fromkeys([*b, *a]))
         wrong = [k for k in known if not same(a.get(k), b.get(k))]
         equal[kind] = not wrong
-        off = {k: _apart(a.get(k), b.get(k)) for k in wrong if k in apart}
+        least = least_scale(b.values()) if kind == "gradients" and apart.intersection(wrong) else 0.0
+        off = {k: _apart(a.get(k), b.get(k), least) for k in wrong if k in apart}
         wrong = [k for k in wrong if off.get(k, inf) > may.most]
         if wrong and kind == "loss":
             found.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
@@ -323,8 +324,8 @@ def compare(
     return equal, found, close
 
 
-def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    return inf if one is None or other is None else difference(one, other)
+def _apart(one: torch.Tensor | None, other: torch.Tensor | None, least: float) -> float:
+    return inf if one is None or other is None else difference(one, other, least)
 
 
 def _by(off: dict[str, float], name: str) -> str:

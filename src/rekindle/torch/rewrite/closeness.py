@@ -25,9 +25,12 @@ class ClosenessSettings:
 
     exact_most : where everything is computed in float32 or float64.
     epsilons_most : of the coarsest type in which they are computed, where that is coarser.
+    least_share : tensors whose largest element is a smaller share than this of the largest of all are measured by that share: a
+        gradient that is zero but for rounding (of a bias before a batch norm, say) has no scale of its own.
     """
 
     exact_most: float = 2e-5
+    least_share: float = 0.01
     epsilons_most: float = 8.0
 
 
@@ -84,9 +87,15 @@ def sums(c: Captured) -> tuple[str, ...]:
     return tuple(sorted([*found.parameters, *(["an input"] if found.inputs else [])]))
 
 
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference of two tensors of one shape, relative to the largest element of the second one. Elements that are
-    NaN, or the same infinity, in both do not differ; those that are so in one alone do without end."""
+def least_scale(gradients: Iterable[torch.Tensor | None]) -> float:
+    """The size by which the differences of the smallest gradients are measured."""
+    return SETTINGS.least_share * max((_largest(g.detach()) for g in gradients if g is not None), default=0.0)
+
+
+def difference(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> float:
+    """The largest difference of two tensors of one shape, relative to the largest element of the second one, or to `least`
+    where that is larger. Elements that are NaN, or the same infinity, in both do not differ; those that are so in one alone do
+    without end."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")
     if not other.numel():
@@ -96,8 +105,13 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     off = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
     if not off:
         return 0.0
-    largest = torch.where(b.isfinite(), b.abs(), 0.0).max().item()
-    return float(off / largest) if largest else float("inf")
+    scale = max(_largest(b), least)
+    return float(off / scale) if scale else float("inf")
+
+
+def _largest(t: torch.Tensor) -> float:
+    """The largest finite element."""
+    return float(torch.where(t.isfinite(), t.abs(), 0.0).max()) if t.numel() else 0.0
 
 
 def _behind(c: Captured) -> set[fx.Node]:

@@ -16,7 +16,7 @@ from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast
-from ..rewrite.closeness import difference, loose
+from ..rewrite.closeness import NOTHING, Loose, difference, least_scale, loose
 from .as_before import as_before, same
 from .bound import Bound
 from .measured_step import gradients_as_before
@@ -56,17 +56,18 @@ def differences(
         return []
     (ours, mine), (theirs, its) = outcomes
     may, parameters = loose(bound.trace.lowered.captured), {k for k, _ in model.named_parameters()}
-    found = [] if _agree(ours, theirs, may.results, may.most) else ["the loss"]
+    found = [] if _agree(ours, theirs, may if may.results else NOTHING, 0.0) else ["the loss"]
     apart = may.parameters | (its.keys() - parameters if may.inputs else set())
-    wrong = [k for k in its if not _agree(mine[k], its[k], k in apart, may.most)]
+    least = least_scale(its.values()) if apart else 0.0
+    wrong = [k for k in its if not _agree(mine[k], its[k], may if k in apart else NOTHING, least)]
     return found + ([f"the gradients of {', '.join(wrong[:3])}"] if wrong else [])
 
 
-def _agree(one: torch.Tensor | None, other: torch.Tensor | None, may_round: bool, most: float) -> bool:
-    """Whether two tensors are the same, or close where they may differ by rounding."""
+def _agree(one: torch.Tensor | None, other: torch.Tensor | None, may: Loose, least: float) -> bool:
+    """Whether two tensors are the same, or close where they may differ by rounding. may : `NOTHING` where they may not."""
     if same(one, other):
         return True
-    return may_round and one is not None and other is not None and difference(one, other) <= most
+    return may != NOTHING and one is not None and other is not None and difference(one, other, least) <= may.most
 
 
 def _step(
