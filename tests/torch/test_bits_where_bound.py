@@ -18,6 +18,7 @@ import rekindle
 from rekindle.integrations.saved_plan import checkpoint_with
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import Rewrite
+from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.cuts import SUM, cuts_of
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region
@@ -45,7 +46,7 @@ def layers() -> tuple[nn.Module, Any]:
 
 def by_rows(plain: Trace, op: str, last: bool = True) -> Rewrite:
     """The last op of this name in forward, one row a slice."""
-    nodes = plain.lowered.captured.nodes
+    nodes = rewritten(plain.lowered.captured, ()).nodes
     n = [n for n in nodes if op in str(n.target) and cuts_of(n)][-1 if last else 0]
     cut = next(c for c in cuts_of(n) if c.ins[0 if len(c.ins) < 3 else 1] == 0 and SUM not in c.outs)
     return as_rewrite(nodes, Region({n: cut}, ROWS))

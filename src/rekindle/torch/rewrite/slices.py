@@ -110,7 +110,7 @@ class _Cutting:
         made = self._call(target, args, n, at, kwargs)
         if n in self.region.unproven:
             made.meta[UNPROVEN] = True
-        if n in c.writing:
+        if n in c.writing and n not in self.region.kept:  # one that runs whole too writes then
             c.writing[made] = self._writing(n, made, i, at)
         return made
 
