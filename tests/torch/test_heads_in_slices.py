@@ -66,3 +66,22 @@ def test_logits_that_are_returned_stay_whole() -> None:
     )
     check = rekindle.verify(model, sample(), plan)
     assert check.ok, check.differences
+
+
+def test_the_ignored_target_may_be_a_class() -> None:
+    """Padding is often class 0."""
+
+    class Padded(Head):
+        def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.head(self.layer(self.words(ids)))
+            return {"loss": nn.functional.cross_entropy(logits, labels.clamp(min=0), ignore_index=0)}
+
+    torch.manual_seed(0)
+    model = Padded(True)
+    plan = rekindle.plan(
+        rekindle.trace(model, sample(), progress=False), minimize="memory", cost="flops", cache=False, progress=False
+    )
+    assert plan.rewriting is not None
+    assert plan.rewriting.ops_of("picked")
+    check = rekindle.verify(model, sample(), plan)
+    assert check.ok, check.differences

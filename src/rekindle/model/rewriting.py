@@ -101,12 +101,24 @@ def from_json(r: Reader) -> Rewriting:
     plain = Plain(p.whole("peak_bytes"), p.number("seconds"), p.number("flops"), p.number("unit"))
     if min(asdict(plain).values()) < 0:
         raise FormatError(f"{r.where}: a figure of the plain step is below 0")
-    steps = [_step(Reader(s, f"{r.where}: step {i}")) for i, s in enumerate(r.items("steps"))]
+    steps = steps_from_json(r.items("steps"), r.where)
     names = r.items("sums")
     if not all(isinstance(x, str) for x in names):
         raise FormatError(f"{r.where}: 'sums' should be a list of strings")
     error = None if r.doc.get("sums_error") is None else r.number("sums_error")
-    return Rewriting(r.text("captured_hash"), plain, tuple(steps), tuple(names), error)
+    return Rewriting(r.text("captured_hash"), plain, steps, tuple(names), error)
+
+
+def steps_from_json(doc: Any, where: str) -> tuple[Rewrite, ...]:
+    """The rewrites in the field `steps` of a rewriting. where : names the document in errors.
+
+    Raises
+    ------
+    FormatError : as `from_json`.
+    """
+    if not isinstance(doc, list):
+        raise FormatError(f"{where} should be a list of rewrites, not {value(doc)}")
+    return tuple(_step(Reader(s, f"{where}: step {i}")) for i, s in enumerate(doc))
 
 
 def _step(r: Reader) -> Rewrite:

@@ -12,16 +12,17 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .. import bounds
 from ..ask import Goal, PlanOptions
-from ..errors import InfeasibleBudget, PlanMismatch, UsageError
+from ..errors import InfeasibleBudget, PlanMismatch, RekindleError, UsageError
 from ..model.floor import single_op
 from ..model.plan import Plan
-from ..model.rewriting import Rewrite, Rewriting
+from ..model.rewriting import Rewrite, Rewriting, steps_from_json
 from ..own_terms import beside_captured, own_goal, plain_figures
 from ..progress import announce
+from . import ranks
 from .rewrite.candidates import Rewrites
 from .rewrite.closeness import marked, sums
 from .rewrite.finding import Allowed
@@ -74,7 +75,30 @@ def plan_rewritten(traced: Trace, options: PlanOptions, make: Make) -> Plan:
     if options.solver != AUTO or options.goal == Goal(fraction=1.0):
         return make(traced, options)
     choice = _Choice(traced, options, make)
-    return choice.for_memory() if options.goal.budget is None and options.goal.fraction is None else choice.for_budget()
+    graph = traced.graph
+    question = {
+        "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "goal": options.goal.to_json(), "cost": options.cost,
+        "effort": options.effort, "time_limit": options.time_limit, "seed": options.seed, "parity": options.parity,
+        "target": traced.options.target, "fake": traced.fake,
+    }  # fmt: skip
+    # One process chooses for all: what a probe or a bound finds within its limits may differ from process to process.
+    found = ranks.once("the graph of the plan", question, choice.best, _steps_of, options.report)
+    if not isinstance(found, ranks.Received):
+        return found
+    steps = steps_from_json(found.answer, "the rewrites of another process")
+    if not steps:
+        return make(traced, options)
+    made = choice.plan(steps)
+    if made is None:
+        raise RekindleError(
+            "the rewrites that another process chose do not fit here; use one version of Rekindle in all processes"
+        )
+    return made
+
+
+def _steps_of(plan: Plan) -> list[Any]:
+    """The rewrites of a plan as JSON."""
+    return [] if plan.rewriting is None else plan.rewriting.to_json()["steps"]
 
 
 def rewritten_alike(traced: Trace, options: PlanOptions, known: Sequence[Plan], make: Make) -> Plan:
@@ -119,6 +143,18 @@ class _Choice:
         self.refusals: list[InfeasibleBudget] = []
 
     # -- goals ---------------------------------------------------------------------------------------------------------
+    def best(self) -> Plan:
+        """The plan for the goal."""
+        within = self.options.goal.budget is not None or self.options.goal.fraction is not None
+        return self.for_budget() if within else self.for_memory()
+
+    def plan(self, steps: tuple[Rewrite, ...]) -> Plan | None:
+        """The plan of the step with rewrites that another process chose; None: they do not fit."""
+        self.__dict__.setdefault("_traces", {})[steps] = with_rewrites(
+            self.traced, steps, self.bits if self.close else None
+        )
+        return self._plan(steps, None)
+
     def for_memory(self) -> Plan:
         """The plan of least memory."""
         best: Plan | None = None

@@ -70,7 +70,8 @@ def fitting(traced: Trace, plan: Plan) -> Trace | None:
         return traced if traced.graph.hash == plan.graph_hash else None
     if traced.graph.hash != plan.rewriting.captured_hash:
         return None
-    bits = Bits() if plan.rewriting.slices and not traced.fake else None
+    made_here = plan.trace is not None and not plan.trace.fake  # then it was proven when the plan was made
+    bits = Bits() if plan.rewriting.slices and not traced.fake and not made_here else None
     return _checked(rewritten_like(traced, plan, bits), plan, bits)
 
 

@@ -96,8 +96,18 @@ class Captured:
     @property
     def written_parameters(self) -> list[str]:
         """Names of the parameters that forward writes to."""
-        targets = {*self.mutations, *(a for w in self.writing.values() for a in w.args if isinstance(a, fx.Node))}
+        targets = {
+            *self.mutations,
+            *(_base(a) for w in self.writing.values() for a in w.args if isinstance(a, fx.Node)),
+        }
         return [name for p, name in self.params.items() if p in targets]
+
+
+def _base(n: fx.Node) -> fx.Node:
+    """The node of which `n` is a slice, as a batch norm in slices writes its part of the statistics."""
+    while n.target is torch.ops.aten.slice.Tensor:
+        n = n.all_input_nodes[0]
+    return n
 
 
 def joint_fake_mode(gm: fx.GraphModule) -> FakeTensorMode | None:

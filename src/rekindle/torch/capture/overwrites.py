@@ -26,24 +26,24 @@ def _grad_input(out: Any) -> dict[int, Callable[..., Any]]:
 def _binary(op: Any, inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
     def second(a: Any, b: Any, **kwargs: Any) -> Any:
         # A gradient from the loss may have other strides than in the graph: eager's result has those of the first argument.
-        return out(a, b, **kwargs, out=b) if _alike(a, b) else op(a, b, **kwargs)
+        return out(a, b, **kwargs, out=b) if _may_hold(b, a) else op(a, b, **kwargs)
 
     return {0: inplace, 1: second}
 
 
 def _where(position: int) -> Callable[..., Any]:
     def call(c: Any, a: Any, b: Any) -> Any:
-        return aten.where.self_out(c, a, b, out=(c, a, b)[position]) if _alike(a, b) else aten.where.self(c, a, b)
+        over, other = (a, b) if position == 1 else (b, a)
+        return aten.where.self_out(c, a, b, out=over) if _may_hold(over, other) else aten.where.self(c, a, b)
 
     return call
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the result of an op on both has the strides of each that is not expanded."""
-    if a.shape != b.shape or a.stride() == b.stride():
+def _may_hold(over: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the result of an element-wise op on both has the strides of the tensor that it is to be written over."""
+    if over.shape != other.shape or over.stride() == other.stride():
         return True
-    expanded = [t for t in (a, b) if 0 in t.stride()]
-    return len(expanded) == 1 and result_strides(a.shape, (a, b)) == (b if expanded[0] is a else a).stride()
+    return 0 in other.stride() and 0 not in over.stride() and result_strides(over.shape, (over, other)) == over.stride()
 
 
 def _rows(op: Any, out: Any, name: str = "out") -> dict[int, Callable[..., Any]]:

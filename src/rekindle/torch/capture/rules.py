@@ -51,6 +51,11 @@ def one_view(node: fx.Node, index: int) -> tuple[Any, tuple[Any, ...]] | None:
     return None
 
 
+def selects(target: Any) -> bool:
+    """Whether the op chooses elements by comparing them: where some are equal, another kernel may choose others."""
+    return isinstance(target, OpOverload) and target._schema.name.split("::")[-1] in _SELECTIONS
+
+
 def draws_random(target: Any) -> bool:
     """Whether the op draws from the default random generator of its device."""
     return isinstance(target, OpOverload) and _RANDOM in target.tags

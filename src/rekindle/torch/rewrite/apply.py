@@ -9,7 +9,10 @@ from torch import fx
 from ...errors import PlanMismatch
 from ...model import rewriting as kinds
 from ...model.rewriting import Rewrite
+from ..capture import rules
 from ..capture.captured import Captured
+from ..capture.node_tensors import is_view
+from ..capture.phases import depend_on_gradients
 from .convolutions import in_two_calls, may_split
 from .cuts import Cut, cuts_of
 from .editing import Editor, without_aliases
@@ -49,9 +52,18 @@ def after(captured: Captured, step: Rewrite, bits: Bits | None = None) -> Captur
                 _slices(edit, nodes, step, unproven)
             else:
                 _REWRITES[step.kind](edit, nodes)
-    except (ValueError, KeyError) as e:
+        drawn = _random_ops(edit.captured)
+        made = edit.finish()
+        if _random_ops(made) != drawn:
+            raise ValueError("random ops would draw in another order")
+    except Exception as e:  # steps from a file may name any ops, and kernels of fake tensors raise errors of many kinds
         raise PlanMismatch(f"{_WRONG} ({e})") from e
-    return edit.finish()
+    return made
+
+
+def _random_ops(c: Captured) -> list[fx.Node]:
+    """The ops that draw random numbers, in order."""
+    return [n for n in c.nodes if rules.draws_random(n.target)]
 
 
 def _convolutions(edit: Editor, nodes: list[fx.Node]) -> None:
@@ -80,6 +92,9 @@ def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite, unproven: frozens
     kept, loose = (
         frozenset(n for n, i in zip(nodes, step.ops, strict=True) if i in at) for at in (set(step.kept), unproven)
     )
+    late = depend_on_gradients(edit.captured)
+    if any(n in edit.captured.writing or not (is_view(n) or n in late) for n in kept):
+        raise ValueError("an op that forward runs once would run twice")
     cut_into_slices(edit, Region(cuts, step.slices, kept, loose))
 
 

@@ -38,7 +38,8 @@ def pick_first(edit: Editor, n: fx.Node) -> None:
     classes = call(aten.masked_fill.Scalar, targets, passed_over, 0)
     column = call(aten.gather.default, rows, 1, call(aten.unsqueeze.default, classes, 1))
     zeros = call(aten.mul.Scalar, targets, 0)
-    first = call(aten.masked_fill.Scalar, zeros, passed_over, ignored)
-    made = call(n.target, column, first, weights, reduction, ignored)
+    no_class = -1  # in the column every target is class 0, which may be the one that is ignored
+    first = call(aten.masked_fill.Scalar, zeros, passed_over, no_class)
+    made = call(n.target, column, first, weights, reduction, no_class)
     for u in list(n.users):
         edit.replace(u, edit.call(u.target, (made, u.args[1]), u, edit.place(u)))

@@ -84,7 +84,7 @@ class Bits:
             return False
         key = _key(call, cut, edges)
         if key not in self._given:
-            self._given[key] = self._affordable(node, call) and self._probed(key, node, cut, edges, call.device)
+            self._given[key] = self._quick(call) and self._probed(key, node, cut, edges, call)
         return self._given[key]
 
     def save(self) -> None:
@@ -92,20 +92,22 @@ class Bits:
         for answers in self._remembered.values():
             answers.save()
 
-    def _affordable(self, node: fx.Node, call: OperatorCall) -> bool:
-        """Whether a probe keeps to the limits. Remembered answers count too, so that later processes answer alike."""
+    def _quick(self, call: OperatorCall) -> bool:
+        """Whether a probe keeps to the limits of time. Remembered answers count too, so that later processes answer alike."""
         seconds = call.roofline * (2 + SETTINGS.layouts_most / 2) * SETTINGS.rounds
         self._spent_s += seconds
-        fast = seconds <= SETTINGS.call_most_s and self._spent_s <= SETTINGS.all_most_s
-        return fast and _bytes(node, call) <= _room(call.device)
+        return seconds <= SETTINGS.call_most_s and self._spent_s <= SETTINGS.all_most_s
 
-    def _probed(self, key: str, node: fx.Node, cut: Cut, edges: Sequence[int], device: torch.device) -> bool:
-        """The answer as it is remembered, or found now. An op that fails has none to remember: memory may have been short."""
-        here = environment(device)
+    def _probed(self, key: str, node: fx.Node, cut: Cut, edges: Sequence[int], call: OperatorCall) -> bool:
+        """The answer as it is remembered, or found now if there is memory for it. An op that fails has none to remember: memory
+        may have been short."""
+        here = environment(call.device)
         if here not in self._remembered:
             self._remembered[here] = Answers(here)
         answers = self._remembered[here]
         same = answers.get(key)
+        if same is None and _bytes(node, call) > _room(call.device):
+            return False
         if same is None:
             try:
                 same = all(probed(node, cut, edges, SETTINGS.seed + i) for i in range(SETTINGS.rounds))

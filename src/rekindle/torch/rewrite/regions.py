@@ -53,7 +53,11 @@ def _neighbours(
 
 
 def _ways(n: fx.Node, may: Callable[[fx.Node, Cut], bool]) -> list[Cut]:
-    return [] if rules.draws_random(n.target) or is_slice(n) else [c for c in cuts_of(n) if may(n, c)]
+    return (
+        []
+        if rules.draws_random(n.target) or rules.selects(n.target) or is_slice(n)
+        else [c for c in cuts_of(n) if may(n, c)]
+    )
 
 
 def _reads(n: fx.Node, cut: Cut, a: fx.Node) -> set[int | None]:

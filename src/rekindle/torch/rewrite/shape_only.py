@@ -29,15 +29,20 @@ SHAPE_ONLY: dict[Any, tuple[int, int]] = {
 }
 
 
+_STANDS_IN = "rekindle_stand_in"
+
+
 def stand_in(edit: Editor, like: fx.Node, memory: fx.Node, reader: fx.Node) -> fx.Node:
     """A tensor with the shape and dtype of `like` that is a view of one element of `memory`."""
     shape = list(like.meta["val"].shape)
-    return edit.call(aten.as_strided.default, (memory, shape, [0] * len(shape)), reader, edit.place(reader))
+    made = edit.call(aten.as_strided.default, (memory, shape, [0] * len(shape)), reader, edit.place(reader))
+    made.meta[_STANDS_IN] = True
+    return made
 
 
 def is_stand_in(n: fx.Node) -> bool:
     """Whether the node is a tensor that stands in for another one of its shape."""
-    return n.target is aten.as_strided.default and len(n.args) == 3 and not any(n.args[2])  # type: ignore[arg-type]
+    return _STANDS_IN in n.meta
 
 
 def may_stand_in(like: Any, memory: Any) -> bool:
