@@ -75,8 +75,6 @@ def _picked(edit: Editor, nodes: list[fx.Node]) -> None:
 
 def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite, unproven: frozenset[int]) -> None:
     cuts = _cuts(nodes, step)
-    if units(cuts) < step.slices:
-        raise ValueError("there are too many slices")
     kept, loose = (
         frozenset(n for n, i in zip(nodes, step.ops, strict=True) if i in at) for at in (set(step.kept), unproven)
     )
@@ -91,6 +89,8 @@ def _cuts(nodes: Sequence[fx.Node], step: Rewrite) -> dict[fx.Node, Cut]:
         if not known:
             raise ValueError(f"{n.target} cannot be cut so")
         cuts[n] = known[0]
+    if units(cuts) < step.slices:
+        raise ValueError("there are too many slices")
     return cuts
 
 
