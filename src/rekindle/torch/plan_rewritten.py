@@ -8,9 +8,11 @@ budget lies below it.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from .. import bounds
 from ..ask import Goal, PlanOptions
@@ -28,6 +30,8 @@ from .rewrite.regions import adds_up
 from .rewritten import with_captured, with_rewrites
 from .trace import Trace
 
+log = logging.getLogger("rekindle")
+T = TypeVar("T")
 Make = Callable[[Trace, PlanOptions], Plan]
 AUTO, CLOSE = "auto", "close"
 _LESS = {
@@ -155,6 +159,14 @@ class _Choice:
     @cached_property
     def slices(self) -> tuple[Rewrite, ...]:
         """The rewrites with regions in slices; () where none lowers the floor."""
+        return _found(self._find_slices, ())
+
+    @cached_property
+    def smaller_saves(self) -> tuple[Rewrite, ...]:
+        """The rewrites without slices; () where there are none."""
+        return _found(self.rewrites.smaller_saves, ())
+
+    def _find_slices(self) -> tuple[Rewrite, ...]:
         far = self.options.goal.least_memory or (self.options.goal.max_overhead or 0.0) >= SETTINGS.far_overhead
         if self.close:
             return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, far))
@@ -163,7 +175,7 @@ class _Choice:
         return found
 
     def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
-        yield from dict.fromkeys(steps for steps in (self.slices, self.rewrites.smaller_saves()) if steps)
+        yield from dict.fromkeys(steps for steps in (self.slices, self.smaller_saves) if steps)
 
     def _promises(self, plan: Plan) -> bool:
         """Whether a rewrite may give a smaller plan than the captured step's."""
@@ -171,12 +183,12 @@ class _Choice:
         if held > SETTINGS.near * self.floor:
             return False
         if held <= SETTINGS.close * self.floor:
-            return bool(self.rewrites.smaller_saves() or self.slices)
+            return bool(self.smaller_saves or self.slices)
         return bool(self.slices) and self._floor_of(self.slices) <= SETTINGS.lower * self.floor
 
     def _floor_of(self, steps: tuple[Rewrite, ...]) -> int:
-        graph = self._uncosted(steps).graph
-        return single_op(graph).bytes - graph.resident_bytes
+        made = _found(lambda: self._uncosted(steps), None)
+        return self.floor if made is None else single_op(made.graph).bytes - made.graph.resident_bytes
 
     def _uncosted(self, steps: tuple[Rewrite, ...]) -> Trace:
         known = self.__dict__.setdefault("_traces", {})
@@ -206,11 +218,8 @@ class _Choice:
 
     def _plan(self, steps: tuple[Rewrite, ...], below: int | None) -> Plan | None:
         """The plan of a rewritten step; None: it cannot be better than a plan of `below` bytes, or cannot keep the goal."""
-        try:
-            made = self._uncosted(steps)
-        except PlanMismatch:  # an op in slices would lay out its result in another way
-            return None
-        if below is not None and single_op(made.graph).bytes >= below:
+        made = _found(lambda: self._uncosted(steps), None)
+        if made is None or below is not None and single_op(made.graph).bytes >= below:
             return None
         announce(self.options.progress, f"searching with {_words(steps)}")
         made = made.costed(self.traced.options.target, self.options.report)
@@ -232,6 +241,17 @@ class _Choice:
         except InfeasibleBudget as e:
             self.refusals.append(e)
             return None
+
+
+def _found(look: Callable[[], T], nothing: T) -> T:
+    """What `look` gives; `nothing` where it fails: a rewrite that cannot be made takes no plan away."""
+    try:
+        return look()
+    except PlanMismatch as e:  # an op in slices would lay out its result in another way
+        log.debug("a rewrite was left out: %s", e)
+    except Exception as e:
+        log.warning("the step is planned as it was captured, since looking for rewrites failed: %r", e, exc_info=True)
+    return nothing
 
 
 def _smaller(one: Plan | None, two: Plan | None) -> Plan | None:
