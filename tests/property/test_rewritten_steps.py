@@ -25,7 +25,7 @@ from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.cuts import Cut, cuts_of
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.probe import Bits
-from rekindle.torch.rewrite.region import Region, is_slice, units
+from rekindle.torch.rewrite.region import Region, handed_over_whole, is_slice, units
 from rekindle.torch.rewrite.regions import adds_up, grown
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, as_rewrite, convolutions, plan_of, tokens, traced
@@ -86,7 +86,8 @@ def chosen(draw: st.DrawFn, plain: Trace, parity: str) -> tuple[Rewrite, ...]:
     steps = Rewrites(plain.lowered).smaller_saves() if draw(st.booleans()) else ()
     c, bits = rewritten(plain.lowered.captured, steps), Bits()
     for _ in range(draw(st.integers(1, 2))):
-        made = region(draw, c, lambda n, cut: parity == "close" or not adds_up(cut))
+        whole = handed_over_whole(c)
+        made = region(draw, c, lambda n, cut, w=whole: n not in w and (parity == "close" or not adds_up(cut)))
         size = units(made.cuts)
         if parity == "bitwise":
             assume(all(bits.same(n, k, made.slices, size) for n, k in made.cuts.items()))
@@ -107,7 +108,7 @@ def found(plain: Trace, parity: str, count: int) -> tuple[Rewrite, ...]:
         patch.setattr(finding, "SETTINGS", few)
         patch.setattr(candidates, "FINDING", few)
         may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
-        return Rewrites(plain.lowered).in_slices(Allowed(may, None if close else Bits(), (0.03, 0.3, 1.01)))
+        return Rewrites(plain.lowered).in_slices(Allowed(may, None if close else Bits(), far=True))
 
 
 def assert_trains_alike(net: Net, plan: Plan | None, parity: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -55,3 +56,12 @@ def test_views_of_what_was_replaced_are_views_of_what_took_its_place() -> None:
     views = [n for n in c.nodes if n.target is aten.view.default and storage_bytes(n.meta["val"]) == 4 * 4 * 36 * 4]
     assert views
     assert any(n.meta["val"].untyped_storage()._cdata == memory for n in views)
+
+
+def test_a_cycle_is_refused() -> None:
+    trace = traced(nn.Conv2d(3, 4, 3), nn.ReLU())
+    edit = Editor(trace.lowered.captured)
+    relu = next(n for n in edit.captured.nodes if n.target is aten.relu.default)
+    relu.args[0].update_arg(0, relu)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="cycle"):
+        edit.finish()

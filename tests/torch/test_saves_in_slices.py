@@ -55,7 +55,7 @@ def region(c: Captured, dim: int, slices: int, convolutions: bool) -> Rewrite:
 
 def planned_in_slices(model: nn.Module, x: torch.Tensor, dim: int, slices: int, convolutions: bool) -> rekindle.Plan:
     traced = rekindle.trace(model, x)
-    c = traced.lowered.captured
+    c = rewritten(traced.lowered.captured, ())
     steps = [Rewrite(CONVOLUTIONS, places(c, may_split))]
     c = rewritten(c, steps)
     steps.append(Rewrite(SAVES, places(c, lambda n: saves(n) is not None)))

@@ -46,7 +46,7 @@ def test_batch_norms_by_channel_keep_their_bits(layout: torch.memory_format) -> 
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.Conv2d(32, 2, 3)).to(memory_format=layout)
     x = torch.randn(4, 3, 12, 12).contiguous(memory_format=layout)
     plain = rekindle.trace(model, x)
-    nodes = plain.lowered.captured.nodes
+    nodes = rewritten(plain.lowered.captured, ()).nodes
     norms = [(i, n) for i, n in enumerate(nodes) if "batch_norm" in str(n.target)]
     assert len(norms) == 2
     chosen = [next(c for c in cuts_of(n) if c.ins[0] == 1 and SUM not in c.outs) for _, n in norms]

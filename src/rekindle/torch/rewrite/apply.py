@@ -11,14 +11,14 @@ from ...model import rewriting as kinds
 from ...model.rewriting import Rewrite
 from ..capture import rules
 from ..capture.captured import Captured
-from ..capture.node_tensors import is_view
+from ..capture.node_tensors import is_member, is_view
 from ..capture.phases import depend_on_gradients
 from .convolutions import in_two_calls, may_split
 from .cuts import Cut, cuts_of
 from .editing import Editor, without_aliases
 from .picked import may_pick, pick_first
 from .probe import Bits
-from .region import Region, units
+from .region import Region, handed_over_whole, units
 from .saves import save_less, saves
 from .slices import cut_into_slices
 
@@ -87,8 +87,7 @@ def _picked(edit: Editor, nodes: list[fx.Node]) -> None:
 
 def _slices(edit: Editor, nodes: list[fx.Node], step: Rewrite, unproven: frozenset[int]) -> None:
     cuts = _cuts(nodes, step)
-    if units(cuts) < step.slices:
-        raise ValueError("there are too many slices")
+    _check_additions(edit.captured, nodes)
     kept, loose = (
         frozenset(n for n, i in zip(nodes, step.ops, strict=True) if i in at) for at in (set(step.kept), unproven)
     )
@@ -103,10 +102,17 @@ def _cuts(nodes: Sequence[fx.Node], step: Rewrite) -> dict[fx.Node, Cut]:
     cuts = {}
     for n, (ins, outs) in zip(nodes, step.cuts, strict=True):
         known = [c for c in cuts_of(n) if (c.ins, c.outs) == (ins, outs)]
-        if not known:
+        if not known or is_member(n):  # a member of a result is cut as its op is
             raise ValueError(f"{n.target} cannot be cut so")
         cuts[n] = known[0]
+    if units(cuts) < step.slices:
+        raise ValueError("there are too many slices")
     return cuts
+
+
+def _check_additions(captured: Captured, nodes: Sequence[fx.Node]) -> None:
+    if not handed_over_whole(captured).isdisjoint(nodes):
+        raise ValueError("a gradient's parts are handed over whole")
 
 
 def _unproven(captured: Captured, step: Rewrite, bits: Bits | None) -> frozenset[int]:
@@ -119,5 +125,6 @@ def _unproven(captured: Captured, step: Rewrite, bits: Bits | None) -> frozenset
     return frozenset(i for i, proven in zip(step.ops, same, strict=True) if not proven)
 
 
+# A damaged file may name ops that no rewrite was meant for.
 _REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.SAVES: _saves, kinds.PICKED: _picked}
 _WRONG = "the plan rewrites ops that this step does not have; make the plan again"

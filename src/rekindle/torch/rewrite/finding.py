@@ -22,7 +22,7 @@ from ..costs.operator_calls import call_of
 from .cuts import SUM, Cut, cuts_of
 from .estimate import WorkingSets
 from .probe import Bits
-from .region import Region, is_slice, units, whole_views
+from .region import Region, handed_over_whole, is_slice, units, whole_views
 from .regions import grown
 
 May = Callable[[fx.Node, Cut], bool]
@@ -91,9 +91,10 @@ def next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Rewrite | N
     small_bytes : size of tensors for which backward takes smaller saves.
     """
     differing: set[tuple[fx.Node, Cut]] = set()
+    whole = handed_over_whole(low.captured)
 
     def may(n: fx.Node, cut: Cut) -> bool:
-        return allowed.may(n, cut) and (n, cut) not in differing
+        return n not in whole and allowed.may(n, cut) and (n, cut) not in differing
 
     for _ in range(SETTINGS.tries_most):
         region = _next_region(low, replace(allowed, may=may), small_bytes)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..capture.captured import Captured
+from ..capture.gradient_additions import additions
 from ..capture.node_tensors import is_member, is_view
 from ..capture.phases import depend_on_gradients
 from .cuts import Cut, tensor_arguments
@@ -55,6 +56,12 @@ def units(cuts: Mapping[fx.Node, Cut]) -> int:
             if isinstance(out, int):
                 found = math.gcd(found, int(tensor((n, j)).shape[out]))
     return found
+
+
+def handed_over_whole(c: Captured) -> set[fx.Node]:
+    """The ops that add up the gradients of several uses of a parameter or input. Their arguments may be handed over one by one,
+    for autograd to add them up (see `run.gradient_sums`), so they run whole."""
+    return {n for nodes in additions(c).values() for n in nodes}
 
 
 def source(a: fx.Node) -> Tensor:

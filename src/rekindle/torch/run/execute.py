@@ -19,11 +19,11 @@ from torch import fx
 
 from ...errors import RekindleError
 from ..capture.captured import Captured
+from ..capture.gradient_additions import additions
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import tensors_of
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
-from .gradient_sums import additions
 from .program import Program
 
 

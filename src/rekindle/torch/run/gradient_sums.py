@@ -12,13 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
-
-from ..capture import rules
-from ..capture.captured import Captured
 
 
 @dataclass(frozen=True)
@@ -33,24 +29,6 @@ class GradientSumsSettings:
 
 
 SETTINGS = GradientSumsSettings()
-_TORCH_SAYS = "Gradient addition node"  # how torch's note begins on a node that adds up gradients from several uses
-
-
-def additions(c: Captured) -> dict[fx.Node, list[fx.Node]]:
-    """Placeholder -> the nodes that add up its gradient from several uses, the last first. Others are left out."""
-    shared = Counter(c.gradients.values())
-    found = {}
-    for p, gradient in c.gradients.items():
-        nodes: list[fx.Node] = []
-        # A gradient that is shared with another tensor (one made from this one) was added up there: it is one part here.
-        most = _uses(p) - 1 if shared[gradient] == 1 else 0
-        node = gradient
-        while len(nodes) < most and len(node.users) == 1 and _adds_up(node := unaliased(node)) and len(node.users) == 1:
-            nodes.append(node)
-            node = node.args[0]  # type: ignore[assignment]
-        if nodes:
-            found[p] = nodes
-    return found
 
 
 def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -63,35 +41,6 @@ def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) ->
         n: p for p, nodes in found.items() for n in nodes
         if len(nodes) < SETTINGS.parts_most and all(often[x] == 1 for x in nodes)  # a part may be handed over only once
     }  # fmt: skip
-
-
-def unaliased(node: Any) -> Any:
-    """The node that makes the tensor which this node only renames."""
-    while isinstance(node, fx.Node) and node.op == "call_function" and node.target in rules.PASS_THROUGH:
-        node = node.args[0]
-    return node
-
-
-def _uses(node: fx.Node) -> int:
-    """How often forward reads a tensor, itself or through its views; equal views have been merged."""
-    readers = [u for u in node.users if u.op == "call_function" and not u.meta.get("autograd_backward")]
-    return sum(_leaves(u).count(node) * (max(1, _uses(u)) if _is_view(u) else 1) for u in readers)
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)
-
-
-def _leaves(node: fx.Node) -> list[Any]:
-    leaves: list[Any] = []
-    fx.node.map_arg((node.args, node.kwargs), leaves.append)
-    return leaves
-
-
-def _adds_up(node: fx.Node) -> bool:
-    """Whether this node is autograd's sum of the gradients of two uses."""
-    return node.target is torch.ops.aten.add.Tensor and str(node.meta.get("stack_trace", "")).startswith(_TORCH_SAYS)
 
 
 Parts = tuple[torch.Tensor, ...]

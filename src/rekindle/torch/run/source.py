@@ -15,12 +15,13 @@ from torch import fx
 from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
 from ..capture import rules
+from ..capture.gradient_additions import additions, unaliased
 from ..capture.lowered import Lowered, OpCall
 from ..capture.module_paths import printable
 from ..capture.node_tensors import tensors_of
 from ..capture.overwrites import OVERWRITES
 from .expressions import Expressions, keyword_argument
-from .gradient_sums import additions, handed_over, unaliased
+from .gradient_sums import handed_over
 from .halves import Halves, last_reads, read_late, tangent_values
 
 PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
