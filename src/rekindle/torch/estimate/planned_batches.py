@@ -23,6 +23,7 @@ from ..capture.own_ops import workspace_bytes
 from ..capture.private import is_fake
 from ..check.confirm import bookkeeping
 from ..costs.op_tensors import tensors_in
+from ..plan_rewritten import plan_rewritten
 from ..run import stages
 from ..trace import Trace, trace
 from .kernel_calls import kernel_call, may_take_memory
@@ -100,8 +101,13 @@ class PlannedBatches:
         t = self.trace(batch)
         options = replace(self._options, goal=Goal(budget=budget), effort=effort)
         announce(options.progress, f"planning batch {batch} within {format_bytes(self._limit)}")
-        made = plan_graph(t.graph, options, finish=stages.group, bookkeeping=bookkeeping(t))
-        return replace(made, trace=t.with_graph(made.graph))
+
+        def make(traced: Trace, options: PlanOptions) -> Plan:
+            made = plan_graph(traced.graph, options, finish=stages.group, bookkeeping=bookkeeping(traced))
+            return replace(made, trace=traced.with_graph(made.graph))
+
+        # Of a rewritten step of fake tensors it is not known what its kernels take beside their results.
+        return make(t, options) if t.fake or budget == 1 else plan_rewritten(t, options, make)
 
     def trace(self, batch: int) -> Trace:
         """The trace of a batch. Seconds are modelled for models on the meta device and for fake ones."""
