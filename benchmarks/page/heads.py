@@ -10,8 +10,10 @@ from rekindle.bench.methods import TOKEN_COMPARATORS
 
 
 def heads_part(t: pd.DataFrame) -> str:
-    """One line per row of `auto` and of PyTorch's ways, for each model on which one of these ways ran, with and without logits;
-    empty if none ran. t : all rows of a suite."""
+    """A table of language-model heads: rows of `auto` and of PyTorch's chunked losses; "" if no chunked loss ran.
+
+    t : all rows of a suite. A model is in the table if a chunked loss ran on it, with its logits or without.
+    """
     own = t["model"].str.removesuffix(UNUSED)
     ran = t["ran"] & (t["method"].isin(TOKEN_COMPARATORS) | t["close"])
     shown = t[

@@ -17,6 +17,7 @@ from .errors import RekindleError, TraceError, UsageError
 from .frontiers import frontier_graph
 from .model.graph import Graph
 from .model.plan import Plan
+from .own_terms import plain_activation_bytes
 from .parts.plan import PartsPlan
 from .planner import plan_graph
 from .progress import Progress, announce, telling
@@ -125,13 +126,13 @@ def _of_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) ->
     from .torch.run import stages
 
     spare = bookkeeping(traced)
+    plain = None if traced.origin is None else plain_activation_bytes(traced.origin.graph)
+    how: dict[str, Any] = {"finish": stages.group, "bookkeeping": spare, "plain_bytes": plain}
 
     def planned(graph: Graph, known: Known | None) -> Plan:
-        if known is not None:
-            return plan_graph(graph, options, finish=stages.group, bookkeeping=spare, known=known)
-        return make(graph, options, finish=stages.group, bookkeeping=spare)
+        return make(graph, options, **how) if known is None else plan_graph(graph, options, known=known, **how)
 
-    more = {"spare_bytes": spare, "target": traced.options.target, "fake": traced.fake}
+    more = {"spare_bytes": spare, "plain_bytes": plain, "target": traced.options.target, "fake": traced.fake}
     found = plan_for_all(traced.graph, options, more, planned)
     return replace(found, trace=traced.with_graph(found.graph))
 

@@ -46,12 +46,20 @@ class Scorer:
     finish : turns a schedule into the one that will be run; the judge sees the finished one. None: it is run as it is.
     spare : bytes that a budget must leave free beside a loop that holds the results of forward until the step is over.
         None: only the judge's peak has to fit.
+    plain_bytes : the activation peak of which a budget is a fraction, where `graph` is a rewrite of a captured step; None: that
+        of the graph itself, each op run once.
     """
 
     graph: Graph
     cost: str
     finish: Finish | None = None
     spare: int | None = None
+    plain_bytes: int | None = None
+
+    def plain_of(self, baseline: Simulation) -> int:
+        """The activation peak of which a budget is a fraction. baseline : of the graph, each op run once."""
+        own = baseline.peak_bytes - self.graph.resident_bytes
+        return own if self.plain_bytes is None else self.plain_bytes
 
     def score(self, schedule: Schedule) -> Scored:
         """The candidate for a schedule of `graph`, or of `keeping_results(graph)`."""

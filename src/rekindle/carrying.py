@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from . import bounds, registry
 from .ask import PlanOptions
@@ -59,6 +60,7 @@ def replan_graph(
     *,
     finish: Finish | None = None,
     bookkeeping: int | None = None,
+    plain_bytes: int | None = None,
 ) -> Replanned:
     """A plan for the goal, from the schedule of a known plan where one keeps the goal on this graph, else from a quick search.
 
@@ -68,17 +70,18 @@ def replan_graph(
     ------
     UsageError, InfeasibleBudget : as `plan_graph`, which is asked with the user's own options before a budget is refused.
     """
-    found = carried_plan(graph, options, known, finish=finish, bookkeeping=bookkeeping)
+    given: dict[str, Any] = {"finish": finish, "bookkeeping": bookkeeping, "plain_bytes": plain_bytes}
+    found = carried_plan(graph, options, known, **given)
     if found is not None:
         return Replanned(found, CARRIED)
     most = SETTINGS.search_s if options.time_limit is None else min(options.time_limit, SETTINGS.search_s)
     quick = replace(options, effort="quick", time_limit=most)
     try:
-        plan = plan_graph(graph, quick, finish=finish, bookkeeping=bookkeeping)
+        plan = plan_graph(graph, quick, **given)
     except InfeasibleBudget as e:
         if e.bound_bytes > e.budget:
             raise  # no search can do better
-        plan = plan_graph(graph, options, finish=finish, bookkeeping=bookkeeping)
+        plan = plan_graph(graph, options, **given)
     how = SEARCHED if any(alike(p.graph, graph) for p in known) else ANOTHER_GRAPH
     return Replanned(replace(plan, asked=options), how)
 
@@ -90,6 +93,7 @@ def carried_plan(
     *,
     finish: Finish | None = None,
     bookkeeping: int | None = None,
+    plain_bytes: int | None = None,
 ) -> Plan | None:
     """The plan that carries over the schedule which serves the goal best on this graph; None: none keeps the goal.
 
@@ -104,9 +108,9 @@ def carried_plan(
     like = [p for p in known if alike(p.graph, graph)]
     if not like:
         return None
-    scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None)
+    scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None, plain_bytes)
     baseline = scorer.score(Schedule.baseline(graph))
-    plain = baseline.judged.peak_bytes - graph.resident_bytes
+    plain = scorer.plain_of(baseline.judged)
     limit = goal.limit(graph.resident_bytes, plain)
     largest = _largest_share(like) * plain + graph.resident_bytes if goal.least_memory else float("inf")
     found = [baseline, *_carried(scorer, like)]

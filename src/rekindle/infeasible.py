@@ -66,8 +66,9 @@ def infeasible(
     if goal.fraction is not None:
         asked = f"budget {goal.fraction:g} of the plain activation peak, {format_bytes(limit)} in all"
     bound, op = bound_words(graph, floor, scorer.spare)
+    rewritten = "" if scorer.plain_bytes is None else " of the step as rewritten"
     why = (
-        f"no schedule exists below {bound}"
+        f"no schedule{rewritten} exists below {bound}"
         if limit < floor.bytes
         else f"the certified bound is {bound}, but solver {solver.name!r} found nothing that small"
     )
@@ -118,5 +119,5 @@ def nearest(found: list[Scored]) -> list[Scored]:
 def _fraction(scorer: Scorer, needs: int) -> float:
     """The budget as a share of the plain activation peak, rounded up to four digits, that allows a peak of `needs` bytes."""
     resident = scorer.graph.resident_bytes
-    plain = scorer.score(Schedule.baseline(scorer.graph)).judged.peak_bytes - resident
+    plain = scorer.plain_of(scorer.score(Schedule.baseline(scorer.graph)).judged)
     return min(1.0, math.ceil(1e4 * (needs - resident) / plain) / 1e4) if plain else 1.0

@@ -18,11 +18,18 @@ from .model.plan import Plan
 from .model.rewriting import Plain, Rewriting
 from .model.schedule import Schedule
 
+_EPS = 1e-9  # of an overhead
+
 
 def plain_figures(graph: Graph) -> Plain:
     """The figures of a step that runs each op once."""
     seconds, flops, unit = (once(graph, cost) for cost in COSTS)
-    return Plain(simulate(graph, Schedule.baseline(graph)).peak_bytes, seconds, flops, unit)
+    return Plain(graph.resident_bytes + plain_activation_bytes(graph), seconds, flops, unit)
+
+
+def plain_activation_bytes(graph: Graph) -> int:
+    """The activation peak of a step that runs each op once."""
+    return simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
 
 
 def once(graph: Graph, cost: str) -> float:
@@ -39,10 +46,9 @@ def own_goal(goal: Goal, graph: Graph, plain: Plain, cost: str) -> Goal | None:
         return replace(goal, max_overhead=max(0.0, extra)) if extra > -_EPS else None
     if goal.fraction is not None:
         limit = int(goal.fraction * (plain.peak_bytes - graph.resident_bytes))
-        own = simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
-        return replace(
-            goal, fraction=min(1.0, (limit + 0.5) / own) if own else 1.0
-        )  # half a byte, so that it is rounded back
+        own = plain_activation_bytes(graph)
+        share = (limit + 0.5) / own if own else 1.0  # half a byte more, so that it is rounded back to the limit
+        return replace(goal, fraction=min(1.0, share))
     return goal
 
 
@@ -51,8 +57,7 @@ def beside_captured(plan: Plan, rewriting: Rewriting, asked: PlanOptions) -> Pla
     graph, plain = plan.graph, rewriting.plain
 
     def extra(own: float, cost: str) -> float:
-        ratio = _ratio(plain, graph, cost)
-        return (1 + own) / ratio - 1 if ratio else 0.0
+        return (1 + own) / _ratio(plain, graph, cost) - 1
 
     return replace(
         plan,
@@ -80,7 +85,7 @@ def in_own_terms(plan: Plan) -> Plan:
         plan,
         goal=plan.goal if goal is None else goal,
         rewriting=None,
-        baseline_peak_bytes=simulate(graph, Schedule.baseline(graph)).peak_bytes,
+        baseline_peak_bytes=graph.resident_bytes + plain_activation_bytes(graph),
         overhead=extra(plan.overhead, plan.cost),
         flops_overhead=extra(plan.flops_overhead, "flops"),
         least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
@@ -91,6 +96,3 @@ def _ratio(plain: Plain, graph: Graph, cost: str) -> float:
     """The cost of the captured step, each op once, as a share of the rewritten step's; 1 where nothing costs anything."""
     own, captured = once(graph, cost), float(getattr(plain, cost))
     return captured / own if own and captured else 1.0
-
-
-_EPS = 1e-9  # of an overhead

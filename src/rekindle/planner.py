@@ -48,6 +48,7 @@ def plan_graph(
     *,
     finish: Finish | None = None,
     bookkeeping: int | None = None,
+    plain_bytes: int | None = None,
     known: Known | None = None,
 ) -> Plan:
     """The best plan that the solver finds for the goal.
@@ -55,6 +56,7 @@ def plan_graph(
     finish : turns a schedule into the one that will be run; the judge sees the finished one.
     bookkeeping : bytes beside the graph's. Where they are given, a budget in bytes is kept also by a loop that holds the
         results of forward until the step is over. None: only the judge's peak has to fit.
+    plain_bytes : as in `Scorer`.
     known : a schedule for the same request, which is judged and certified in place of a search.
 
     Where an earlier search for the same is remembered on disk (see `remembered`), its schedule is taken the same way.
@@ -67,9 +69,9 @@ def plan_graph(
     """
     start = time.monotonic()
     goal, solver = options.goal, registry.get(options.solver)
-    scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None)
+    scorer = Scorer(graph, options.cost, finish, bookkeeping if goal.budget is not None else None, plain_bytes)
     baseline = scorer.score(Schedule.baseline(graph))
-    limit = goal.limit(graph.resident_bytes, baseline.judged.peak_bytes - graph.resident_bytes)
+    limit = goal.limit(graph.resident_bytes, scorer.plain_of(baseline.judged))
     problem = _problem_of(graph, options, limit, scorer.spare)
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")

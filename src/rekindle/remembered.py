@@ -161,6 +161,8 @@ def place(kind: str, scorer: Scorer, options: PlanOptions, solver: Solver) -> Pl
         "spare_bytes": scorer.spare,
         "finished": scorer.finish is not None, "rekindle": __version__, "search": SEARCH_VERSION,
     }  # fmt: skip
+    if scorer.plain_bytes is not None:
+        request["plain_bytes"] = scorer.plain_bytes
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
     try:
         return Place(cache_folder() / FOLDER / f"{digest}.json", scorer, request)

@@ -16,6 +16,7 @@ from rekindle.ask import Goal
 from rekindle.errors import PlanMismatch
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite
+from rekindle.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.capture.node_tensors import is_member
 from rekindle.torch.capture.rules import draws_random
@@ -83,7 +84,7 @@ def _made_with(cuts: dict[fx.Node, Cut]) -> bool:
 
 def chosen(draw: st.DrawFn, plain: Trace, parity: str) -> tuple[Rewrite, ...]:
     """Smaller saves or none, and one or two regions in slices."""
-    steps = Rewrites(plain.lowered).smaller_saves() if draw(st.booleans()) else ()
+    steps = Rewrites(plain.lowered, plain_activation_bytes(plain.graph)).smaller_saves() if draw(st.booleans()) else ()
     c, bits = rewritten(plain.lowered.captured, steps), Bits()
     for _ in range(draw(st.integers(1, 2))):
         whole = handed_over_whole(c)
@@ -108,7 +109,9 @@ def found(plain: Trace, parity: str, count: int) -> tuple[Rewrite, ...]:
         patch.setattr(finding, "SETTINGS", few)
         patch.setattr(candidates, "FINDING", few)
         may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
-        return Rewrites(plain.lowered).in_slices(Allowed(may, None if close else Bits(), far=True))
+        return Rewrites(plain.lowered, plain_activation_bytes(plain.graph)).in_slices(
+            Allowed(may, None if close else Bits(), far=True)
+        )
 
 
 def assert_trains_alike(net: Net, plan: Plan | None, parity: str) -> None:
@@ -143,7 +146,9 @@ def test_rewrites_at_random(data: st.DataObject, net: Net, goal: Goal, parity: s
 def test_rewrites_as_they_are_found(net: Net, goal: Goal, parity: str, count: int) -> None:
     plain = traced(*net)
     options = replace(OPTIONS, goal=goal, parity=parity)
-    for steps in dict.fromkeys((Rewrites(plain.lowered).smaller_saves(), found(plain, parity, count))):
+    for steps in dict.fromkeys(
+        (Rewrites(plain.lowered, plain_activation_bytes(plain.graph)).smaller_saves(), found(plain, parity, count))
+    ):
         if steps:
             assert_trains_alike(net, plan_of(plain, steps, options), parity)
 

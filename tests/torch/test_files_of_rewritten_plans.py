@@ -20,6 +20,7 @@ from plan_documents import junk, places
 from rekindle.errors import FormatError, ParityError, PlanMismatch
 from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES
+from rekindle.own_terms import plain_activation_bytes
 from rekindle.plan_files import from_document
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed
@@ -40,7 +41,9 @@ def plan_for(net: str, parity: str = "bitwise") -> Plan:
     if (net, parity) not in _PLANS:
         plain, close = traced(*NETS[net]()), parity == "close"
         may = (lambda n, cut: True) if close else (lambda n, cut: not adds_up(cut))
-        steps = Rewrites(plain.lowered).in_slices(Allowed(may, None if close else Bits(), far=True))
+        steps = Rewrites(plain.lowered, plain_activation_bytes(plain.graph)).in_slices(
+            Allowed(may, None if close else Bits(), far=True)
+        )
         assert {s.kind for s in steps} > {SLICES}
         plan = plan_of(plain, steps, replace(OPTIONS, parity=parity))
         assert plan is not None

@@ -10,10 +10,11 @@ from torch import fx, nn
 
 import rekindle
 from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite
+from rekindle.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.cuts import cuts_of
-from rekindle.torch.rewrite.finding import SETTINGS, Allowed
+from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.wording import span_of, told
 
 
@@ -45,16 +46,21 @@ def cut(c: Captured, dim: int, which: Callable[[fx.Node], bool]) -> Rewrite:
     return Rewrite(SLICES, tuple(known), 2, tuple(known.values()))
 
 
+def rewrites() -> Rewrites:
+    trace = rekindle.trace(Net(), torch.randn(8, 3, 16, 16), target="h200")
+    return Rewrites(trace.lowered, plain_activation_bytes(trace.graph))
+
+
 def test_smaller_saves_are_counted_by_layer() -> None:
-    steps = Rewrites(rekindle.trace(Net(), torch.randn(8, 3, 16, 16), target="h200").lowered).smaller_saves()
+    steps = rewrites().smaller_saves()
     words = {s.kind: s.where for s in steps}
     assert words[CONVOLUTIONS] == "features.4"  # the first one gives no gradient of its input
     assert set(words[SAVES].split(", ")) == {"signs of 2 ReLUs", "offsets of 1 pool", "masks of 1 dropout"}
 
 
 def test_regions_that_are_found_have_words() -> None:
-    found = Rewrites(rekindle.trace(Net(), torch.randn(8, 3, 16, 16), target="h200").lowered)
-    sliced = [s for s in found.in_slices(Allowed(lambda n, k: True, None, SETTINGS.near)) if s.kind == SLICES]
+    found = rewrites()
+    sliced = [s for s in found.in_slices(Allowed(lambda n, k: True, None)) if s.kind == SLICES]
     assert sliced
     for s in sliced:
         assert s.where.startswith("features.")

@@ -60,7 +60,7 @@ def zoo_package() -> str:
 
 
 def _is_causal(model: Any) -> bool:
-    """Whether it is a model of transformers whose loss is the cross-entropy of shifted labels under a linear head."""
+    """Whether the model is a causal language model of transformers: a linear head, and a loss of labels shifted by one."""
     if getattr(model, "loss_type", None) != "ForCausalLM" or not isinstance(model.get_output_embeddings(), nn.Linear):
         return False
     return not any(getattr(model.config, name, None) for name in CHANGED_LOGITS)

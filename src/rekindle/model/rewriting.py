@@ -87,7 +87,11 @@ class Rewriting:
 
     def to_json(self) -> dict[str, Any]:
         """The field `rewriting` of a plan's file."""
-        return asdict(self)
+        steps = [
+            asdict(s) | {"ops": [*s.ops], "cuts": [[[*ins], [*outs]] for ins, outs in s.cuts], "kept": [*s.kept]}
+            for s in self.steps
+        ]
+        return asdict(self) | {"steps": steps, "sums": [*self.sums]}
 
 
 def from_json(r: Reader) -> Rewriting:

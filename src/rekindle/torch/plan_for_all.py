@@ -39,12 +39,9 @@ def plan_for_all(
     InfeasibleBudget, UsageError : as `make`, in each process alike.
     RekindleError : the process that makes the plan failed.
     """
-    question = {
-        "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "goal": options.goal.to_json(),
-        "solver": options.solver, "cost": options.cost, "effort": options.effort, "time_limit": options.time_limit,
-        "seed": options.seed, "parity": options.parity, **more,
-    }  # fmt: skip
-    found = ranks.once("the plan", question, partial(make, graph, None), _document, options.report)
+    found = ranks.once(
+        "the plan", question_of(graph, options, more), partial(make, graph, None), _document, options.report
+    )
     if not isinstance(found, ranks.Received):
         return found
     where = "the plan of another process"
@@ -52,6 +49,15 @@ def plan_for_all(
     schedule = formats.schedule_from_json(r.table("schedule"), where)
     costs = costs_from_json(r.items("costs"), len(graph.ops), where)
     return make(with_costs(graph, range(len(graph.ops)), costs), Known(schedule, r.whole("bound_bytes")))
+
+
+def question_of(graph: Graph, options: PlanOptions, more: dict[str, Any]) -> dict[str, Any]:
+    """The question that processes ask which want one plan, as JSON. more : as in `plan_for_all`."""
+    return {
+        "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "goal": options.goal.to_json(),
+        "solver": options.solver, "cost": options.cost, "effort": options.effort, "time_limit": options.time_limit,
+        "seed": options.seed, "parity": options.parity, **more,
+    }  # fmt: skip
 
 
 def costs_for_all(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from .. import bounds
@@ -19,10 +19,12 @@ from ..ask import Goal, PlanOptions
 from ..errors import InfeasibleBudget, PlanMismatch, RekindleError, UsageError
 from ..model.floor import single_op
 from ..model.plan import Plan
-from ..model.rewriting import Rewrite, Rewriting, steps_from_json
+from ..model.rewriting import Plain, Rewrite, Rewriting, steps_from_json
+from ..model.rewriting_words import short
 from ..own_terms import beside_captured, own_goal, plain_figures
 from ..progress import announce
 from . import ranks
+from .plan_for_all import question_of
 from .rewrite.candidates import Rewrites
 from .rewrite.closeness import marked, sums
 from .rewrite.finding import Allowed
@@ -75,12 +77,7 @@ def plan_rewritten(traced: Trace, options: PlanOptions, make: Make) -> Plan:
     if options.solver != AUTO or options.goal == Goal(fraction=1.0):
         return make(traced, options)
     choice = _Choice(traced, options, make)
-    graph = traced.graph
-    question = {
-        "graph_hash": graph.hash, "resident_bytes": graph.resident_bytes, "goal": options.goal.to_json(), "cost": options.cost,
-        "effort": options.effort, "time_limit": options.time_limit, "seed": options.seed, "parity": options.parity,
-        "target": traced.options.target, "fake": traced.fake,
-    }  # fmt: skip
+    question = question_of(traced.graph, options, {"target": traced.options.target, "fake": traced.fake})
     # One process chooses for all: what a probe or a bound finds within its limits may differ from process to process.
     found = ranks.once("the graph of the plan", question, choice.best, _steps_of, options.report)
     if not isinstance(found, ranks.Received):
@@ -118,7 +115,7 @@ def rewritten_alike(traced: Trace, options: PlanOptions, known: Sequence[Plan], 
             continue
         made = made.costed(traced.options.target, options.report, measure=False)
         plain = plain or plain_figures(traced.graph)
-        goal = own_goal(options.goal, made.graph, plain, options.cost)
+        goal = _goal_of(made, plain, options)
         if goal is not None:
             rewriting = Rewriting(traced.graph.hash, plain, steps, sums(made.lowered.captured))
             with contextlib.suppress(InfeasibleBudget, UsageError):
@@ -126,70 +123,75 @@ def rewritten_alike(traced: Trace, options: PlanOptions, known: Sequence[Plan], 
     return make(traced, options)
 
 
+def _goal_of(made: Trace, plain: Plain, options: PlanOptions) -> Goal | None:
+    """The goal as one of the rewritten step, which may cost more than the captured one; None: it costs more than is allowed. A
+    budget stays as it is: a fraction is one of the captured step's activations."""
+    goal = options.goal
+    return goal if goal.max_overhead is None else own_goal(goal, made.graph, plain, options.cost)
+
+
 class _Choice:
     """One choice of a graph.
 
-    floor, plain : bytes above the resident ones: the largest working set, and the peak where each op runs once.
+    plain : figures of the captured step. floor : the working set of its largest op. close : whether slices may round.
+    refusals : of graphs that cannot keep the budget.
     """
 
     def __init__(self, traced: Trace, options: PlanOptions, make: Make):
         self.traced, self.options, self.make = traced, options, make
-        graph = traced.graph
-        self.rewrites = Rewrites(traced.lowered)
+        self.plain = plain_figures(traced.graph)
+        self.rewrites = Rewrites(traced.lowered, self.plain.peak_bytes - traced.graph.resident_bytes)
         self.floor = self.rewrites.floor_bytes
-        self.plain = plain_figures(graph)
         self.close = options.parity == CLOSE
         self.bits = Bits(run=not traced.fake)
         self.refusals: list[InfeasibleBudget] = []
+        self._uncosted: dict[tuple[Rewrite, ...], Trace | None] = {}
 
     # -- goals ---------------------------------------------------------------------------------------------------------
     def best(self) -> Plan:
         """The plan for the goal."""
-        within = self.options.goal.budget is not None or self.options.goal.fraction is not None
-        return self.for_budget() if within else self.for_memory()
+        goal = self.options.goal
+        limit = goal.limit(self.traced.graph.resident_bytes, self.rewrites.plain_bytes)
+        return self._of_least_memory() if limit is None else self._within(limit)
 
     def plan(self, steps: tuple[Rewrite, ...]) -> Plan | None:
         """The plan of the step with rewrites that another process chose; None: they do not fit."""
-        self.__dict__.setdefault("_traces", {})[steps] = with_rewrites(
-            self.traced, steps, self.bits if self.close else None
-        )
-        return self._plan(steps, None)
+        bits = self.bits if self.close else None
+        self._uncosted[steps] = _found(lambda: with_rewrites(self.traced, steps, bits), None)
+        return self._plan(steps)
 
-    def for_memory(self) -> Plan:
-        """The plan of least memory."""
-        best: Plan | None = None
-        deep = self.rewrites.plain_bytes >= SETTINGS.deep * self.floor
-        if deep or not self.slices:
-            best = self._captured()
-            if not self._promises(best):
-                return best
-        for steps in self._candidates():
+    def _of_least_memory(self) -> Plan:
+        captured = None
+        if not self.slices or self.rewrites.plain_bytes >= SETTINGS.deep * self.floor:
+            captured = self._captured()
+            if not self._promises(captured):
+                return captured
+        best = captured
+        for steps in filter(None, (self.slices, self.smaller_saves)):
             best = _smaller(best, self._plan(steps, None if best is None else best.peak_bytes))
-        if not deep and self.slices and not self._beaten(best):
+            if best is not captured:  # the rewrites with slices are those without, and more
+                break
+        if captured is None and not self._beaten(best):
             best = _smaller(self._captured(), best)
         assert best is not None
         return best
 
-    def for_budget(self) -> Plan:
-        """The cheapest plan within the budget."""
-        goal, graph = self.options.goal, self.traced.graph
-        limit = goal.limit(graph.resident_bytes, self.rewrites.plain_bytes)
-        assert limit is not None
-        best: Plan | None = None
+    def _within(self, limit: int) -> Plan:
+        """The cheapest plan within a budget in bytes."""
+        graph, best = self.traced.graph, None
         if limit >= single_op(graph).bytes:
-            best = self._within(lambda: self._captured())
-            if best is not None and (
-                best.overhead <= SETTINGS.cheap or limit > graph.resident_bytes + SETTINGS.near * self.floor
-            ):
+            best = self._unless_refused(self._captured)
+            roomy = limit > graph.resident_bytes + SETTINGS.near * self.floor
+            if best is not None and (best.overhead <= SETTINGS.cheap or roomy):
                 return best
-        for steps in self._candidates():
-            if best is None or best.overhead > SETTINGS.cheap:
-                best = _cheaper(best, self._within(lambda steps=steps: self._plan(steps, None)))  # type: ignore[misc]
-        if best is None and not self.refusals:
+        for find in (lambda: self.smaller_saves, lambda: self.slices):
+            if (best is None or best.overhead > SETTINGS.cheap) and (steps := find()):
+                best = _cheaper(best, self._unless_refused(partial(self._plan, steps)))
+        if best is not None:
+            return best
+        if not self.refusals:
             return self._captured()
-        if best is None:
-            raise min(self.refusals, key=lambda e: e.smallest_peak)
-        return best
+        raise min(self.refusals, key=lambda e: e.smallest_peak)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
     @cached_property
@@ -210,9 +212,6 @@ class _Choice:
         self.bits.save()
         return found
 
-    def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
-        yield from dict.fromkeys(steps for steps in (self.slices, self.smaller_saves) if steps)
-
     def _promises(self, plan: Plan) -> bool:
         """Whether a rewrite may give a smaller plan than the captured step's."""
         held = plan.activation_peak_bytes
@@ -220,63 +219,70 @@ class _Choice:
             return False
         if held <= SETTINGS.close * self.floor:
             return bool(self.smaller_saves or self.slices)
-        return bool(self.slices) and self._floor_of(self.slices) <= SETTINGS.lower * self.floor
-
-    def _floor_of(self, steps: tuple[Rewrite, ...]) -> int:
-        made = _found(lambda: self._uncosted(steps), None)
-        return self.floor if made is None else single_op(made.graph).bytes - made.graph.resident_bytes
-
-    def _uncosted(self, steps: tuple[Rewrite, ...]) -> Trace:
-        known = self.__dict__.setdefault("_traces", {})
-        if steps not in known:
-            if self.close:  # the slices that give other bits are looked for, so that the plan names what rounds
-                known[steps] = with_rewrites(self.traced, steps, self.bits)
-                self.bits.save()
-            else:
-                known[steps] = with_captured(self.traced, self.rewrites.after(steps))
-        made: Trace = known[steps]
-        return made
+        made = self._traced(self.slices) if self.slices else None
+        return made is not None and _floor(made) <= SETTINGS.lower * self.floor
 
     def _beaten(self, plan: Plan | None) -> bool:
         """Whether no schedule of the captured step takes less memory than the plan, within the goal."""
         if plan is None:
             return False
         graph, goal = self.traced.graph, self.options.goal
-        if single_op(graph).bytes >= plan.peak_bytes:
-            return True
         overhead = float("inf") if goal.max_overhead is None else goal.max_overhead
         weights = graph.weights(self.options.cost)
-        return bounds.best(graph, weights, overhead, SETTINGS.bound_s, plan.peak_bytes).bytes >= plan.peak_bytes
+        most = plan.peak_bytes
+        return (
+            single_op(graph).bytes >= most
+            or bounds.best(graph, weights, overhead, SETTINGS.bound_s, most).bytes >= most
+        )
 
     # -- plans ---------------------------------------------------------------------------------------------------------
     def _captured(self) -> Plan:
         return self.make(self.traced, self.options)
 
-    def _plan(self, steps: tuple[Rewrite, ...], below: int | None) -> Plan | None:
+    def _traced(self, steps: tuple[Rewrite, ...]) -> Trace | None:
+        """The trace of the step with rewrites that were found, without costs; None: it cannot be made."""
+        if steps not in self._uncosted:
+            self._uncosted[steps] = _found(partial(self._rewritten, steps), None)
+        return self._uncosted[steps]
+
+    def _rewritten(self, steps: tuple[Rewrite, ...]) -> Trace:
+        if not self.close:
+            return with_captured(self.traced, self.rewrites.after(steps))
+        made = with_rewrites(
+            self.traced, steps, self.bits
+        )  # slices that round are marked, so that the plan names what may
+        self.bits.save()
+        return made
+
+    def _plan(self, steps: tuple[Rewrite, ...], below: int | None = None) -> Plan | None:
         """The plan of a rewritten step; None: it cannot be better than a plan of `below` bytes, or cannot keep the goal."""
-        made = _found(lambda: self._uncosted(steps), None)
+        made = self._traced(steps)
         if made is None or below is not None and single_op(made.graph).bytes >= below:
             return None
-        announce(self.options.progress, f"searching with {_words(steps)}")
+        rewriting = Rewriting(self.traced.graph.hash, self.plain, steps, sums(made.lowered.captured))
+        announce(self.options.progress, f"searching for a plan of the step as rewritten: {short(rewriting)}")
         made = made.costed(self.traced.options.target, self.options.report)
-        goal = own_goal(self.options.goal, made.graph, self.plain, self.options.cost)
+        goal = _goal_of(made, self.plain, self.options)
         if goal is None:
             return None
-        rewriting = Rewriting(self.traced.graph.hash, self.plain, steps, sums(made.lowered.captured))
+        effort = _LESS.get(self.options.effort, self.options.effort)
         try:
-            found = self.make(
-                made, replace(self.options, goal=goal, effort=_LESS.get(self.options.effort, self.options.effort))
-            )
+            found = self.make(made, replace(self.options, goal=goal, effort=effort))
         except UsageError:  # no plan within the overhead
             return None
         return beside_captured(found, rewriting, self.options)
 
-    def _within(self, plan: Callable[[], Plan | None]) -> Plan | None:
+    def _unless_refused(self, plan: Callable[[], Plan | None]) -> Plan | None:
         try:
             return plan()
         except InfeasibleBudget as e:
             self.refusals.append(e)
             return None
+
+
+def _floor(traced: Trace) -> int:
+    """The working set of the largest op."""
+    return single_op(traced.graph).bytes - traced.graph.resident_bytes
 
 
 def _found(look: Callable[[], T], nothing: T) -> T:
@@ -300,8 +306,3 @@ def _cheaper(one: Plan | None, two: Plan | None) -> Plan | None:
     """The plan that costs less; the first where they cost the same."""
     found = [p for p in (one, two) if p is not None]
     return min(found, key=lambda p: (p.overhead, p.peak_bytes), default=None)
-
-
-def _words(steps: tuple[Rewrite, ...]) -> str:
-    sliced = sum(len(s.ops) for s in steps if s.slices)
-    return f"{sliced:,} ops in slices" if sliced else "smaller saves"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from ..errors import ParityError, PlanMismatch
 from ..model.op_names import op_words
 from ..model.plan import Plan
 from ..model.rewriting import Rewrite
 from .capture.captured import Captured
+from .capture.node_tensors import tensors_of
 from .capture.normalise import lower
 from .rewrite.apply import rewritten
 from .rewrite.closeness import marked, sums
@@ -70,9 +73,15 @@ def fitting(traced: Trace, plan: Plan) -> Trace | None:
         return traced if traced.graph.hash == plan.graph_hash else None
     if traced.graph.hash != plan.rewriting.captured_hash:
         return None
-    made_here = plan.trace is not None and not plan.trace.fake  # then it was proven when the plan was made
+    # A plan that was made here with tensors was proven when it was made, on the device on which it was traced.
+    made_here = plan.trace is not None and not plan.trace.fake and _devices(plan.trace) == _devices(traced)
     bits = Bits() if plan.rewriting.slices and not traced.fake and not made_here else None
     return _checked(rewritten_like(traced, plan, bits), plan, bits)
+
+
+def _devices(traced: Trace) -> set[torch.device]:
+    """The devices of the tensors that the caller holds."""
+    return {t.device for p in traced.lowered.captured.placeholders for _, t in tensors_of(p)}
 
 
 def proven_here(traced: Trace, plan: Plan) -> Trace:

@@ -168,7 +168,7 @@ def _point(plan: Plan, weights: np.ndarray, captured: bool) -> Point:
 
 
 def _is_captured(plan: Plan, graph_hash: str) -> bool:
-    """Whether this is the graph of the captured step, and the plan is of a rewrite of it."""
+    """Whether the plan is of a rewritten step, and this is the graph of the step as it was captured."""
     return plan.rewriting is not None and graph_hash == plan.rewriting.captured_hash
 
 

@@ -29,6 +29,11 @@ class Writing(NamedTuple):
     target: Any
     args: tuple[Any, ...]
 
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """The placeholders among the arguments, whole or by a slice: a batch norm in slices writes parts of its statistics."""
+        return [_base(a) for a in self.args if isinstance(a, fx.Node)]
+
 
 @dataclass
 class Captured:
@@ -98,13 +103,13 @@ class Captured:
         """Names of the parameters that forward writes to."""
         targets = {
             *self.mutations,
-            *(_base(a) for w in self.writing.values() for a in w.args if isinstance(a, fx.Node)),
+            *(p for w in self.writing.values() for p in w.placeholders),
         }
         return [name for p, name in self.params.items() if p in targets]
 
 
 def _base(n: fx.Node) -> fx.Node:
-    """The node of which `n` is a slice, as a batch norm in slices writes its part of the statistics."""
+    """The node of which `n` is a slice, or n itself."""
     while n.target is torch.ops.aten.slice.Tensor:
         n = n.all_input_nodes[0]
     return n

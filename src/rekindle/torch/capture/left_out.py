@@ -64,7 +64,7 @@ def no_such_results(names: Sequence[str], spec: Any, module_name: str) -> UsageE
 
 
 def as_if_left_out(result: Any, unused: Sequence[str]) -> Any:
-    """A plain call's result with None in place of the results of these names, as a planned call returns it."""
+    """The result of a plain call with None where `unused` names a result: the value that a planned call returns."""
     if not unused:
         return result
     tensors, spec = tree.flatten(result, opaque_ok=True)
@@ -83,7 +83,7 @@ def _without(spec: Any, at: tuple[str, ...], names: frozenset[str], found: set[s
 
 
 def _holds_results(spec: Any) -> bool:
-    """Whether there is anything to leave out: a number or None costs nothing and stays."""
+    """Whether the result holds a tensor. Numbers and None take no memory, so they stay."""
     return any(isinstance(leaf, tree.Leaf | tree.Opaque | tree.LeftOut) for leaf in tree.leaves(spec))
 
 

@@ -1,9 +1,10 @@
 """Random ops in place on a tensor that is not contiguous, captured so that they draw the numbers that eager draws.
 
 torch captures `x.bernoulli_(p)` as an op that draws into a contiguous tensor, and `x.normal_()` as one that draws into a copy
-of x without gaps. The kernels go through memory in the order of the strides, and choose their algorithm by whether the tensor
-is contiguous, so that other elements get the numbers, or other numbers come. Which order it is depends on the processor: on
-Intel's, `bernoulli_` follows the indices. The operators here therefore draw in place, into new memory with the strides of x.
+of x without gaps. A kernel gives its random numbers to the elements in the order of the strides, and uses another algorithm if
+the tensor is not contiguous. Captured that way, an element gets another number than in eager. On processors of Intel,
+`bernoulli_` goes by index and not by stride, so no fixed order is right everywhere. The operators here draw in place, into new
+memory with the strides of x, and so use the kernel that eager uses.
 The other random ops draw the same numbers into x as into torch's copy.
 
 Source: aten/src/ATen/native/Distributions.cpp (bernoulli, normal_functional), cpu/DistributionKernels.cpp.

@@ -13,7 +13,6 @@ first that was written stays, and both processes use it.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import platform
 from collections.abc import Mapping
@@ -23,10 +22,10 @@ from typing import Any
 
 import torch
 
-from ...errors import FormatError, RekindleError
-from ...model.cache_folder import cache_folder
-from ...model.files import locked, read_text
-from ...model.formats import parse_json, write_json
+from ...errors import FormatError
+from ...model.files import read_text
+from ...model.formats import parse_json
+from ...model.keyed_file import KeyedFile
 from ...printed import name, value
 from ...version import __version__
 from ..capture import precision
@@ -62,45 +61,20 @@ _WARNED: set[Path] = set()  # files that a warning has named
 _READ: dict[Path, tuple[tuple[tuple[int, ...], str] | None, dict[str, Measurement]]] = {}
 
 
-class CostCache:
+class CostCache(KeyedFile[Measurement]):
     """A measurement per operator key, for one environment. Reading and writing never raise."""
 
     def __init__(self, environment: str):
-        self.environment = environment
-        self.path: Path | None = None
-        try:
-            digest = hashlib.sha256(environment.encode()).hexdigest()[:16]
-            self.path = cache_folder() / f"costs-{digest}.json"
-        except RuntimeError as e:
-            log.debug("no cache of measured costs: %s", e)
-        self._known = self._read()
-        self._fresh: dict[str, Measurement] = {}
+        super().__init__("costs", "measured costs", environment, SETTINGS.lock_wait_s)
 
     @property
     def known(self) -> Mapping[str, Measurement]:
         """All that was read and put, by key."""
         return self._known
 
-    def get(self, key: str) -> Measurement | None:
-        return self._known.get(key)
-
-    def put(self, key: str, measured: Measurement) -> None:
-        self._known[key] = self._fresh[key] = measured
-
-    def save(self) -> None:
-        """Write the new entries since the last save. Entries that other processes wrote meanwhile stay, and count here too."""
-        if not self._fresh or self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path.parent, SETTINGS.lock_wait_s):
-                ops = self._fresh | self._read()
-                entries = {key: list(astuple(m)) for key, m in ops.items()}
-                write_json(self.path, {"format": FORMAT, "environment": self.environment, "ops": entries})
-            self._known |= ops
-            self._fresh = {}
-        except (OSError, ValueError, RekindleError) as e:
-            log.debug("measured costs not kept: %s", e)
+    def _document(self, entries: Mapping[str, Measurement]) -> dict[str, Any]:
+        ops = {key: list(astuple(m)) for key, m in entries.items()}
+        return {"format": FORMAT, "environment": self.environment, "ops": ops}
 
     def _read(self) -> dict[str, Measurement]:
         """The valid entries of the file."""

@@ -10,16 +10,16 @@ is stored.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from ...errors import FormatError, RekindleError
-from ...model.cache_folder import cache_folder
-from ...model.files import locked, read_text
-from ...model.formats import parse_json, write_json
+from ...errors import FormatError
+from ...model.files import read_text
+from ...model.formats import parse_json
+from ...model.keyed_file import KeyedFile
 from ..capture import precision
 from ..costs.cache import SETTINGS
 from ..costs.cache import environment as environment_of_costs
@@ -31,40 +31,16 @@ PROBE_VERSION = 1  # raise it whenever ops are probed in another way: older answ
 _SESSION: dict[str, dict[str, bool]] = {}  # environment -> the answers that this process has read or found
 
 
-class Answers:
+class Answers(KeyedFile[bool]):
     """Question -> whether the bits are the same, for one environment. Reading and writing never raise."""
 
     def __init__(self, environment: str):
-        self.environment = environment
-        self.path: Path | None = None
-        try:
-            digest = hashlib.sha256(environment.encode()).hexdigest()[:16]
-            self.path = cache_folder() / f"bits-{digest}.json"
-        except RuntimeError as e:
-            log.debug("no cache of the bits of slices: %s", e)
-        self._known = _SESSION.setdefault(environment, {})
-        self._known |= self._read()
-        self._fresh: dict[str, bool] = {}
+        super().__init__("bits", "answers about the bits of slices", environment, SETTINGS.lock_wait_s)
+        read, self._known = self._known, _SESSION.setdefault(environment, {})
+        self._known |= read
 
-    def get(self, question: str) -> bool | None:
-        return self._known.get(question)
-
-    def put(self, question: str, same: bool) -> None:
-        self._known[question] = self._fresh[question] = same
-
-    def save(self) -> None:
-        """Write the new answers since the last save. Those that other processes wrote meanwhile stay."""
-        if not self._fresh or self.path is None:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path.parent, SETTINGS.lock_wait_s):
-                same = self._fresh | self._read()
-                write_json(self.path, {"format": FORMAT, "environment": self.environment, "same": same})
-            self._known |= same
-            self._fresh = {}
-        except (OSError, ValueError, RekindleError) as e:
-            log.debug("answers about the bits of slices not kept: %s", e)
+    def _document(self, entries: Mapping[str, bool]) -> dict[str, Any]:
+        return {"format": FORMAT, "environment": self.environment, "same": dict(entries)}
 
     def _read(self) -> dict[str, bool]:
         """The valid entries of the file."""

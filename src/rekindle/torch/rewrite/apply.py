@@ -125,6 +125,5 @@ def _unproven(captured: Captured, step: Rewrite, bits: Bits | None) -> frozenset
     return frozenset(i for i, proven in zip(step.ops, same, strict=True) if not proven)
 
 
-# A damaged file may name ops that no rewrite was meant for.
 _REWRITES = {kinds.CONVOLUTIONS: _convolutions, kinds.SAVES: _saves, kinds.PICKED: _picked}
 _WRONG = "the plan rewrites ops that this step does not have; make the plan again"

@@ -51,7 +51,7 @@ class BitLayout:
 
     @staticmethod
     def of(bits: Tensor, shape: Sequence[int], strides: Sequence[int]) -> BitLayout:
-        """The layout of these bits of a tensor. shape, strides : of the tensor."""
+        """The layout in which `bits` were packed. shape, strides : of the tensor that was packed."""
         return _layout(tuple(shape), tuple(strides), bits.dim() - 1)
 
     def bits(self, shape: Sequence[int]) -> Ints:

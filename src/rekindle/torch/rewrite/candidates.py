@@ -9,9 +9,7 @@ from torch import fx
 
 from ...errors import PlanMismatch
 from ...model.floor import single_op
-from ...model.judge import simulate
 from ...model.rewriting import CONVOLUTIONS, PICKED, SAVES, Rewrite
-from ...model.schedule import Schedule
 from ..capture.captured import Captured
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import storage_bytes
@@ -21,7 +19,7 @@ from .convolutions import may_split
 from .editing import without_aliases
 from .estimate import WorkingSets
 from .finding import SETTINGS as FINDING
-from .finding import Allowed, largest, next_region
+from .finding import Allowed, next_region
 from .picked import may_pick
 from .saves import saves
 from .wording import told
@@ -31,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CandidateSettings:
-    """Which ops are rewritten. All are guesses that served on the benchmark's models.
+    """Sizes from which ops are rewritten. All are guesses that served on the benchmark's models.
 
     convolution_share : a convolution's backward becomes two calls where its input takes so much of the largest working set.
     save_share : a smaller save is offered for tensors that take so much of the plain step's activation peak.
@@ -49,16 +47,14 @@ SETTINGS = CandidateSettings()
 class Rewrites:
     """The rewrites of one captured step.
 
-    low : the step, lowered and costed. steps : the rewrites so far. captured : the step after them.
-    small_bytes : size of tensors for which a smaller save is offered.
+    low : the step, lowered and costed. plain_bytes : its activation peak where each op runs once.
+    floor_bytes : the working set of its largest op. small_bytes : size of tensors for which a smaller save is offered.
     """
 
-    def __init__(self, low: Lowered):
-        graph = low.graph
-        self.low = low
-        self.floor_bytes = single_op(graph).bytes - graph.resident_bytes
-        self.plain_bytes = simulate(graph, Schedule.baseline(graph)).peak_bytes - graph.resident_bytes
-        self.small_bytes = max(1, int(SETTINGS.save_share * self.plain_bytes))
+    def __init__(self, low: Lowered, plain_bytes: int):
+        self.low, self.plain_bytes = low, plain_bytes
+        self.floor_bytes = single_op(low.graph).bytes - low.graph.resident_bytes
+        self.small_bytes = max(1, int(SETTINGS.save_share * plain_bytes))
         self._prepared: tuple[tuple[Rewrite, ...], Captured] | None = None
         self._captured: dict[tuple[Rewrite, ...], Captured] = {}
 
@@ -69,11 +65,10 @@ class Rewrites:
     def in_slices(self, allowed: Allowed) -> tuple[Rewrite, ...]:
         """Rewrites with regions in slices; () where no region lowers the floor."""
         steps, captured = self._base()
-        low = self._lowered(captured)
-        first = largest(WorkingSets(low, self.small_bytes))
-        found = []
-        for _ in range(FINDING.rounds_most):
-            step = next_region(low, allowed, self.small_bytes)
+        sets = self._working_sets(captured)
+        enough, found = FINDING.enough * sets.largest, list[Rewrite]()
+        while len(found) < FINDING.rounds_most and (not found or sets.largest > enough):
+            step = next_region(sets, allowed)
             if step is None:
                 break
             step = told(captured, step)
@@ -83,9 +78,7 @@ class Rewrites:
                 log.debug("no more regions in slices: %s", e)
                 break
             found.append(step)
-            low = self._lowered(captured)
-            if largest(WorkingSets(low, self.small_bytes)) <= FINDING.enough * first:
-                break
+            sets = self._working_sets(captured)
         if not found:
             return ()
         self._captured[(*steps, *found)] = captured
@@ -117,8 +110,8 @@ class Rewrites:
         t = saves(n)
         return t is not None and storage_bytes(t) >= self.small_bytes
 
-    def _lowered(self, captured: Captured) -> Lowered:
-        return lower(captured, self.low.graph.name, self.low.graph.resident_bytes)
+    def _working_sets(self, captured: Captured) -> WorkingSets:
+        return WorkingSets(lower(captured, self.low.graph.name, self.low.graph.resident_bytes))
 
 
 def _bytes(n: object) -> int:

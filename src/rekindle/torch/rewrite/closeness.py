@@ -42,8 +42,10 @@ _TF32_EPSILON = 2.0**-10
 class Loose:
     """Results that may differ from the plain step's by rounding.
 
-    parameters : names of those whose gradients may. inputs : whether gradients of inputs may. results : whether what the module
-    returns may. written : names of what forward writes. most : the difference relative to the largest element, at most.
+    parameters : names of the parameters whose gradients may differ.
+    inputs : whether gradients of inputs may differ. results : whether results of the module may differ.
+    written : names of the buffers and attributes that forward writes and that may differ.
+    most : the largest difference that is allowed, relative to the largest element of its tensor.
     """
 
     parameters: frozenset[str] = frozenset()
@@ -71,7 +73,7 @@ def loose(c: Captured) -> Loose:
     names = c.params | c.buffers
     written = {names.get(p, "") for p, n in c.mutations.items() if n in found}
     written |= {k for k, a in c.assigned.items() if a.output is not None and c.outputs[a.output] in found}
-    written |= {names.get(a, "") for n, w in c.writing.items() if n in found for a in w.args if isinstance(a, fx.Node)}
+    written |= {names.get(p, "") for n, w in c.writing.items() if n in found for p in w.placeholders}
     return Loose(
         frozenset(c.params[p] for p in apart if p in c.params),
         any(p not in c.params for p in apart),
@@ -125,7 +127,7 @@ def _behind(c: Captured) -> set[fx.Node]:
 
 
 def _most(nodes: Iterable[fx.Node]) -> float:
-    """The difference that rounding may make in results of these ops."""
+    """How far rounding may move the results of ops, relative to the largest element of each."""
     coarsest = 0.0
     for n in nodes:
         for _, t in tensors_of(n):

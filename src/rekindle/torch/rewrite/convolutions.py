@@ -30,7 +30,10 @@ def may_split(n: fx.Node) -> bool:
 
 
 def in_two_calls(edit: Editor, nodes: Iterable[fx.Node]) -> None:
-    """Let each of these ops, which `may_split`, be two: first the gradients of weight and bias, then the one of the input."""
+    """Replace each op by two: one for the gradients of weight and bias, then one for the gradient of the input.
+
+    nodes : ops for which `may_split` holds.
+    """
     for n in nodes:
         mask: Any = n.args[MASK]
         at = edit.place(n)

@@ -13,34 +13,26 @@ from ..capture.node_tensors import storage_bytes
 from ..capture.phases import depend_on_gradients
 from .cuts import SUM, tensor_arguments
 from .region import Region, put_together, source, tensor_nodes
-from .saves import saved_share, saves
 from .shape_only import is_stand_in
 
 
 class WorkingSets:
-    """The working sets of the ops of a lowered step, in which backward takes smaller saves of tensors of `small_bytes` or more.
+    """The working sets of the ops of a lowered step.
 
-    bytes : int64 [ops]. nodes : the captured op behind each op, None for others.
+    bytes : int64 [ops]. nodes : the captured op behind each op, None for others. late : the nodes that depend on gradients.
     """
 
-    def __init__(self, low: Lowered, small_bytes: int):
-        self.low, self.small_bytes = low, small_bytes
+    def __init__(self, low: Lowered):
+        self.low, self.late = low, depend_on_gradients(low.captured)
         self.nodes = [c.node if c.kind == "aten" else None for c in low.calls]
         self._place = {n: i for i, n in enumerate(self.nodes) if n is not None}
-        self.bytes = np.array([self._now(i) for i in range(len(self.nodes))], np.int64)
+        ops = range(len(self.nodes))
+        self.bytes = np.array([working_set(low.graph, i) if low.graph.needed[i] else 0 for i in ops], np.int64)
 
-    def _now(self, i: int) -> int:
-        """Bytes that op i needs now."""
-        n, graph = self.nodes[i], self.low.graph
-        if not graph.needed[i]:
-            return 0
-        saved = None if n is None else self._saved(n)
-        return working_set(graph, i) - (0 if n is None or saved is None else int(saved * (1 - saved_share(n))))
-
-    def _saved(self, n: fx.Node) -> int | None:
-        """Bytes of the tensor for which the op takes a smaller save, if it does."""
-        t = saves(n)
-        return None if t is None or storage_bytes(t) < self.small_bytes else storage_bytes(t)
+    @property
+    def largest(self) -> int:
+        """The largest working set in bytes."""
+        return int(self.bytes.max(initial=0))
 
     def cut(self, region: Region) -> np.ndarray:
         """int64 [ops]: about the bytes that each op, or a slice of it, would need with a region in slices.
@@ -49,11 +41,10 @@ class WorkingSets:
         """
         found = self.bytes.copy()
         whole = self._whole(region)
-        late = depend_on_gradients(self.low.captured)
         for n in region.cuts:
             if n in self._place:
                 made = ((self._maker(a), size) for a, size in whole.items())
-                beside = sum(size for m, size in made if (m in late) == (n in late) and m is not n)
+                beside = sum(size for m, size in made if (m in self.late) == (n in self.late) and m is not n)
                 needs = self._slice(n, region, beside)
                 i = self._place[n]
                 found[i] = max(needs, self.bytes[i]) if n in region.kept else needs
@@ -77,8 +68,6 @@ class WorkingSets:
     def _slice(self, n: fx.Node, region: Region, beside: int) -> int:
         """Bytes that one slice of an op needs. beside : bytes of other tensors that are put together meanwhile."""
         cut, held = region.cuts[n], dict[Any, float]()
-        saved, share = self._saved(n), saved_share(n)
-        small = None if saved is None else saves(n)
         for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
             if is_stand_in(a) or self._is_given(a):
                 continue
@@ -86,8 +75,6 @@ class WorkingSets:
             size = float(storage_bytes(val))
             if dim is not None and p in region.cuts and region.cuts[p].outs[j] == dim:
                 size /= region.slices
-            if small is not None and val.untyped_storage()._cdata == small.untyped_storage()._cdata:
-                size *= share
             held[val.untyped_storage()._cdata] = size
         total = sum(held.values())
         sizes = list(held.values())  # over which a tensor may be written that is put together

@@ -14,10 +14,8 @@ import numpy as np
 from torch import fx
 
 from ...model.rewriting import SLICES, Rewrite
-from ..capture.captured import Captured
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import is_view, storage_bytes, tensors_of
-from ..capture.phases import depend_on_gradients
 from ..costs.operator_calls import call_of
 from .cuts import SUM, Cut, cuts_of
 from .estimate import WorkingSets
@@ -84,64 +82,64 @@ class Allowed:
         return {(n, c) for n, c in region.cuts.items() if not self.bits.same(n, c, region.slices, size)}
 
 
-def next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Rewrite | None:
+def next_region(sets: WorkingSets, allowed: Allowed) -> Rewrite | None:
     """The region that lowers the largest working set most, or the number of ops whose working sets come near it; None: no
-    region does.
-
-    small_bytes : size of tensors for which backward takes smaller saves.
-    """
+    region does."""
     differing: set[tuple[fx.Node, Cut]] = set()
-    whole = handed_over_whole(low.captured)
+    whole = handed_over_whole(sets.low.captured)
 
     def may(n: fx.Node, cut: Cut) -> bool:
         return n not in whole and allowed.may(n, cut) and (n, cut) not in differing
 
     for _ in range(SETTINGS.tries_most):
-        region = _next_region(low, replace(allowed, may=may), small_bytes)
+        region = _next_region(sets, replace(allowed, may=may))
         if region is None:
             return None
         found = allowed.differing(region)
         if not found:
-            return _rewrite(low, region)
+            return _rewrite(sets.low, region)
         differing |= found
     return None
 
 
-def _next_region(low: Lowered, allowed: Allowed, small_bytes: int) -> Region | None:
+def _next_region(sets: WorkingSets, allowed: Allowed) -> Region | None:
     """The best region of ops that may be cut."""
-    sets, may, reach = WorkingSets(low, small_bytes), allowed.may, allowed.reach
-    now = largest(sets)
+    now = sets.largest
     before = _Worth.of(sets.bytes, now, -1)
     for i in np.flatnonzero(sets.bytes > SETTINGS.worth * now):
         n = sets.nodes[i]
-        region = None if n is None or not _gives_little(n, now) else _made_again(low, n, may, reach, now)
+        region = None if n is None or not _gives_little(n, now) else _made_again(sets, n, allowed)
         if region is not None and _Worth.of(sets.cut(region), now, len(region.cuts)).better(before):
             return region
     seed = sets.nodes[int(sets.bytes.argmax())] if now else None
     if seed is None:
         return None
     best: tuple[_Worth, Region] | None = None
-    for region in _grown(low.captured, seed, may, reach, now):
+    for region in _grown(sets, seed, allowed):
         worth = _Worth.of(sets.cut(region), now, sets.together(region) if allowed.far else len(region.cuts))
         if best is None or worth.better(best[0]):
             best = (worth, region)
     return best[1] if best is not None and best[0].better(before) else None
 
 
-def _grown(c: Captured, seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Iterator[Region]:
+def _grown(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Iterator[Region]:
     """The regions around an op, each once: those that go on from backward into forward, and those that do not."""
-    seen, late = set(), depend_on_gradients(c)
+    seen, late, may = set(), sets.late, allowed.may
+
+    def in_phase(n: fx.Node, cut: Cut) -> bool:
+        return may(n, cut) and (n in late) == (seed in late)
+
     for cut in cuts_of(seed):
         if is_slice(seed) or not may(seed, cut):
             continue
-        for share in reach:
-            for allowed in (may, lambda n, cut: may(n, cut) and (n in late) == (seed in late)):
-                cuts = grown(seed, cut, int(share * now), allowed)
+        for share in allowed.reach:
+            for goes_on in (may, in_phase):
+                cuts = grown(seed, cut, int(share * sets.largest), goes_on)
                 few = sum(not is_view(n) for n in cuts) <= SETTINGS.few_ops
                 slices = min(SETTINGS.slices_of_few if few else SETTINGS.slices, units(cuts))
                 if slices >= 2 and (key := frozenset(cuts.items())) not in seen:
                     seen.add(key)
-                    yield Region(cuts, slices, whole_views(cuts, c))
+                    yield Region(cuts, slices, whole_views(cuts, sets.low.captured))
 
 
 def _gives_little(n: fx.Node, now: int) -> bool:
@@ -149,30 +147,23 @@ def _gives_little(n: fx.Node, now: int) -> bool:
     return sum(storage_bytes(t) for _, t in tensors_of(n)) <= SETTINGS.little * now
 
 
-def _made_again(low: Lowered, seed: fx.Node, may: May, reach: tuple[float, ...], now: int) -> Region | None:
+def _made_again(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Region | None:
     """A region that gives the gradient of a weight, and makes the gradient that it reads slice by slice for itself alone: the
     ops before it run whole too, for their other readers. None: the slices may be added up, or no op before it can be cut.
 
     A whole weight gradient needs the input and the gradient of the result at the same time, both whole.
     """
-    late = depend_on_gradients(low.captured)
-    cuts_here = cuts_of(seed)
-    if any(SUM in c.outs and may(seed, c) for c in cuts_here):
+    if any(SUM in c.outs and allowed.may(seed, c) for c in cuts_of(seed)):
         return None
 
     def free(n: fx.Node, cut: Cut) -> bool:
-        return n in late and may(n, cut) and not _flops(n)
+        return allowed.may(n, cut) and (n is seed or n in sets.late and not _flops(n))
 
-    for region in _grown(low.captured, seed, lambda n, cut: may(n, cut) if n is seed else free(n, cut), reach, now):
+    for region in _grown(sets, seed, replace(allowed, may=free)):
         kept = frozenset(region.cuts) - {seed}
         if kept:
             return Region(region.cuts, region.slices, kept)
     return None
-
-
-def largest(sets: WorkingSets) -> int:
-    """The largest working set in bytes."""
-    return int(sets.bytes.max(initial=0))
 
 
 @dataclass(frozen=True)

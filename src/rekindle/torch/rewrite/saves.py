@@ -64,17 +64,8 @@ def saves(n: fx.Node) -> torch.Tensor | None:
     return _tensor(a) if made else None
 
 
-def saved_share(n: fx.Node) -> float:
-    """Bytes of the smaller save that the op can read, as a part of the tensor's; 1 where there is none."""
-    t = saves(n)
-    if t is None:
-        return 1.0
-    bits = n.target is not aten.max_pool2d_with_indices_backward.default
-    return 1 / (8 * t.element_size()) if bits else 1 / t.element_size()
-
-
 def save_less(edit: Editor, nodes: list[fx.Node]) -> None:
-    """Let each of these ops, which has `saves`, read a smaller save."""
+    """Let each op read a smaller save. nodes : ops for which `saves` gives a tensor."""
     known: Saves = {}
     for n in nodes:
         edit.replace(n, _REWRITES[n.target][1](edit, n, known))

@@ -142,7 +142,7 @@ class _Cutting:
         if not has_gaps(piece.meta["val"]):
             return piece
         # a copy for each reader: one that backward reads again would be held until then
-        return self.edit.call(aten.clone.default, (piece,), piece, at, {"memory_format": torch.preserve_format})
+        return self._call(aten.clone.default, (piece,), piece, at, {"memory_format": torch.preserve_format})
 
     def _stand_in(self, a: fx.Node, dim: int | None, memory: fx.Node, i: int, at: Key) -> fx.Node:
         shape: list[int] = list(a.args[1])  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""A budget that no rewrite keeps is refused in the user's own terms: fractions count from the captured step."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from rekindle.torch.trace import Trace
+
+
+def trace() -> Trace:
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4096, 4),
+    ]
+    return rekindle.trace(nn.Sequential(*layers), torch.rand(32, 3, 32, 32), target="h200", progress=False)
+
+
+@pytest.mark.parametrize("asked", [0.01, 1000])
+def test_the_budget_is_named_as_it_was_asked_and_the_advice_works(asked: float) -> None:
+    traced = trace()
+
+    def plan(budget: float) -> rekindle.Plan:
+        return rekindle.plan(traced, budget, cost="flops", cache=False, progress=False)
+
+    with pytest.raises(rekindle.InfeasibleBudget) as refused:
+        plan(asked)
+    said = str(refused.value)
+    assert "of the step as rewritten" in said
+    assert f"budget {asked:g} of the plain" in said or f"({asked} bytes)" in said
+    advised = re.search(r"budget=([0-9.]+) or more", said)
+    assert advised is not None
+    found = plan(float(advised[1]) if "." in advised[1] else int(advised[1]))
+    assert found.rewriting is not None
+    assert found.baseline_peak_bytes == rekindle.plan(traced, 1.0, cache=False, progress=False).baseline_peak_bytes
+    if isinstance(asked, float):
+        share = found.activation_peak_bytes / found.baseline_activation_bytes
+        assert share <= float(advised[1]) <= share + 0.01
