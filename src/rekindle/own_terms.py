@@ -52,12 +52,17 @@ def own_goal(goal: Goal, graph: Graph, plain: Plain, cost: str) -> Goal | None:
     return goal
 
 
+def overhead_beside(plain: Plain, graph: Graph, own: float, cost: str) -> float:
+    """The overhead beside the captured step of a schedule whose overhead beside the rewritten step's `graph` is `own`."""
+    return (1 + own) / _ratio(plain, graph, cost) - 1
+
+
 def beside_captured(plan: Plan, rewriting: Rewriting, asked: PlanOptions) -> Plan:
     """A plan of a rewritten step, as the planner made it, with its figures beside the captured step. asked : by the user."""
     graph, plain = plan.graph, rewriting.plain
 
     def extra(own: float, cost: str) -> float:
-        return (1 + own) / _ratio(plain, graph, cost) - 1
+        return overhead_beside(plain, graph, own, cost)
 
     return replace(
         plan,

@@ -35,8 +35,12 @@ def test_objects_made_inside_are_collected_and_old_ones_come_back() -> None:
 
 
 def test_what_the_caller_has_frozen_stays_frozen() -> None:
+    """The collector lists all objects but frozen ones. Frozen objects that die, in any thread, leave the count."""
+    mine = Cycle()
     gc.freeze()
     before = gc.get_freeze_count()
     with old_objects_aside():
-        assert gc.get_freeze_count() == before
-    assert gc.get_freeze_count() == before
+        assert gc.get_freeze_count() <= before
+        assert not any(x is mine for x in gc.get_objects())
+    assert gc.get_freeze_count() <= before
+    assert not any(x is mine for x in gc.get_objects())

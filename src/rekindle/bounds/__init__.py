@@ -5,7 +5,7 @@ from .ahead import look_ahead
 from .best import best, time_at
 from .lagrange import lagrangian
 from .staged import staged
-from .waiting import at_overhead, at_overheads, extras_at
+from .waiting import at_overhead, at_overheads, extras_at, waits_at_overhead
 
 __all__ = [
     "Bound",
@@ -18,4 +18,5 @@ __all__ = [
     "single_op",
     "staged",
     "time_at",
+    "waits_at_overhead",
 ]

@@ -59,6 +59,16 @@ def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) 
     return best
 
 
+def waits_at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> int:
+    """Bytes that wait beside some op's first run in every schedule whose extra cost is at most `overhead`, the op's own working
+    set not counted: about as much waits however the op is computed."""
+    extra = np.array([max(0.0, overhead) * float(weights[graph.needed].sum()) * (1 + 1e-9)])
+    found = 0
+    for v in _all_waiting(graph):
+        found = max(found, int(kernel.least_waiting(*_cheapest_first(*_rows(graph, weights, v)), extra)[0]))
+    return found
+
+
 def extra_at(graph: Graph, weights: np.ndarray, peak: int) -> float:
     """The least extra cost of a schedule with that peak, resident bytes included; infinite where there is none."""
     return extras_at(graph, weights, [peak])[0]

@@ -21,7 +21,7 @@ from ..model.floor import single_op
 from ..model.plan import Plan
 from ..model.rewriting import Plain, Rewrite, Rewriting, steps_from_json
 from ..model.rewriting_words import short
-from ..own_terms import beside_captured, own_goal, plain_figures
+from ..own_terms import beside_captured, once, overhead_beside, own_goal, plain_figures
 from ..progress import announce
 from . import ranks
 from .plan_for_all import question_of
@@ -46,19 +46,27 @@ _LESS = {
 class ChoosingSettings:
     """When rewritten graphs are searched. All are guesses.
 
-    near : the plan of the captured step comes near its floor if it takes at most so many times as much.
-    close : it is at its floor if it takes at most so many times as much; then a small gain is enough.
-    lower : a region in slices promises much where it lowers the floor to this share or less.
-    deep : where the plain step takes at least so many times the floor, the captured step is searched first.
+    waits : no rewrite is looked for where so large a share of the floor must wait beside some op however that op is computed.
+    binds : the captured step is searched first where a bound shows that its peak is more than so many times the floor,
+    deep : or where the plain step takes at least so many times the floor.
+    worth : smaller plans are searched for where a rewrite lowers the floor to this share or less.
+    close : then others are, if its plan takes at most so many times the bound on it: a search of it has little left to gain.
+    near, lower : with effort "thorough" also where it takes at most `near` times the floor, and a region in slices lowers the
+        floor to the share `lower` or less.
+    roomy : others are searched within budgets of at most so many times the floor.
     far_overhead : extra cost from which larger regions are taken.
     cheap : extra cost of a plan within a budget from which others are searched for.
-    bound_s : seconds for a bound that tells whether the captured step can still win.
+    bound_s : seconds for a bound that tells whether a graph can still win.
     """
 
-    near: float = 1.7
-    close: float = 1.1
-    lower: float = 0.6
+    waits: float = 0.85
+    binds: float = 1.1
     deep: float = 5.0
+    worth: float = 0.97
+    close: float = 1.1
+    near: float = 1.7
+    lower: float = 0.6
+    roomy: float = 1.25
     far_overhead: float = 0.2
     cheap: float = 0.01
     bound_s: float = 0.2
@@ -104,7 +112,7 @@ def rewritten_alike(traced: Trace, options: PlanOptions, known: Sequence[Plan], 
     No other rewrites are looked for: a training loop waits.
     """
     plain = None
-    bits = Bits(run=not traced.fake)
+    bits = Bits(table=traced.fake)
     for steps in dict.fromkeys(p.rewriting.steps for p in known if p.rewriting is not None):
         try:
             made = with_rewrites(traced, steps, bits)
@@ -143,7 +151,7 @@ class _Choice:
         self.rewrites = Rewrites(traced.lowered, self.plain.peak_bytes - traced.graph.resident_bytes)
         self.floor = self.rewrites.floor_bytes
         self.close = options.parity == CLOSE
-        self.bits = Bits(run=not traced.fake)
+        self.bits = Bits(table=traced.fake)
         self.refusals: list[InfeasibleBudget] = []
         self._uncosted: dict[tuple[Rewrite, ...], Trace | None] = {}
 
@@ -162,15 +170,14 @@ class _Choice:
 
     def _of_least_memory(self) -> Plan:
         captured = None
-        if not self.slices or self.rewrites.plain_bytes >= SETTINGS.deep * self.floor:
+        if not self._floor_binds() or self.rewrites.plain_bytes >= SETTINGS.deep * self.floor:
             captured = self._captured()
             if not self._promises(captured):
                 return captured
+        announce(self.options.progress, "looking for ops that may run in slices")
         best = captured
-        for steps in filter(None, (self.slices, self.smaller_saves)):
-            best = _smaller(best, self._plan(steps, None if best is None else best.peak_bytes))
-            if best is not captured:  # the rewrites with slices are those without, and more
-                break
+        for steps in filter(self._lowers_the_floor, (self.slices, self.smaller_saves)):
+            best = _smaller(best, self._plan(steps, best))
         if captured is None and not self._beaten(best):
             best = _smaller(self._captured(), best)
         assert best is not None
@@ -181,12 +188,12 @@ class _Choice:
         graph, best = self.traced.graph, None
         if limit >= single_op(graph).bytes:
             best = self._unless_refused(self._captured)
-            roomy = limit > graph.resident_bytes + SETTINGS.near * self.floor
+            roomy = limit > graph.resident_bytes + SETTINGS.roomy * self.floor
             if best is not None and (best.overhead <= SETTINGS.cheap or roomy):
                 return best
         for find in (lambda: self.smaller_saves, lambda: self.slices):
             if (best is None or best.overhead > SETTINGS.cheap) and (steps := find()):
-                best = _cheaper(best, self._unless_refused(partial(self._plan, steps)))
+                best = _cheaper(best, self._unless_refused(partial(self._plan, steps, best, limit)))
         if best is not None:
             return best
         if not self.refusals:
@@ -212,28 +219,49 @@ class _Choice:
         self.bits.save()
         return found
 
+    def _floor_binds(self) -> bool:
+        """Whether it may be the largest op alone that keeps the captured step from a smaller plan."""
+        graph, overhead = self.traced.graph, self.options.goal.max_overhead
+        if overhead is None:
+            return bounds.look_ahead(graph).bytes - graph.resident_bytes <= SETTINGS.binds * self.floor
+        bound = bounds.at_overhead(graph, graph.weights(self.options.cost), overhead)
+        return bound.bytes - graph.resident_bytes <= SETTINGS.binds * self.floor
+
+    def _lowers_the_floor(self, steps: tuple[Rewrite, ...]) -> bool:
+        made = self._traced(steps) if steps else None
+        return made is not None and _floor(made) <= SETTINGS.worth * self.floor
+
+    def _waits(self) -> bool:
+        """Whether it is not the largest op that keeps the captured step from a smaller plan, but all that must wait for it."""
+        graph, overhead = self.traced.graph, self.options.goal.max_overhead
+        if overhead is None:
+            return False
+        waits = bounds.waits_at_overhead(graph, graph.weights(self.options.cost), overhead)
+        return waits >= SETTINGS.waits * self.floor
+
     def _promises(self, plan: Plan) -> bool:
         """Whether a rewrite may give a smaller plan than the captured step's."""
-        held = plan.activation_peak_bytes
-        if held > SETTINGS.near * self.floor:
+        if self._waits():
             return False
-        if held <= SETTINGS.close * self.floor:
-            return bool(self.smaller_saves or self.slices)
+        if plan.activation_peak_bytes <= SETTINGS.close * (plan.bound_bytes - plan.graph.resident_bytes):
+            return True
+        if self.options.effort != "thorough" or plan.activation_peak_bytes > SETTINGS.near * self.floor:
+            return False
         made = self._traced(self.slices) if self.slices else None
         return made is not None and _floor(made) <= SETTINGS.lower * self.floor
 
     def _beaten(self, plan: Plan | None) -> bool:
         """Whether no schedule of the captured step takes less memory than the plan, within the goal."""
-        if plan is None:
-            return False
-        graph, goal = self.traced.graph, self.options.goal
+        return plan is not None and self._bound(self.traced, self.options.goal, plan.peak_bytes) >= plan.peak_bytes
+
+    def _bound(self, traced: Trace, goal: Goal, most: int) -> int:
+        """Bytes that every schedule of the step takes, within the goal. most : nothing is done beyond proving so many."""
+        graph = traced.graph
+        found = single_op(graph).bytes
+        if found >= most:
+            return found
         overhead = float("inf") if goal.max_overhead is None else goal.max_overhead
-        weights = graph.weights(self.options.cost)
-        most = plan.peak_bytes
-        return (
-            single_op(graph).bytes >= most
-            or bounds.best(graph, weights, overhead, SETTINGS.bound_s, most).bytes >= most
-        )
+        return bounds.best(graph, graph.weights(self.options.cost), overhead, SETTINGS.bound_s, most).bytes
 
     # -- plans ---------------------------------------------------------------------------------------------------------
     def _captured(self) -> Plan:
@@ -254,16 +282,19 @@ class _Choice:
         self.bits.save()
         return made
 
-    def _plan(self, steps: tuple[Rewrite, ...], below: int | None = None) -> Plan | None:
-        """The plan of a rewritten step; None: it cannot be better than a plan of `below` bytes, or cannot keep the goal."""
+    def _plan(self, steps: tuple[Rewrite, ...], beside: Plan | None = None, limit: int | None = None) -> Plan | None:
+        """The plan of a rewritten step; None: it cannot keep the goal, or be better than the plan `beside`.
+
+        limit : in bytes, within which a better plan is a cheaper one; None: a better plan is a smaller one.
+        """
         made = self._traced(steps)
-        if made is None or below is not None and single_op(made.graph).bytes >= below:
+        if made is None or beside is not None and limit is None and single_op(made.graph).bytes >= beside.peak_bytes:
             return None
         rewriting = Rewriting(self.traced.graph.hash, self.plain, steps, sums(made.lowered.captured))
         announce(self.options.progress, f"searching for a plan of the step as rewritten: {short(rewriting)}")
         made = made.costed(self.traced.options.target, self.options.report)
         goal = _goal_of(made, self.plain, self.options)
-        if goal is None:
+        if goal is None or beside is not None and not self._may_beat(made, goal, beside, limit):
             return None
         effort = _LESS.get(self.options.effort, self.options.effort)
         try:
@@ -271,6 +302,14 @@ class _Choice:
         except UsageError:  # no plan within the overhead
             return None
         return beside_captured(found, rewriting, self.options)
+
+    def _may_beat(self, made: Trace, goal: Goal, plan: Plan, limit: int | None) -> bool:
+        """Whether a schedule of the rewritten step may be better than the plan, as far as bounds tell."""
+        if limit is None:
+            return self._bound(made, goal, plan.peak_bytes) < plan.peak_bytes
+        graph, cost = made.graph, self.options.cost
+        extra = bounds.extras_at(graph, graph.weights(cost), [limit])[0] / (once(graph, cost) or 1.0)
+        return overhead_beside(self.plain, graph, extra, cost) < plan.overhead
 
     def _unless_refused(self, plan: Callable[[], Plan | None]) -> Plan | None:
         try:

@@ -35,15 +35,16 @@ def rewritten(captured: Captured, steps: Sequence[Rewrite], bits: Bits | None = 
     """
     captured = without_aliases(captured)
     for step in steps:
-        captured = after(captured, step, bits)
+        captured = after(captured, step, bits, copy=False)
     return captured
 
 
-def after(captured: Captured, step: Rewrite, bits: Bits | None = None) -> Captured:
-    """The step after one rewrite more; see `rewritten`."""
+def after(captured: Captured, step: Rewrite, bits: Bits | None = None, copy: bool = True) -> Captured:
+    """The step after one rewrite more; see `rewritten`. copy=False: the given step is edited itself, and of no use after an
+    error."""
     if not all(0 <= i < len(captured.nodes) for i in step.ops):
         raise PlanMismatch(_WRONG)
-    edit = Editor(captured)
+    edit = Editor(captured, copy)
     nodes = [edit.captured.nodes[i] for i in step.ops]
     try:
         unproven = _unproven(captured, step, bits) if step.kind == kinds.SLICES else frozenset()

@@ -64,8 +64,8 @@ class Rewrites:
 
     def in_slices(self, allowed: Allowed) -> tuple[Rewrite, ...]:
         """Rewrites with regions in slices; () where no region lowers the floor."""
-        steps, captured = self._base()
-        sets = self._working_sets(captured)
+        steps, base = self._base()
+        captured, sets = base, self._working_sets(base)
         enough, found = FINDING.enough * sets.largest, list[Rewrite]()
         while len(found) < FINDING.rounds_most and (not found or sets.largest > enough):
             step = next_region(sets, allowed)
@@ -73,9 +73,10 @@ class Rewrites:
                 break
             step = told(captured, step)
             try:
-                captured = after(captured, step)
+                captured = after(captured, step, copy=captured is base)
             except PlanMismatch as e:
                 log.debug("no more regions in slices: %s", e)
+                captured = _all_after(base, found)
                 break
             found.append(step)
             sets = self._working_sets(captured)
@@ -96,7 +97,7 @@ class Rewrites:
                 at = tuple(i for i, n in enumerate(captured.nodes) if ops(n))
                 if at:
                     steps.append(told(captured, Rewrite(kind, at)))
-                    captured = after(captured, steps[-1])
+                    captured = after(captured, steps[-1], copy=False)
             self._prepared = tuple(steps), captured
         return self._prepared
 
@@ -112,6 +113,13 @@ class Rewrites:
 
     def _working_sets(self, captured: Captured) -> WorkingSets:
         return WorkingSets(lower(captured, self.low.graph.name, self.low.graph.resident_bytes))
+
+
+def _all_after(captured: Captured, steps: list[Rewrite]) -> Captured:
+    """The step after several rewrites. The given one stays as it is."""
+    for k, step in enumerate(steps):
+        captured = after(captured, step, copy=not k)
+    return captured
 
 
 def _bytes(n: object) -> int:

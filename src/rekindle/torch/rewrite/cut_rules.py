@@ -36,6 +36,8 @@ DENSE = {
     "aten::native_batch_norm_backward",
 }  # fmt: skip
 
+_COPIES_GAPS = {"aten::convolution", "aten::convolution_backward"}
+
 
 def rule_of(target: Any) -> Rule | None:
     """The rule of an operator; None: it is not known, or it writes to an argument."""
@@ -49,3 +51,8 @@ def rule_of(target: Any) -> Rule | None:
 def wants_dense(target: Any) -> bool:
     """Whether the op computes wrongly, or other bits, on slices that are views with gaps; copies of them serve."""
     return isinstance(target, OpOverload) and target._schema.name in DENSE
+
+
+def copies_gaps(target: Any) -> bool:
+    """Whether the op copies arguments with gaps before it computes, so that a slice with gaps has the bits of one without."""
+    return isinstance(target, OpOverload) and target._schema.name in _COPIES_GAPS

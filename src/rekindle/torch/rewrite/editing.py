@@ -17,6 +17,7 @@ from ..capture.captured import Captured, Writing, joint_fake_mode
 from ..capture.eager_strides import eager_strides
 from ..capture.node_tensors import tensors_of
 from ..capture.private import FakeTensorMode
+from .fresh_results import FreshResults, value
 
 Key = tuple[float, ...]
 
@@ -33,6 +34,7 @@ class Editor:
         self._place: dict[fx.Node, Key] = {n: (float(i),) for i, n in enumerate(self.captured.nodes)}
         self._mode: Any = joint_fake_mode(self.captured.graph_module) or FakeTensorMode(allow_non_fake_inputs=True)
         self._left: list[fx.Node] = []  # nodes that have lost a reader
+        self._results = FreshResults()
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -48,7 +50,7 @@ class Editor:
         c = self.captured
         n = self._graph.create_node("call_function", target, tuple(args), dict(kwargs or {}))
         n.meta = {k: x for k, x in like.meta.items() if k not in ("val", "tensor_meta")}
-        n.meta["val"] = _value(n)
+        n.meta["val"] = self._results.of(n)
         c.nodes.append(n)
         self._place[n] = at
         for table in (c.module_path, c.source):
@@ -79,7 +81,7 @@ class Editor:
         """Let views of tensors that were replaced be views of what replaced them."""
         for u in base.users:
             if u.op == "call_function" and _memory(u) & gone:
-                u.meta["val"] = _value(u)
+                u.meta["val"] = value(u)
                 self._look_again(u, gone)
 
     def set_argument(self, n: fx.Node, position: int, value: Any) -> None:
@@ -125,12 +127,6 @@ def without_aliases(c: Captured) -> Captured:
         if n.target in rules.PASS_THROUGH and n not in kept and isinstance(n.args[0], fx.Node):
             edit.replace(n, n.args[0])
     return edit.finish()
-
-
-def _value(n: fx.Node) -> Any:
-    """The fake result of an op on the fake tensors of its arguments."""
-    args, kwargs = fx.node.map_arg((n.args, n.kwargs), lambda a: a.meta["val"])
-    return n.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _in_order(nodes: Sequence[fx.Node], place: Mapping[fx.Node, Key]) -> list[fx.Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from ...model.floor import working_set
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import storage_bytes
 from ..capture.phases import depend_on_gradients
-from .cuts import SUM, tensor_arguments
+from .cuts import SUM, cuts_of, tensor_arguments
 from .region import Region, put_together, source, tensor_nodes
 from .shape_only import is_stand_in
 
@@ -20,10 +21,12 @@ class WorkingSets:
     """The working sets of the ops of a lowered step.
 
     bytes : int64 [ops]. nodes : the captured op behind each op, None for others. late : the nodes that depend on gradients.
+    cuts_of : the ways to cut an op, remembered.
     """
 
     def __init__(self, low: Lowered):
         self.low, self.late = low, depend_on_gradients(low.captured)
+        self.cuts_of = cache(cuts_of)
         self.nodes = [c.node if c.kind == "aten" else None for c in low.calls]
         self._place = {n: i for i, n in enumerate(self.nodes) if n is not None}
         ops = range(len(self.nodes))

@@ -7,7 +7,7 @@ then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +17,11 @@ from ...model.rewriting import SLICES, Rewrite
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import is_view, storage_bytes, tensors_of
 from ..costs.operator_calls import call_of
-from .cuts import SUM, Cut, cuts_of
+from .cuts import SUM, Cut
 from .estimate import WorkingSets
 from .probe import Bits
 from .region import Region, handed_over_whole, is_slice, units, whole_views
-from .regions import grown
-
-May = Callable[[fx.Node, Cut], bool]
+from .regions import May, grown
 
 
 @dataclass(frozen=True)
@@ -129,12 +127,12 @@ def _grown(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Iterator[Regio
     def in_phase(n: fx.Node, cut: Cut) -> bool:
         return may(n, cut) and (n in late) == (seed in late)
 
-    for cut in cuts_of(seed):
+    for cut in sets.cuts_of(seed):
         if is_slice(seed) or not may(seed, cut):
             continue
         for share in allowed.reach:
             for goes_on in (may, in_phase):
-                cuts = grown(seed, cut, int(share * sets.largest), goes_on)
+                cuts = grown(seed, cut, int(share * sets.largest), goes_on, sets.cuts_of)
                 few = sum(not is_view(n) for n in cuts) <= SETTINGS.few_ops
                 slices = min(SETTINGS.slices_of_few if few else SETTINGS.slices, units(cuts))
                 if slices >= 2 and (key := frozenset(cuts.items())) not in seen:
@@ -153,7 +151,7 @@ def _made_again(sets: WorkingSets, seed: fx.Node, allowed: Allowed) -> Region | 
 
     A whole weight gradient needs the input and the gradient of the result at the same time, both whole.
     """
-    if any(SUM in c.outs and allowed.may(seed, c) for c in cuts_of(seed)):
+    if any(SUM in c.outs and allowed.may(seed, c) for c in sets.cuts_of(seed)):
         return None
 
     def free(n: fx.Node, cut: Cut) -> bool:

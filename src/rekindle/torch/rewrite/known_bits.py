@@ -22,6 +22,7 @@ from .cuts import Cut, span, tensor_arguments
 _ROWS = 8  # matrix products of fewer rows take another kernel, and each kernel takes some rows at a time
 _EXAMPLES_LEAST = 2  # convolutions of one example take another kernel
 _VECTORS = 64  # elements of the largest step of a vectorised loop; what is left over is computed alone
+_SHARED_CHANNELS = 32  # two blocks of channels, as kernels take them
 _THREADS = 64  # for machines that are not known
 _ONE_MORE = "alpha"  # a factor in an addition: some kernels round the product, and others do not
 
@@ -68,7 +69,7 @@ def by_construction(node: fx.Node) -> bool:
     return call.name in BY_CONSTRUCTION or (call.name in _BY_PLANE and all(t.device.type == "cpu" for t in results))
 
 
-Rule = Callable[["Question"], bool]
+Rule = Callable[["Question"], bool | None]  # None: a run alone tells
 
 
 class Question:
@@ -119,10 +120,15 @@ def _convolution(q: Question) -> bool:
     return q.ins["input", 0] is None and (max(kernel) > 1 or max(stride) == 1)
 
 
-def _convolution_backward(q: Question) -> bool:
+def _convolution_backward(q: Question) -> bool | None:
     """The input's gradient, by batch and by input channel. The weight's, by either of its channels, had the same bits with one
-    thread, and other bits in an eighth of the cases with two."""
-    if list(q.call["output_mask"]) != [True, False, False]:
+    thread, and other bits in an eighth of the cases with two: mostly where few of the channels that are not cut are there for
+    the threads to share."""
+    of_input, *of_weight = q.call["output_mask"]
+    if not of_input:
+        by_output = q.ins["grad_output", 0] == 1
+        return None if q.call.shape("weight")[1 if by_output else 0] % _SHARED_CHANNELS == 0 else False
+    if any(of_weight):
         return False
     if q.ins["input", 0] == 0:
         return q.least() >= _EXAMPLES_LEAST
@@ -185,8 +191,9 @@ KNOWN: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def known(node: fx.Node, cut: Cut, edges: Sequence[int]) -> bool:
-    """Whether the table says that slices of the op have the bits of the whole; of ops that are not in it, they have not."""
+def known(node: fx.Node, cut: Cut, edges: Sequence[int]) -> bool | None:
+    """Whether the table says that slices of the op have the bits of the whole; of ops that are not in it, they have not. None:
+    it depends on the op's shapes and on the machine, so that a run alone tells."""
     q = Question(node, cut, edges)
     rule = KNOWN.get(q.call.name)
     if rule is not None:

@@ -34,15 +34,17 @@ class ProbeSettings:
         questions get the same answers.
     layouts_most : mixtures of layouts of the slices that are tried.
     rounds : how often an op runs, each time on other random arguments. seed : of the first ones.
+    large_bytes : an op of so many bytes runs once: it gives many numbers, and where slices differed, most of these did.
     """
 
-    most_bytes: int = 2**30
+    most_bytes: int = 2**31
     most_share: float = 0.5
     call_most_s: float = 5.0
     all_most_s: float = 10.0
     layouts_most: int = 8
     rounds: int = 3
     seed: int = 0
+    large_bytes: int = 2**26
 
 
 SETTINGS = ProbeSettings()
@@ -52,10 +54,12 @@ class Bits:
     """Answers whether ops may run in slices and keep their bits. Answers are remembered; `save` stores them on disk.
 
     run : False: nothing runs, and the table of known ops counts, as it does for devices that are not at hand.
+    table : the table counts where it gives an answer, and only ops of which it says that a run alone tells are run: for steps
+        whose tensors take no memory, which are planned before there is a model.
     """
 
-    def __init__(self, run: bool = True):
-        self.run = run
+    def __init__(self, run: bool = True, table: bool = False):
+        self.run, self.table = run, table
         self._given: dict[str, bool] = {}
         self._remembered: dict[str, Answers] = {}  # by environment
         self._spent_s = 0.0
@@ -78,13 +82,15 @@ class Bits:
         if by_construction(node):
             return True
         call = call_of(node, None)
-        if call is None or not self.run or not at_hand(call.device):
-            return known(node, cut, edges)
+        runs = call is not None and self.run and at_hand(call.device)
+        said = None if runs and not self.table else known(node, cut, edges)
+        if said is not None or call is None or not runs:
+            return bool(said)
         if call.key is None or (call.device.type == "cpu" and not can_be_probed(node, cut, edges)):
             return False
         key = _key(call, cut, edges)
         if key not in self._given:
-            self._given[key] = self._quick(call) and self._probed(key, node, cut, edges, call)
+            self._given[key] = self._probed(key, node, cut, edges, call)
         return self._given[key]
 
     def save(self) -> None:
@@ -92,25 +98,30 @@ class Bits:
         for answers in self._remembered.values():
             answers.save()
 
-    def _quick(self, call: OperatorCall) -> bool:
+    def _quick(self, call: OperatorCall, runs: int) -> bool:
         """Whether a probe keeps to the limits of time. Remembered answers count too, so that later processes answer alike."""
-        seconds = call.roofline * (2 + SETTINGS.layouts_most / 2) * SETTINGS.rounds
+        seconds = call.roofline * runs * (2 + (SETTINGS.layouts_most / 2 if runs > 1 else 0))
         self._spent_s += seconds
         return seconds <= SETTINGS.call_most_s and self._spent_s <= SETTINGS.all_most_s
 
     def _probed(self, key: str, node: fx.Node, cut: Cut, edges: Sequence[int], call: OperatorCall) -> bool:
-        """The answer as it is remembered, or found now if there is memory for it. An op that fails has none to remember: memory
-        may have been short."""
+        """The answer as it is remembered, or found now if there is memory and time for it. An op that fails has none to
+        remember: memory may have been short."""
+        size = _bytes(node, call)
+        large = size >= SETTINGS.large_bytes
+        if not self._quick(call, 1 if large else SETTINGS.rounds):
+            return False
         here = environment(call.device)
         if here not in self._remembered:
             self._remembered[here] = Answers(here)
         answers = self._remembered[here]
         same = answers.get(key)
-        if same is None and _bytes(node, call) > _room(call.device):
+        if same is None and size > _room(call.device):
             return False
         if same is None:
+            seeds = range(SETTINGS.seed, SETTINGS.seed + (1 if large else SETTINGS.rounds))
             try:
-                same = all(probed(node, cut, edges, SETTINGS.seed + i) for i in range(SETTINGS.rounds))
+                same = all(probed(node, cut, edges, seed, large) for seed in seeds)
             except Exception as e:
                 log.debug("%s in slices %s: %s", node.target, cut, e)
                 return False
@@ -118,8 +129,10 @@ class Bits:
         return same
 
 
-def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int) -> bool:
+def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int, some: bool = False) -> bool:
     """Whether slices of the op, between these units, have the bits of the whole, in one run on random arguments.
+
+    some : of slices of equal size only the first two and the last run.
 
     Raises
     ------
@@ -128,7 +141,7 @@ def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int) -> bool:
     call = call_of(node, None)
     with undisturbed([] if call is None else [call]):
         torch.manual_seed(seed)
-        return same_bits(node, cut, edges, random_tensors(node), SETTINGS.layouts_most)
+        return same_bits(node, cut, edges, random_tensors(node), SETTINGS.layouts_most, some)
 
 
 def _key(call: OperatorCall, cut: Cut, edges: Sequence[int]) -> str:

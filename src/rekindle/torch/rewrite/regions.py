@@ -13,51 +13,49 @@ from .region import is_slice, source
 from .shape_only import is_stand_in
 
 Cuts = dict[fx.Node, Cut]
+May = Callable[[fx.Node, Cut], bool]
+Ways = Callable[[fx.Node], list[Cut]]
 
 
-def grown(seed: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, Cut], bool]) -> Cuts:
+def grown(seed: fx.Node, cut: Cut, large_bytes: int, may: May, ways: Ways = cuts_of) -> Cuts:
     """The region around an op that is cut in this way: it goes on along every tensor of at least `large_bytes` bytes, as long
     as the op at the tensor's other end can be cut along the same dimension.
 
-    may : whether an op may be cut in a way.
+    may : whether an op may be cut in a way. ways : `cuts_of`, remembered where many regions are grown.
     """
     cuts = {seed: cut}
     todo = [seed]
     while todo:
         n = todo.pop()
-        for m, c in _neighbours(n, cuts[n], large_bytes, may):
+        for m, c in _neighbours(n, cuts[n], large_bytes, may, ways):
             if m not in cuts:
                 cuts[m] = c
                 todo.append(m)
     return cuts
 
 
-def _neighbours(
-    n: fx.Node, cut: Cut, large_bytes: int, may: Callable[[fx.Node, Cut], bool]
-) -> list[tuple[fx.Node, Cut]]:
+def _neighbours(n: fx.Node, cut: Cut, large_bytes: int, may: May, ways: Ways) -> list[tuple[fx.Node, Cut]]:
     """Ops before and after an op that can take slices from it or give slices to it."""
     found = []
     for a, dim in zip(tensor_arguments(n), cut.ins, strict=True):
         if isinstance(dim, int) and not is_stand_in(a) and storage_bytes(a.meta["val"]) >= large_bytes:
             p, j = source(a)
             if p.op == "call_function":
-                found += [(p, c) for c in _ways(p, may) if c.outs[j] == dim][:1]
+                found += [(p, c) for c in _admitted(p, may, ways) if c.outs[j] == dim][:1]
     for j, t in tensors_of(n):
         out = cut.outs[j]
         if isinstance(out, int) and storage_bytes(t) >= large_bytes:
             for a in _as_tensors(n, j):
                 for u in a.users:
                     if u.op == "call_function" and not is_member(u) and not is_stand_in(u):
-                        found += [(u, c) for c in _ways(u, may) if _reads(u, c, a) == {out}][:1]
+                        found += [(u, c) for c in _admitted(u, may, ways) if _reads(u, c, a) == {out}][:1]
     return found
 
 
-def _ways(n: fx.Node, may: Callable[[fx.Node, Cut], bool]) -> list[Cut]:
-    return (
-        []
-        if rules.draws_random(n.target) or rules.selects(n.target) or is_slice(n)
-        else [c for c in cuts_of(n) if may(n, c)]
-    )
+def _admitted(n: fx.Node, may: May, ways: Ways) -> list[Cut]:
+    if rules.draws_random(n.target) or rules.selects(n.target) or is_slice(n):
+        return []
+    return [c for c in ways(n) if may(n, c)]
 
 
 def _reads(n: fx.Node, cut: Cut, a: fx.Node) -> set[int | None]:

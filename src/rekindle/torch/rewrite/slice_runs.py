@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ..capture.rules import runnable
-from .cut_rules import wants_dense
+from .cut_rules import copies_gaps, wants_dense
 from .cuts import SUM, Cut, sliced_call, span
 from .memory_order import has_gaps
 from .random_arguments import with_tensors
@@ -24,13 +24,20 @@ def edges_of(slices: int, size: int) -> list[int]:
 
 
 def same_bits(
-    node: fx.Node, cut: Cut, edges: Sequence[int], tensors: Sequence[torch.Tensor], layouts_most: int
+    node: fx.Node,
+    cut: Cut,
+    edges: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    layouts_most: int,
+    some: bool = False,
 ) -> bool:
     """Whether every slice of the op gives the bits of its part of the whole, on these arguments. Results that are added up from
     slices are passed over.
 
     A slice of a tensor is a view of it with gaps, or a tensor of its own without gaps; arguments come either way, and all
     mixtures are tried, as far as there are no more than `layouts_most`: else all with gaps and all without.
+
+    some : of slices of equal size only the first two and the last run: they differ in where they lie in memory alone.
     """
     op, size = runnable(node.target), edges[-1]
     args, kwargs = with_tensors(node, list(tensors))
@@ -38,13 +45,13 @@ def same_bits(
     if tensors and tensors[0].is_cuda and not _equal(whole, _results(op(*args, **kwargs))):
         return False  # a kernel whose bits vary from run to run
     for dense in _layouts(node, cut, edges, tensors, layouts_most):
-        for begin, end in pairwise(edges):
+        for begin, end in _some(edges) if some else pairwise(edges):
             pieces = [
                 t if d is None else _piece(t, d, *span(t.shape[d], begin, end, size), own)
                 for t, d, own in zip(tensors, cut.ins, dense, strict=True)
             ]
-            target, some, named = sliced_call(node, cut, pieces, begin, end, size)
-            made = _results(runnable(target)(*some, **named))
+            target, given, named = sliced_call(node, cut, pieces, begin, end, size)
+            made = _results(runnable(target)(*given, **named))
             parts = [
                 t if not isinstance(d, int) or t is None else _piece(t, d, *span(t.shape[d], begin, end, size), False)
                 for t, d in zip(whole, cut.outs, strict=True)
@@ -55,6 +62,14 @@ def same_bits(
     return True
 
 
+def _some(edges: Sequence[int]) -> list[tuple[int, int]]:
+    """The first two slices of each size, and the last."""
+    by_size: dict[int, list[tuple[int, int]]] = {}
+    for begin, end in pairwise(edges):
+        by_size.setdefault(end - begin, []).append((begin, end))
+    return sorted({s for alike in by_size.values() for s in (*alike[:2], alike[-1])})
+
+
 def _layouts(
     node: fx.Node, cut: Cut, edges: Sequence[int], tensors: Sequence[torch.Tensor], most: int
 ) -> Iterator[tuple[bool, ...]]:
@@ -63,7 +78,7 @@ def _layouts(
         d is not None and has_gaps(_piece(t, d, *span(t.shape[d], edges[0], edges[1], edges[-1]), False))
         for t, d in zip(tensors, cut.ins, strict=True)
     ]
-    if wants_dense(node.target):
+    if wants_dense(node.target) or copies_gaps(node.target):
         yield tuple(gaps)
     elif 2 ** sum(gaps) <= most:
         yield from product(*([False, True] if g else [False] for g in gaps))
