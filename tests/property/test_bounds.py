@@ -18,7 +18,17 @@ from strategies import examples, graphs, schedules
 def test_no_bound_is_above_a_schedule(data: st.DataObject, graph: Graph, cost: str) -> None:
     judged = simulate(graph, data.draw(schedules(graph)), cost)
     assert bounds.single_op(graph).bytes <= judged.peak_bytes
-    assert bounds.at_overhead(graph, graph.weights(cost), judged.overhead).bytes <= judged.peak_bytes
+    found = bounds.at_overhead(graph, graph.weights(cost), judged.overhead).bytes
+    assert graph.resident_bytes + bounds.waits_at_overhead(graph, graph.weights(cost), judged.overhead) <= found
+    assert found <= judged.peak_bytes
+
+
+def test_what_waits_leaves_the_working_set_of_the_op_out() -> None:
+    """Nineteen values of one byte wait while the last op of a chain's forward runs, which itself takes two bytes."""
+    graph = chain(20)
+    weights = graph.weights()
+    assert bounds.at_overhead(graph, weights, 0.0).bytes == 21
+    assert [bounds.waits_at_overhead(graph, weights, overhead) for overhead in (0.0, 10.0)] == [19, 0]
 
 
 @given(graph=graphs(), low=st.floats(0, 2), more=st.floats(0, 2))

@@ -16,7 +16,7 @@ from torch import fx
 
 import cut_cases_of_elements  # noqa: F401  its cases join the others
 from cut_cases import CASES, F64, Maker, Sizes, node_of
-from rekindle.torch.rewrite import answers, probe
+from rekindle.torch.rewrite import answers, probe, slice_runs
 from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of
 from rekindle.torch.rewrite.known_bits import BY_CONSTRUCTION, KNOWN, by_construction, known
 from rekindle.torch.rewrite.probe import Bits, probed
@@ -185,6 +185,30 @@ def test_nothing_runs_where_nothing_can(monkeypatch: pytest.MonkeyPatch) -> None
     assert not Bits(run=False).same(sort, cut_of(sort, (0,)), 2)
 
 
+def weight_gradient(inputs: int, outputs: int) -> fx.Node:
+    """The gradient of a convolution's weight."""
+    x, w, g = torch.zeros(2, inputs, 9, 9), torch.zeros(outputs, inputs, 3, 3), torch.zeros(2, outputs, 9, 9)
+    pairs = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
+    return node_of(aten.convolution_backward.default, (g, x, w, None, *pairs), {})[0]
+
+
+def test_beside_the_table_only_ops_run_of_which_a_run_alone_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.setattr(probe, "probed", lambda node, *a: ran.append(node) or probed(node, *a))
+    bits = Bits(table=True)
+    product = linear(32)
+    assert bits.same(product, cut_of(product, (None, 0, None)), 2)
+    few = weight_gradient(3, 64)  # too few channels for threads to share
+    assert not bits.same(few, cut_of(few, (1, None, 0)), 2)
+    assert not ran
+    many = weight_gradient(32, 64)
+    cut = cut_of(many, (1, None, 0))
+    assert known(many, cut, edges_of(2, cut.units)) is None
+    assert not Bits(run=False).same(many, cut, 2)
+    assert bits.same(many, cut, 2) == is_kept(many, cut, 2)
+    assert set(ran) == {many}
+
+
 # -- limits ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("limit", [{"most_bytes": 10_000}, {"call_most_s": 1e-9}, {"all_most_s": 1e-9}])
 def test_an_op_beyond_the_limits_is_not_run(limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +217,19 @@ def test_an_op_beyond_the_limits_is_not_run(limit: dict[str, Any], monkeypatch: 
     monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, **limit))
     assert not Bits().same(node, cut, 2)
     assert Bits(run=False).same(node, cut, 2)
+
+
+def test_of_a_large_op_some_slices_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    monkeypatch.setattr(probe, "probed", lambda *a: ran.append(a[3:]) or probed(*a))
+    node = linear(36)
+    cut = cut_of(node, (None, 0, None))
+    for large_bytes in (2**30, 1):
+        monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, large_bytes=large_bytes))
+        answers._SESSION.clear()
+        assert [Bits().same(node, cut, k) for k in (4, 36)] == [True, False]
+    assert ran == [(0, False), (1, False), (2, False), (0, False), (0, True), (0, True)]
+    assert slice_runs._some([0, 2, 4, 6, 9, 12, 15, 18]) == [(0, 2), (2, 4), (4, 6), (6, 9), (9, 12), (15, 18)]
 
 
 def test_an_op_that_fails_is_not_the_same_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

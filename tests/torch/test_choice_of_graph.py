@@ -1,0 +1,83 @@
+"""Which graphs are searched for a plan: rewritten ones only where the captured step's largest op stands in the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from rekindle.ask import Goal
+from rekindle.model.plan import Plan
+from rekindle.planner import plan_graph
+from rekindle.torch import plan_rewritten
+from rekindle.torch.rewrite.candidates import Rewrites
+from rekindle.torch.trace import Trace
+from rewritten_steps import OPTIONS, traced
+
+AUTO = replace(OPTIONS, solver="auto", time_limit=10.0)
+
+
+class Searches:
+    """Makes plans, and keeps the graphs that were searched."""
+
+    def __init__(self, captured: Trace) -> None:
+        self.captured = captured
+        self.searched: list[str] = []
+
+    def make(self, made: Trace, options: plan_rewritten.PlanOptions) -> Plan:
+        self.searched.append("captured" if made.graph.hash == self.captured.graph.hash else "rewritten")
+        return plan_graph(made.graph, options)
+
+    def plan(self, goal: Goal) -> Plan:
+        self.searched.clear()
+        return plan_rewritten.plan_rewritten(self.captured, replace(AUTO, goal=goal), self.make)
+
+
+def one_large_layer() -> Searches:
+    """Next to all memory is that of the first convolution and its pool."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(1024, 4))
+    return Searches(traced(net, torch.rand(8, 3, 32, 32)))
+
+
+def many_equal_layers() -> Searches:
+    torch.manual_seed(0)
+    return Searches(traced(nn.Sequential(*(nn.Linear(64, 64) for _ in range(12))), torch.rand(64, 64)))
+
+
+def test_where_the_largest_op_binds_the_captured_step_is_not_searched() -> None:
+    searches = one_large_layer()
+    plan = searches.plan(Goal(max_overhead=0.1))
+    assert plan.rewriting is not None
+    assert searches.searched == ["rewritten"]
+    captured = plan_graph(searches.captured.graph, replace(AUTO, goal=Goal(max_overhead=0.1)))
+    assert plan.peak_bytes < captured.peak_bytes
+
+
+def test_where_much_must_wait_no_rewrites_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = many_equal_layers()
+    monkeypatch.setattr(Rewrites, "in_slices", lambda *_: pytest.fail("rewrites are looked for"))
+    assert searches.plan(Goal(max_overhead=0.08)).rewriting is None
+    assert searches.searched == ["captured"]
+
+
+def test_within_a_roomy_budget_no_rewrites_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = many_equal_layers()
+    monkeypatch.setattr(Rewrites, "smaller_saves", lambda *_: pytest.fail("rewrites are looked for"))
+    plan = searches.plan(Goal(fraction=0.5))
+    assert plan.overhead > plan_rewritten.SETTINGS.cheap
+    assert searches.searched == ["captured"]
+
+
+@pytest.mark.parametrize(("overhead", "may"), [(0.5, True), (0.0, False)])
+def test_a_rewritten_step_is_searched_if_it_can_cost_less(overhead: float, may: bool) -> None:
+    """No schedule costs less than one that recomputes nothing."""
+    searches = one_large_layer()
+    options = replace(AUTO, goal=Goal(fraction=1.0))
+    choice = plan_rewritten._Choice(searches.captured, options, searches.make)
+    made = choice._traced(choice.smaller_saves)
+    plan = replace(plan_graph(searches.captured.graph, options), overhead=overhead)
+    assert made is not None
+    assert choice._may_beat(made, options.goal, plan, plan.peak_bytes) == may
