@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from marks import sweep
-from rekindle.kernels import drop_stale
+from rekindle.kernels import compiled, drop_stale
 
 ASK = """
 import numpy as np
@@ -40,3 +42,21 @@ def test_what_has_yet_to_be_compiled_is_known(tmp_path: Path) -> None:
     for expected in ("True False", "False False"):  # after an installation; in a later process
         run = subprocess.run([sys.executable, "-c", ASK], env=env, capture_output=True, text=True, check=True)
         assert run.stdout.split() == expected.split()
+
+
+def test_two_threads_that_compile_at_once_report_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread comes in between, while the first one looks at the disk."""
+    lines: list[str] = []
+    looks: list[Any] = []
+
+    def to_compile(kernel: Any) -> bool:
+        looks.append(kernel)
+        if len(looks) == 1:
+            compiled._report("of the other thread")
+        return True
+
+    monkeypatch.setattr(compiled, "to_compile", to_compile)
+    with compiled.reported_to(lines.append):
+        compiled._report("of this thread")
+    assert looks == ["of this thread", "of the other thread"]
+    assert len(lines) == 1

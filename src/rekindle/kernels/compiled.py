@@ -65,6 +65,8 @@ def reported_to(report: Callable[[str], None]) -> Iterator[None]:
 
 def _report(kernel: Any) -> None:
     global _reporter
-    if _reporter is not None and to_compile(kernel):
-        report, _reporter = _reporter, None
+    if _reporter is None or not to_compile(kernel):
+        return
+    report, _reporter = _reporter, None
+    if report is not None:  # another thread may have reported while this one looked at the disk
         report("compiling the search, once after an installation: up to half a minute")
