@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from marks import sweep
 from rekindle.kernels import compiled, drop_stale
 
