@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -176,7 +176,7 @@ class _Choice:
                 return captured
         announce(self.options.progress, "looking for ops that may run in slices")
         best = captured
-        for steps in filter(self._lowers_the_floor, (self.slices, self.smaller_saves)):
+        for steps in dict.fromkeys(filter(self._lowers_the_floor, self._candidates())):
             best = _smaller(best, self._plan(steps, best))
         if captured is None and not self._beaten(best):
             best = _smaller(self._captured(), best)
@@ -201,6 +201,13 @@ class _Choice:
         raise min(self.refusals, key=lambda e: e.smallest_peak)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
+    def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
+        """The lists of rewrites for least memory."""
+        yield self.slices
+        if self.close and self.options.effort == "thorough":  # shorter regions may cost less than those that may round
+            yield _found(self._find_proven_slices, ())
+        yield self.smaller_saves
+
     @cached_property
     def slices(self) -> tuple[Rewrite, ...]:
         """The rewrites with regions in slices; () where none lowers the floor."""
@@ -212,12 +219,23 @@ class _Choice:
         return _found(self.rewrites.smaller_saves, ())
 
     def _find_slices(self) -> tuple[Rewrite, ...]:
-        far = self.options.goal.least_memory or (self.options.goal.max_overhead or 0.0) >= SETTINGS.far_overhead
-        if self.close:
-            return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, far))
-        found = self.rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, far))
+        return (
+            self.rewrites.in_slices(Allowed(lambda n, cut: True, None, self._far))
+            if self.close
+            else self._find_proven_slices()
+        )
+
+    def _find_proven_slices(self) -> tuple[Rewrite, ...]:
+        """Rewrites with regions whose slices give the same bits."""
+        found = self.rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, self._far))
         self.bits.save()
         return found
+
+    @property
+    def _far(self) -> bool:
+        """Whether much recomputation is allowed."""
+        goal = self.options.goal
+        return goal.least_memory or (goal.max_overhead or 0.0) >= SETTINGS.far_overhead
 
     def _floor_binds(self) -> bool:
         """Whether it may be the largest op alone that keeps the captured step from a smaller plan."""
