@@ -45,7 +45,7 @@ def cut_into_slices(edit: Editor, region: Region) -> None:
 class _Cutting:
     """One region while it is cut.
 
-    made : op -> its slices. whole : tensor -> the node of the tensor that was put together.
+    members : op -> its number in the region. made : op -> its slices. whole : tensor -> the node of the tensor that was put together.
     over : tensor that is put together -> the input of the region over which its slices are written.
     """
 
@@ -54,7 +54,7 @@ class _Cutting:
         self.size = units(region.cuts)
         if self.size < region.slices:
             raise ValueError(f"a region of size {self.size} cannot run in {region.slices} slices")
-        self.members = sorted(region.cuts, key=edit.place)
+        self.members = {n: i for i, n in enumerate(sorted(region.cuts, key=edit.place))}
         self.groups = groups(edit, region)
         self.made: dict[fx.Node, list[fx.Node]] = {}
         self.whole: dict[Tensor, fx.Node] = {}
@@ -227,7 +227,7 @@ class _Cutting:
     def _at(self, n: fx.Node, i: int, after: float = 0.0) -> Key:
         """The place of slice i of an op: a group runs slice by slice."""
         first = self.groups[n]
-        return (*self.edit.place(first), float(i), float(self.members.index(n)), after)
+        return (*self.edit.place(first), float(i), float(self.members[n]), after)
 
     def _range(self, i: int, size: int) -> tuple[int, int]:
         """Begin and end of slice i along a dimension."""
