@@ -13,6 +13,7 @@ from page.growth import growth_part
 from page.heads import heads_part
 from page.measured import measured_part
 from page.on_cpu import SUITE, cpu_part
+from page.rounding import rounding_part
 from page.rows import MODEL, table
 from page.solve_times import times_part
 from page.standings import standings
@@ -74,7 +75,7 @@ def made(rows: Sequence[Row], folder: str) -> tuple[dict[str, str], dict[str, st
     full = t[t["suite"] != SUITE]
     found = standings(full)
     pages = {
-        text.slug(suite): _suite(suite, mine, heads_part(everything[everything["suite"] == suite]), pictures)
+        text.slug(suite): _suite(suite, mine, _of_close_plans(everything[everything["suite"] == suite]), pictures)
         for suite, mine in _suites(t)
     }
     pages[APPENDIX] = _joined(
@@ -102,15 +103,20 @@ def _summary(t: pd.DataFrame, full: pd.DataFrame, found: pd.DataFrame, names: li
     )  # fmt: skip
 
 
-def _suite(suite: str, rows: pd.DataFrame, heads: str, pictures: dict[str, str]) -> str:
-    """The page of one suite: its tables, then a picture per model. heads : the part on language models' heads."""
+def _of_close_plans(rows: pd.DataFrame) -> str:
+    """The parts of a suite that have plans whose gradients may be equal up to rounding. rows : all of the suite."""
+    return "\n\n".join(p for p in (rounding_part(rows), heads_part(rows)) if p)
+
+
+def _suite(suite: str, rows: pd.DataFrame, close: str, pictures: dict[str, str]) -> str:
+    """The page of one suite: its tables, then a picture per model. close : what `_of_close_plans` gives."""
     words = (
         f"The suite {suite}, {rows['model'].nunique()} models. [Names of methods](../benchmarks.md#names-of-methods)."
     )
     head = f"# {_title(suite)}\n\n{words}"
     if suite == SUITE:
-        return _joined(head, cpu_part(rows), heads)
-    parts = (published.published_part(rows), unit_costs.unit_part(rows), heads, growth_part(rows, ".", pictures))
+        return _joined(head, cpu_part(rows), close)
+    parts = (published.published_part(rows), unit_costs.unit_part(rows), close, growth_part(rows, ".", pictures))
     return _joined(head, *parts, _curves(rows, pictures))
 
 

@@ -30,9 +30,9 @@ from rekindle.zoo.libraries import build
 KEYS = {
     "suite", "model", "method", "cost", "target", "batch", "image", "ops", "nodes", "solver", "peak_mb", "predicted_mb",
     "plain_mb", "flops_overhead", "seconds_overhead", "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap",
-    "least_overhead", "plan_status", "parity", "slices", "sums", "trace_seconds", "solve_seconds", "published_regular_mb",
-    "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb", "versions", "commit", "hardware", "date",
-    "status", "note",
+    "least_overhead", "plan_status", "parity", "rewrites", "slices", "sums", "trace_seconds", "solve_seconds",
+    "published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb", "versions", "commit",
+    "hardware", "date", "status", "note",
 }  # fmt: skip
 
 

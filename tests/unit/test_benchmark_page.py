@@ -216,7 +216,7 @@ def test_a_picture_shows_every_method_and_loads_nothing() -> None:
     assert "kusumoto" not in words
     assert "+250%" in words
     assert "extra time (modelled)" in words
-    assert "certified: no plan here" in words
+    assert "certified: no plan here without slices" in words
     assert "<script" not in svg
     assert "onload" not in svg
     assert svg == frontier.frontier_svg(table(many()))  # equal on every run
@@ -237,7 +237,7 @@ def test_words_beside_marks_meet_no_other_words() -> None:
 def test_five_methods_have_words_and_memory_is_across() -> None:
     axes = frontier.frontier(table(many())).axes[0]
     written = {t.get_text() for t in axes.texts}
-    assert written == {"plain step", "auto", "checkpoint-blocks", "compile", "certified: no plan here"}
+    assert written == {"plain step", "auto", "checkpoint-blocks", "compile", "certified: no plan here without slices"}
     assert axes.get_xlabel() == "peak, share of the plain step's"
     assert axes.get_ylabel() == "extra FLOPs (measured)"
 
@@ -256,6 +256,12 @@ def test_the_staircase_and_the_floor() -> None:
     assert floors(many(), "seconds") == []  # bounds hold in the cost they were planned in
     weak = [row("auto@1%", 900.0, 0.01, overhead=0.01, bound_mb=200.0)]  # what holds at 8 % holds at 1 % too
     assert floors(many() + weak, "flops") == [(0.08, 0.4), (0.3, 0.25)]
+    other = row(
+        "auto@50%", 600.0, 0.5, overhead=0.5, bound_mb=500.0
+    )  # a bound of a rewritten step is none of the captured one
+    for of_which in ({"rewrites": 1, "slices": 0}, {"slices": 0}):
+        assert floors([*many(), other | of_which], "flops") == [(0.08, 0.4), (0.3, 0.25)]
+    assert floors([*many(), other | {"rewrites": 0, "slices": 0}], "flops") == [(0.5, 0.5)]
 
 
 def test_rows_without_modelled_time_give_one_panel() -> None:

@@ -11,6 +11,7 @@ pytest.importorskip("matplotlib")
 
 from page.document import made
 from page.heads import heads_part
+from page.rounding import rounding_part
 from page.rows import table
 from page.standings import standings
 from page.unit_costs import unit_rows
@@ -51,6 +52,18 @@ def test_one_line_for_each_way_that_ran() -> None:
     assert lines[-1][7:9] == ["12", "head.weight"]
     assert "400" in lines[-1]
     assert heads_part(table(ROWS[-2:])) == ""
+
+
+def test_peaks_stand_beside_peaks_up_to_rounding() -> None:
+    rows = [
+        row("n", "plain", 1000.0), row("n", "auto@8%", 500.0, flops_overhead=0.07),
+        row("n", "auto@8%~close", 250.0, parity=False), row("n", "auto@33%~close", None, note="it failed"), row("n", "hong", 800.0),
+    ]  # fmt: skip
+    lines = [line for line in rounding_part(table(rows + ROWS)).splitlines() if line.startswith("| ")]
+    assert lines[0] == "| model | plain | auto@8% | auto@8%~close |"
+    assert lines[2:] == ["| n | 1,000 | 500 (+7.0%) | 250 (+0.0%) |"]
+    assert rounding_part(table(ROWS)) == ""
+    assert heads_part(table(rows)) == ""
 
 
 def test_plans_that_need_only_be_close_are_compared_with_nothing() -> None:

@@ -16,7 +16,8 @@ from .row import Row, key
 NAMES = ("suite", "model", "method")
 NUMBERS = (
     "batch", "image", "ops", "nodes", "peak_mb", "predicted_mb", "plain_mb", "flops_overhead", "seconds_overhead",
-    "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap", "least_overhead", "trace_seconds", "solve_seconds", "slices",
+    "wall_ratio", "overhead", "nodes_overhead", "bound_mb", "gap", "least_overhead", "trace_seconds", "solve_seconds",
+    "rewrites", "slices",
     "published_regular_mb", "published_ogc_mb", "measured_regular_mb", "measured_ogc_nonreentrant_mb",
 )  # fmt: skip
 TEXTS = ("solver", "cost", "target", "note", "plan_status", "commit", "hardware", "date", "command")

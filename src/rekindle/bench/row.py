@@ -112,6 +112,7 @@ def make_row(facts: ModelFacts, method: str, outcome: Outcome) -> Row:
         "least_overhead": outcome.least_overhead,
         "plan_status": None if plan is None else plan.status,
         "parity": outcome.parity,
+        "rewrites": None if plan is None else len(made.steps) if (made := rewriting(plan)) else 0,
         "slices": None if plan is None else ops_in_slices(plan), "sums": None if plan is None else sums(plan),
         "trace_seconds": facts.trace_seconds,
         "solve_seconds": None if plan is None else plan.solve_seconds,

@@ -45,7 +45,8 @@ def cut_into_slices(edit: Editor, region: Region) -> None:
 class _Cutting:
     """One region while it is cut.
 
-    members : op -> its number in the region. made : op -> its slices. whole : tensor -> the node of the tensor that was put together.
+    members : op -> its number in the region. made : op -> its slices.
+    whole : tensor -> the node of the tensor that was put together.
     over : tensor that is put together -> the input of the region over which its slices are written.
     """
 
