@@ -57,7 +57,8 @@ def test_one_line_for_each_way_that_ran() -> None:
 def test_peaks_stand_beside_peaks_up_to_rounding() -> None:
     rows = [
         row("n", "plain", 1000.0), row("n", "auto@8%", 500.0, flops_overhead=0.07),
-        row("n", "auto@8%~close", 250.0, parity=False), row("n", "auto@33%~close", None, note="it failed"), row("n", "hong", 800.0),
+        row("n", "auto@8%~close", 250.0, parity=False), row("n", "auto@33%~close", None, note="it failed"),
+        row("n", "hong", 800.0),
     ]  # fmt: skip
     lines = [line for line in rounding_part(table(rows + ROWS)).splitlines() if line.startswith("| ")]
     assert lines[0] == "| model | plain | auto@8% | auto@8%~close |"
