@@ -219,11 +219,9 @@ class _Choice:
         return _found(self.rewrites.smaller_saves, ())
 
     def _find_slices(self) -> tuple[Rewrite, ...]:
-        return (
-            self.rewrites.in_slices(Allowed(lambda n, cut: True, None, self._far))
-            if self.close
-            else self._find_proven_slices()
-        )
+        if self.close:
+            return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, self._far))
+        return self._find_proven_slices()
 
     def _find_proven_slices(self) -> tuple[Rewrite, ...]:
         """Rewrites with regions whose slices give the same bits."""
@@ -294,9 +292,8 @@ class _Choice:
     def _rewritten(self, steps: tuple[Rewrite, ...]) -> Trace:
         if not self.close:
             return with_captured(self.traced, self.rewrites.after(steps))
-        made = with_rewrites(
-            self.traced, steps, self.bits
-        )  # slices that round are marked, so that the plan names what may
+        # Slices that round are marked, so that the plan names the parameters whose gradients may differ.
+        made = with_rewrites(self.traced, steps, self.bits)
         self.bits.save()
         return made
 
