@@ -10,7 +10,7 @@ from rekindle.bench.methods import TOKEN_COMPARATORS
 
 
 def heads_part(t: pd.DataFrame) -> str:
-    """A table of language-model heads: rows of `auto` and of PyTorch's chunked losses; "" if no chunked loss ran.
+    """A table of language-model heads: least memory by `auto`, and PyTorch's chunked losses; "" if no chunked loss ran.
 
     t : all rows of a suite. A model is in the table if a chunked loss ran on it, with its logits or without, or a plan without
         its logits whose gradients may be equal up to rounding.
@@ -18,10 +18,13 @@ def heads_part(t: pd.DataFrame) -> str:
     own = t["model"].str.removesuffix(UNUSED)
     ran = t["ran"] & (t["method"].isin(TOKEN_COMPARATORS) | t["close"] & t["model"].str.endswith(UNUSED))
     shown = t[
-        own.isin(own[ran]) & t["ran"] & (t["method"].isin(["plain", *TOKEN_COMPARATORS]) | (t["solver_name"] == "auto"))
+        own.isin(own[ran])
+        & t["ran"]
+        & (t["method"].isin(["plain", *TOKEN_COMPARATORS]) | t["method"].str.startswith("auto@"))
     ]
     if shown.empty:
         return ""
+    shown = shown.sort_values("model", kind="stable")
     shown = shown.drop_duplicates(["model", "method", "planned_in"])  # unplanned rows recur for every cost
     lines = [
         {
