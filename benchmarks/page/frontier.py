@@ -175,7 +175,7 @@ def _no_plan(axes: Axes, steps: pd.DataFrame, least: float) -> tuple[list[float]
     low, high = axes.get_ylim()
     axes.text(
         0.012, 0.5 * (max(low, 0) + min(y[-1], high)) / (high - low) - low / (high - low),
-        "certified: no plan here without slices", color=RED, fontsize=7.6, rotation=90, va="center", transform=axes.transAxes,
+        "certified: no plan here without rewrites", color=RED, fontsize=7.6, rotation=90, va="center", transform=axes.transAxes,
     )  # fmt: skip
     return x, y
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
+from torch._subclasses import FakeTensorMode
 
 import cut_cases_of_elements  # noqa: F401  its cases join the others
 from cut_cases import CASES, F64, Maker, Sizes, node_of
@@ -230,6 +231,28 @@ def test_of_a_large_op_some_slices_run_once(monkeypatch: pytest.MonkeyPatch) -> 
         assert [Bits().same(node, cut, k) for k in (4, 36)] == [True, False]
     assert ran == [(0, False), (1, False), (2, False), (0, False), (0, True), (0, True)]
     assert slice_runs._some([0, 2, 4, 6, 9, 12, 15, 18]) == [(0, 2), (2, 4), (4, 6), (6, 9), (9, 12), (15, 18)]
+
+
+def test_a_large_op_in_sixteen_bits_runs_whole_and_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of its numbers show another order of sums."""
+    ran = []
+    monkeypatch.setattr(probe, "probed", lambda *a: ran.append(a[3:]) or True)
+    monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, large_bytes=1))
+    node = linear(32, torch.bfloat16)
+    assert Bits().same(node, cut_of(node, (None, 0, None)), 2)
+    assert ran == [(0, False), (1, False), (2, False)]
+
+
+def test_an_op_that_takes_too_long_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, all_most_s=5.0))
+    long, _ = node_of(
+        aten.mm.default, (torch.zeros(2**16, 2**14, device="meta"), torch.zeros(2**14, 2**14, device="meta")), {}
+    )
+    for n in [long, *long.all_input_nodes]:
+        n.meta["val"] = FakeTensorMode().from_tensor(torch.zeros(1)).new_empty(n.meta["val"].shape)
+    bits, short = Bits(), linear(32)
+    assert not bits.same(long, cut_of(long, (0, None)), 2)
+    assert bits.same(short, cut_of(short, (None, 0, None)), 2)
 
 
 def test_an_op_that_fails_is_not_the_same_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from rekindle.ask import Goal
+from rekindle.model.floor import single_op
 from rekindle.model.plan import Plan
 from rekindle.planner import plan_graph
 from rekindle.torch import plan_rewritten
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.trace import Trace
-from rewritten_steps import OPTIONS, traced
+from rewritten_steps import OPTIONS, convolutions, traced
 
 AUTO = replace(OPTIONS, solver="auto", time_limit=10.0)
 
@@ -81,3 +82,48 @@ def test_a_rewritten_step_is_searched_if_it_can_cost_less(overhead: float, may: 
     plan = replace(plan_graph(searches.captured.graph, options), overhead=overhead)
     assert made is not None
     assert choice._may_beat(made, options.goal, plan, plan.peak_bytes) == may
+
+
+def test_of_plans_of_equal_memory_the_cheaper_one_is_taken() -> None:
+    """Within much overhead the captured step reaches the peak of the rewritten one, at less extra cost."""
+    searches = Searches(traced(*convolutions(4, 8, 16)))
+    goal = Goal(max_overhead=0.5)
+    options = replace(AUTO, goal=goal, cost="unit")
+    captured = plan_graph(searches.captured.graph, options)
+    plan = plan_rewritten.plan_rewritten(searches.captured, options, searches.make)
+    assert (plan.peak_bytes, plan.overhead) <= (captured.peak_bytes, captured.overhead)
+
+
+class Wide(nn.Module):
+    """Blocks whose hidden layer is the largest tensor, and that keep a mask each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(32, 128) for _ in range(6))
+        self.down = nn.ModuleList(nn.Linear(128, 32) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(nn.functional.dropout(up(x).relu(), 0.1))
+        return x
+
+
+def test_near_the_floor_smaller_saves_are_searched_though_the_bound_is_weak() -> None:
+    torch.manual_seed(0)
+    searches = Searches(traced(Wide(), torch.rand(64, 32)))
+    peaks = []
+    for overhead in (0.15, 0.19, 0.3):
+        plan = searches.plan(Goal(max_overhead=overhead))
+        captured = plan_graph(searches.captured.graph, replace(AUTO, goal=Goal(max_overhead=overhead)))
+        assert plan.peak_bytes <= captured.peak_bytes
+        peaks.append(plan.peak_bytes)
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_a_larger_budget_near_the_floor_is_not_slower() -> None:
+    torch.manual_seed(0)
+    searches = Searches(traced(Wide(), torch.rand(64, 32)))
+    graph = searches.captured.graph
+    floor = single_op(graph).bytes - graph.resident_bytes
+    extra = [searches.plan(Goal(budget=graph.resident_bytes + int(x * floor))).overhead for x in (1.245, 1.3, 1.4, 1.6)]
+    assert extra == sorted(extra, reverse=True)

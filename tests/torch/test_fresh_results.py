@@ -12,7 +12,7 @@ from rekindle.model.rewriting import SLICES
 from rekindle.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
 from rekindle.torch.capture.node_tensors import tensors_of
-from rekindle.torch.rewrite import candidates, editing
+from rekindle.torch.rewrite import candidates, editing, fresh_results
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed
 from rekindle.torch.rewrite.fresh_results import FreshResults, value
@@ -20,7 +20,7 @@ from rekindle.torch.trace import Trace
 from rewritten_steps import convolutions, tokens, traced
 
 NETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    "convolutions": lambda: convolutions(batch=4, width=8, side=16, groups=1),
+    "convolutions": lambda: convolutions(batch=16, width=8, side=16, groups=1),
     "tokens": lambda: tokens(batch=4, length=24, vocabulary=130, width=16, heads=2, tied=True, smoothing=0.0),
 }
 
@@ -55,7 +55,10 @@ def in_slices(plain: Trace) -> Captured:
 @pytest.mark.parametrize("name", NETS)
 def test_a_step_in_slices_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = traced(*NETS[name]())
+    kernels = []
+    monkeypatch.setattr(fresh_results, "value", lambda n: kernels.append(n) or value(n))
     found = layouts(in_slices(plain))
+    assert len(kernels) < len(found) / 2
     asked = []
     monkeypatch.setattr(editing, "FreshResults", Kernels)
     monkeypatch.setattr(candidates, "after", lambda *a, f=candidates.after, **k: asked.append(a[1]) or f(*a, **k))

@@ -216,7 +216,7 @@ def test_a_picture_shows_every_method_and_loads_nothing() -> None:
     assert "kusumoto" not in words
     assert "+250%" in words
     assert "extra time (modelled)" in words
-    assert "certified: no plan here without slices" in words
+    assert "certified: no plan here without rewrites" in words
     assert "<script" not in svg
     assert "onload" not in svg
     assert svg == frontier.frontier_svg(table(many()))  # equal on every run
@@ -237,7 +237,7 @@ def test_words_beside_marks_meet_no_other_words() -> None:
 def test_five_methods_have_words_and_memory_is_across() -> None:
     axes = frontier.frontier(table(many())).axes[0]
     written = {t.get_text() for t in axes.texts}
-    assert written == {"plain step", "auto", "checkpoint-blocks", "compile", "certified: no plan here without slices"}
+    assert written == {"plain step", "auto", "checkpoint-blocks", "compile", "certified: no plan here without rewrites"}
     assert axes.get_xlabel() == "peak, share of the plain step's"
     assert axes.get_ylabel() == "extra FLOPs (measured)"
 

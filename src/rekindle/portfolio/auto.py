@@ -25,11 +25,11 @@ Effort "thorough" searches all of the curve that may matter, in this order, and 
 On large graphs (more than `proposals.SETTINGS.large_ops` ops) only the most useful part of step 1 is done, and steps 5 and 6
 are left out.
 
-A larger budget never gives a slower plan, and more overhead never a larger one, within one effort. With effort "thorough"
-steps 1 to 3 do not know the goal, and steps 4 to 6 look at every stretch that is not certified to hold no better answer; for
-the other efforts `stretches` says why. Both cores are used; the result is the same for the same seed, unless a time limit or
-an interruption (Ctrl-C) cuts the search short, which then gives the best so far. A time limit beyond half a minute makes
-the thorough search work longer.
+For one graph, a larger budget never gives a slower plan, and more overhead never a larger one, within one effort. With effort
+"thorough" steps 1 to 3 do not know the goal, and steps 4 to 6 look at every stretch that is not certified to hold no better
+answer; for the other efforts `stretches` says why. Both cores are used; the result is the same for the same seed, unless a
+time limit or an interruption (Ctrl-C) cuts the search short, which then gives the best so far. A time limit beyond half a
+minute makes the thorough search work longer.
 
 Optimality: proven on small graphs, or where a bound is met (`status`); else `gap` tells the distance.
 

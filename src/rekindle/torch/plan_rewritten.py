@@ -1,8 +1,8 @@
 """Chooses the graph of a plan: the captured step's own, one with smaller saves, or one in which regions run in slices.
 
 The captured step's own graph is always a candidate, so that a plan is never worse than without rewrites. Other graphs are
-searched only where they promise more: where the captured step's plan comes near the working set of its largest op, or where a
-budget lies below it.
+searched only where they promise more: where the captured step's largest op stands in the way of a smaller plan, or of one that
+keeps a budget.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class ChoosingSettings:
     binds : the captured step is searched first where a bound shows that its peak is more than so many times the floor,
     deep : or where the plain step takes at least so many times the floor.
     worth : smaller plans are searched for where a rewrite lowers the floor to this share or less.
-    close : then others are, if its plan takes at most so many times the bound on it: a search of it has little left to gain.
-    near, lower : with effort "thorough" also where it takes at most `near` times the floor, and a region in slices lowers the
-        floor to the share `lower` or less.
-    roomy : others are searched within budgets of at most so many times the floor.
+    close : after the captured step, rewritten ones are searched where its plan takes at most so many times the bound on it,
+    near : or at most so many times the floor, if smaller saves lower the floor,
+    lower : or, with effort "thorough", if a region in slices lowers it to this share or less.
+    roomy : rewritten steps are searched within budgets of at most so many times the floor.
     far_overhead : extra cost from which larger regions are taken.
     cheap : extra cost of a plan within a budget from which others are searched for.
     bound_s : seconds for a bound that tells whether a graph can still win.
@@ -66,7 +66,7 @@ class ChoosingSettings:
     close: float = 1.1
     near: float = 1.7
     lower: float = 0.6
-    roomy: float = 1.25
+    roomy: float = 1.7
     far_overhead: float = 0.2
     cheap: float = 0.01
     bound_s: float = 0.2
@@ -194,6 +194,8 @@ class _Choice:
         for find in (lambda: self.smaller_saves, lambda: self.slices):
             if (best is None or best.overhead > SETTINGS.cheap) and (steps := find()):
                 best = _cheaper(best, self._unless_refused(partial(self._plan, steps, best, limit)))
+        if best is None and (steps := self._slices_of(far=True)) and steps != self.slices:
+            best = self._unless_refused(partial(self._plan, steps))  # larger regions, which cost more, before a refusal
         if best is not None:
             return best
         if not self.refusals:
@@ -205,35 +207,36 @@ class _Choice:
         """The lists of rewrites for least memory."""
         yield self.slices
         if self.close and self.options.effort == "thorough":  # shorter regions may cost less than those that may round
-            yield _found(self._find_proven_slices, ())
+            yield self._slices_of(far=True, rounding=False)
         yield self.smaller_saves
 
     @cached_property
     def slices(self) -> tuple[Rewrite, ...]:
         """The rewrites with regions in slices; () where none lowers the floor."""
-        return _found(self._find_slices, ())
+        goal = self.options.goal
+        far = goal.least_memory or (goal.max_overhead or 0.0) >= SETTINGS.far_overhead
+        return self._slices_of(far)
 
     @cached_property
     def smaller_saves(self) -> tuple[Rewrite, ...]:
         """The rewrites without slices; () where there are none."""
         return _found(self.rewrites.smaller_saves, ())
 
-    def _find_slices(self) -> tuple[Rewrite, ...]:
-        if self.close:
-            return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, self._far))
-        return self._find_proven_slices()
+    def _slices_of(self, far: bool, rounding: bool = True) -> tuple[Rewrite, ...]:
+        """As `_find_slices`; () where that fails."""
+        nothing: tuple[Rewrite, ...] = ()
+        return _found(lambda: self._find_slices(far, rounding), nothing)
 
-    def _find_proven_slices(self) -> tuple[Rewrite, ...]:
-        """Rewrites with regions whose slices give the same bits."""
-        found = self.rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, self._far))
+    def _find_slices(self, far: bool, rounding: bool = True) -> tuple[Rewrite, ...]:
+        """Rewrites with regions in slices.
+
+        far : whether much recomputation is allowed. rounding : False: of the same bits, even if the plan need only be close.
+        """
+        if self.close and rounding:
+            return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, far))
+        found = self.rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, far))
         self.bits.save()
         return found
-
-    @property
-    def _far(self) -> bool:
-        """Whether much recomputation is allowed."""
-        goal = self.options.goal
-        return goal.least_memory or (goal.max_overhead or 0.0) >= SETTINGS.far_overhead
 
     def _floor_binds(self) -> bool:
         """Whether it may be the largest op alone that keeps the captured step from a smaller plan."""
@@ -261,14 +264,20 @@ class _Choice:
             return False
         if plan.activation_peak_bytes <= SETTINGS.close * (plan.bound_bytes - plan.graph.resident_bytes):
             return True
-        if self.options.effort != "thorough" or plan.activation_peak_bytes > SETTINGS.near * self.floor:
+        if plan.activation_peak_bytes > SETTINGS.near * self.floor:
+            return False
+        if self._floor_binds() and self._lowers_the_floor(self.smaller_saves):
+            return True
+        if self.options.effort != "thorough":
             return False
         made = self._traced(self.slices) if self.slices else None
         return made is not None and _floor(made) <= SETTINGS.lower * self.floor
 
     def _beaten(self, plan: Plan | None) -> bool:
-        """Whether no schedule of the captured step takes less memory than the plan, within the goal."""
-        return plan is not None and self._bound(self.traced, self.options.goal, plan.peak_bytes) >= plan.peak_bytes
+        """Whether every schedule of the captured step takes more memory than the plan, within the goal."""
+        if plan is None:
+            return False
+        return self._bound(self.traced, self.options.goal, plan.peak_bytes + 1) > plan.peak_bytes
 
     def _bound(self, traced: Trace, goal: Goal, most: int) -> int:
         """Bytes that every schedule of the step takes, within the goal. most : nothing is done beyond proving so many."""

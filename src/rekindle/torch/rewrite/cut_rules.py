@@ -54,5 +54,5 @@ def wants_dense(target: Any) -> bool:
 
 
 def copies_gaps(target: Any) -> bool:
-    """Whether the op copies arguments with gaps before it computes, so that a slice with gaps has the bits of one without."""
+    """Whether the op copies arguments with gaps before it computes: a slice with gaps has the bits of one without."""
     return isinstance(target, OpOverload) and target._schema.name in _COPIES_GAPS

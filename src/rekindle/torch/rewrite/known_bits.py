@@ -1,7 +1,7 @@
 """Ops whose slices are known, without a run, to give the bits of the whole op: by construction, or as measured before.
 
 `BY_CONSTRUCTION` holds on every device. `KNOWN` was measured on a CPU (float32, AVX-512, one and two threads, 2 to 8 slices),
-and counts where nothing can run: there all figures are modelled.
+and counts where nothing can run, and for steps that are planned without tensors: there all figures are modelled.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ def _convolution_backward(q: Question) -> bool | None:
     the threads to share."""
     of_input, *of_weight = q.call["output_mask"]
     if not of_input:
-        by_output = q.ins["grad_output", 0] == 1
-        return None if q.call.shape("weight")[1 if by_output else 0] % _SHARED_CHANNELS == 0 else False
+        # A transposed convolution's weight has its input channels first.
+        first = (q.ins["grad_output", 0] == 1) == bool(q.call["transposed"])
+        return None if q.call.shape("weight")[0 if first else 1] % _SHARED_CHANNELS == 0 else False
     if any(of_weight):
         return False
     if q.ins["input", 0] == 0:

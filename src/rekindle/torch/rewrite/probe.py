@@ -1,7 +1,8 @@
 """Proves that the slices of an op give the same bits as the whole op: for its shapes, its cut, the slices, and the device.
 
 Kernels choose by shape how they compute, so a slice may differ from the whole in the last place. The op runs whole and in
-slices on random arguments, where its device is at hand; else a table of earlier measurements counts.
+slices on random arguments, where its device is at hand; else, and first of all for steps that are planned without tensors, a
+table of earlier measurements counts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class ProbeSettings:
         questions get the same answers.
     layouts_most : mixtures of layouts of the slices that are tried.
     rounds : how often an op runs, each time on other random arguments. seed : of the first ones.
-    large_bytes : an op of so many bytes runs once: it gives many numbers, and where slices differed, most of these did.
+    large_bytes : an op of so many bytes in float32 or float64 runs once, and some of its slices: where sums were taken in
+        another order, more than half of all numbers differed. In fewer bits most sums round alike.
     """
 
     most_bytes: int = 2**31
@@ -101,14 +103,16 @@ class Bits:
     def _quick(self, call: OperatorCall, runs: int) -> bool:
         """Whether a probe keeps to the limits of time. Remembered answers count too, so that later processes answer alike."""
         seconds = call.roofline * runs * (2 + (SETTINGS.layouts_most / 2 if runs > 1 else 0))
+        if seconds > SETTINGS.call_most_s:
+            return False
         self._spent_s += seconds
-        return seconds <= SETTINGS.call_most_s and self._spent_s <= SETTINGS.all_most_s
+        return self._spent_s <= SETTINGS.all_most_s
 
     def _probed(self, key: str, node: fx.Node, cut: Cut, edges: Sequence[int], call: OperatorCall) -> bool:
         """The answer as it is remembered, or found now if there is memory and time for it. An op that fails has none to
         remember: memory may have been short."""
         size = _bytes(node, call)
-        large = size >= SETTINGS.large_bytes
+        large = size >= SETTINGS.large_bytes and _many_bits(node, call)
         if not self._quick(call, 1 if large else SETTINGS.rounds):
             return False
         here = environment(call.device)
@@ -156,6 +160,12 @@ def _bytes(node: fx.Node, call: OperatorCall) -> int:
     ins = {id(t): t for t in tensors_in((call.args, call.kwargs))}.values()
     outs = tensors_in(node.meta["val"])
     return sum(span(t) * t.element_size() for t in [*ins, *outs])
+
+
+def _many_bits(node: fx.Node, call: OperatorCall) -> bool:
+    """Whether the op computes in float32 or float64 throughout."""
+    tensors = [*tensors_in((call.args, call.kwargs)), *tensors_in(node.meta["val"])]
+    return all(t.dtype in (torch.float32, torch.float64) for t in tensors if t.dtype.is_floating_point)
 
 
 def _room(device: torch.device) -> float:
