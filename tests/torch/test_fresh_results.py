@@ -20,7 +20,7 @@ from rekindle.torch.trace import Trace
 from rewritten_steps import convolutions, tokens, traced
 
 NETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    "convolutions": lambda: convolutions(batch=16, width=8, side=16, groups=1),
+    "convolutions": lambda: convolutions(batch=16, width=16, side=16, groups=1),
     "tokens": lambda: tokens(batch=4, length=24, vocabulary=130, width=16, heads=2, tied=True, smoothing=0.0),
 }
 
@@ -58,7 +58,7 @@ def test_a_step_in_slices_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch
     kernels = []
     monkeypatch.setattr(fresh_results, "value", lambda n: kernels.append(n) or value(n))
     found = layouts(in_slices(plain))
-    assert len(kernels) < len(found) / 2
+    assert len(kernels) < 0.7 * len(found)
     asked = []
     monkeypatch.setattr(editing, "FreshResults", Kernels)
     monkeypatch.setattr(candidates, "after", lambda *a, f=candidates.after, **k: asked.append(a[1]) or f(*a, **k))
