@@ -17,7 +17,7 @@ from marks import few, sweep
 from rekindle import bench, registry, zoo
 from rekindle.bench.cases import Case
 from rekindle.bench.data_branches import data_branches
-from rekindle.bench.methods import COMPARATORS, DEFAULTS, Asked, choose, parse
+from rekindle.bench.methods import COMPARATORS, DEFAULTS, TOKEN_COMPARATORS, Asked, choose, parse
 from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import Model, _zoo_case
@@ -236,7 +236,7 @@ def test_a_small_copy_of_a_model_of_the_zoo(suite: str, name: str, monkeypatch: 
         assert (blocks["status"], blocks["peak_mb"]) == ("failed", None)
         assert "no repeated blocks" in blocks["note"]
     else:
-        assert all(r["status"] == "ok" for r in found.values())
+        assert all(r["status"] == "ok" for m, r in found.items() if m not in TOKEN_COMPARATORS)  # these need no logits
         assert blocks["peak_mb"] < plain["peak_mb"]
         assert 0.1 < blocks["flops_overhead"] < 0.35
         assert blocks["overhead"] is None
