@@ -8,9 +8,11 @@ from page import text
 from page.rows import UNUSED
 from rekindle.bench.methods import TOKEN_COMPARATORS
 
+AUTO = [f"auto={m}" for m in TOKEN_COMPARATORS]  # least cost within their memory
+
 
 def heads_part(t: pd.DataFrame) -> str:
-    """A table of language-model heads: least memory by `auto`, and PyTorch's chunked losses; "" if no chunked loss ran.
+    """A table of language-model heads: PyTorch's chunked losses, and `auto` in their memory or for least memory; "" if none ran.
 
     t : all rows of a suite. A model is in the table if a chunked loss ran on it, with its logits or without, or a plan without
         its logits whose gradients may be equal up to rounding.
@@ -20,7 +22,11 @@ def heads_part(t: pd.DataFrame) -> str:
     shown = t[
         own.isin(own[ran])
         & t["ran"]
-        & (t["method"].isin(["plain", *TOKEN_COMPARATORS]) | t["method"].str.startswith("auto@"))
+        & (
+            t["method"].isin(["plain", *TOKEN_COMPARATORS])
+            | t["method"].isin(AUTO)
+            | t["method"].str.startswith("auto@")
+        )
     ]
     if shown.empty:
         return ""
