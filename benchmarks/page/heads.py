@@ -12,7 +12,7 @@ AUTO = [f"auto={m}" for m in TOKEN_COMPARATORS]  # least cost within their memor
 
 
 def heads_part(t: pd.DataFrame) -> str:
-    """A table of language-model heads: PyTorch's chunked losses, and `auto` in their memory or for least memory; "" if none ran.
+    """A table of language-model heads: PyTorch's chunked losses, and `auto` in their memory or for the least; "" if none ran.
 
     t : all rows of a suite. A model is in the table if a chunked loss ran on it, with its logits or without, or a plan without
         its logits whose gradients may be equal up to rounding.
