@@ -1,4 +1,4 @@
-"""Which graphs are searched for a plan: rewritten ones only where the captured step's largest op stands in the way."""
+"""Which graphs are searched for a plan: rewritten ones where the captured step's largest op prevents a smaller plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Searches:
 
 
 def one_large_layer() -> Searches:
-    """Next to all memory is that of the first convolution and its pool."""
+    """The first convolution and its pool take nearly all of the memory."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(1024, 4))
     return Searches(traced(net, torch.rand(8, 3, 32, 32)))

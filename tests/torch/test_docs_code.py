@@ -16,7 +16,7 @@ from rekindle import registry
 from rekindle.problem import REGISTERED
 
 # Pages whose blocks are lines of programs that the examples run whole (tests/torch/test_examples.py).
-FRAGMENTS = {"architecture.md", "execution.md", "integrations.md", "parts.md", "reading-a-report.md", "will-it-fit.md"}
+FRAGMENTS = {"architecture.md", "execution.md", "integrations.md", "parts.md"}
 ALWAYS = ("README.md", "extending.md", "troubleshooting.md")
 RUN = [p.relative_to(ROOT).as_posix() for p in pages() if p.name not in FRAGMENTS and blocks(p, "python")]
 

@@ -64,7 +64,9 @@ def waits_at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> int
     set not counted: about as much waits however the op is computed."""
     extra = np.array([max(0.0, overhead) * float(weights[graph.needed].sum()) * (1 + 1e-9)])
     found = 0
-    for v in _all_waiting(graph):
+    for v, total in _all_waiting(graph).items():
+        if total - graph.resident_bytes <= found:
+            break
         found = max(found, int(kernel.least_waiting(*_cheapest_first(*_rows(graph, weights, v)), extra)[0]))
     return found
 

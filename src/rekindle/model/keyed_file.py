@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,7 +18,7 @@ log = logging.getLogger("rekindle")
 T = TypeVar("T")
 
 
-class KeyedFile(Generic[T]):
+class KeyedFile(ABC, Generic[T]):
     """The entries of one file, read when the object is made. Reading and writing never raise.
 
     kind : the file is called "<kind>-<digest of the environment>.json". what : the entries in words, for log lines.
@@ -56,10 +57,10 @@ class KeyedFile(Generic[T]):
         except (OSError, ValueError, RekindleError) as e:
             log.debug("%s not kept: %s", self._what, e)
 
+    @abstractmethod
     def _read(self) -> dict[str, T]:
         """The valid entries of the file; {} where there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _document(self, entries: Mapping[str, T]) -> dict[str, Any]:
-        """What the file holds with these entries."""
-        raise NotImplementedError
+        """The JSON object that the file holds with these entries."""

@@ -239,7 +239,7 @@ class _Choice:
         return found
 
     def _floor_binds(self) -> bool:
-        """Whether it may be the largest op alone that keeps the captured step from a smaller plan."""
+        """Whether no bound lies above the floor: the largest op alone may prevent a smaller plan of the captured step."""
         graph, overhead = self.traced.graph, self.options.goal.max_overhead
         if overhead is None:
             return bounds.look_ahead(graph).bytes - graph.resident_bytes <= SETTINGS.binds * self.floor
@@ -247,11 +247,12 @@ class _Choice:
         return bound.bytes - graph.resident_bytes <= SETTINGS.binds * self.floor
 
     def _lowers_the_floor(self, steps: tuple[Rewrite, ...]) -> bool:
+        """Whether the largest op of the rewritten step needs clearly less memory than the captured step's."""
         made = self._traced(steps) if steps else None
         return made is not None and _floor(made) <= SETTINGS.worth * self.floor
 
     def _waits(self) -> bool:
-        """Whether it is not the largest op that keeps the captured step from a smaller plan, but all that must wait for it."""
+        """Whether tensors that wait beside one op take about as much memory as the largest op, so that rewrites gain little."""
         graph, overhead = self.traced.graph, self.options.goal.max_overhead
         if overhead is None:
             return False
