@@ -52,7 +52,8 @@ class ChoosingSettings:
     worth : smaller plans are searched for where a rewrite lowers the floor to this share or less.
     close : after the captured step, rewritten ones are searched where its plan takes at most so many times the bound on it,
     near : or at most so many times the floor, if smaller saves lower the floor,
-    lower : or, with effort "thorough", if a region in slices lowers it to this share or less.
+    lower : or, with effort "thorough", if a region in slices lowers it to this share or less. Before a refusal larger regions
+        are tried within budgets of at least this share of the smallest peak found.
     roomy : rewritten steps are searched within budgets of at most so many times the floor.
     far_overhead : extra cost from which larger regions are taken.
     cheap : extra cost of a plan within a budget from which others are searched for.
@@ -194,13 +195,19 @@ class _Choice:
         for find in (lambda: self.smaller_saves, lambda: self.slices):
             if (best is None or best.overhead > SETTINGS.cheap) and (steps := find()):
                 best = _cheaper(best, self._unless_refused(partial(self._plan, steps, best, limit)))
-        if best is None and (steps := self._slices_of(far=True)) and steps != self.slices:
+        if best is None and self._comes_near(limit) and (steps := self._slices_of(far=True)) and steps != self.slices:
             best = self._unless_refused(partial(self._plan, steps))  # larger regions, which cost more, before a refusal
         if best is not None:
             return best
         if not self.refusals:
             return self._captured()
         raise min(self.refusals, key=lambda e: e.smallest_peak)
+
+    def _comes_near(self, limit: int) -> bool:
+        """Whether the smallest peak of the graphs that were refused is not far above the budget."""
+        resident = self.traced.graph.resident_bytes
+        smallest = min((e.smallest_peak for e in self.refusals), default=limit)
+        return limit - resident >= SETTINGS.lower * (smallest - resident)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
     def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
