@@ -26,6 +26,8 @@ class Case:
 
     model, options : the zoo's. autocast : bfloat16 where autocast allows.
     unit : what one element of the batch is called.
+    unused : results that the training loop does not read; see `rekindle.trace`.
+    close : whether a plan whose sums may round (parity="close") is measured too.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     autocast: bool = False
     unit: str = "images"
+    unused: tuple[str, ...] = ()
+    close: bool = False
 
     def load(self, kind: str, batch: int | None = None) -> tuple[nn.Module, Any]:
         """Model and sample on the device."""
@@ -96,6 +100,8 @@ def with_gradients(model: nn.Module) -> nn.Module:
     return model
 
 
+WITH_SUMS = ("alexnet", "vgg16", "resnet18")  # published models whose largest convolution sets the floor
+_TINY_GPT2 = {"layers": 1, "d": 64, "heads": 2, "length": 32, "vocab": 1000}
 _TINY_GPT = {"n_layer": 2, "d": 64, "heads": 2, "length": 32, "vocab": 100}
 
 
@@ -107,13 +113,17 @@ def step_cases(small: bool) -> list[Case]:
     if small:
         return [
             Case("gpt2", "gpt", 2, _TINY_GPT, autocast=True, unit="sequences"),
+            Case("gpt2_small-unused", "gpt2_small", 2, _TINY_GPT2, unit="sequences", unused=("logits",), close=True),
             Case("resnet18", "resnet18", 4, {"image": 64}),
         ]
     modern = [
         Case("gpt2", "gpt2", 8, autocast=True, unit="sequences"),
+        Case("gpt2_small-unused", "gpt2_small", 8, autocast=True, unit="sequences", unused=("logits",), close=True),
         Case("vit_b16", "vit_b16", 64, autocast=True),
     ]
-    return modern + [Case(r.model, r.model, r.batch, {"image": r.image}) for r in seeds.ROWS]
+    return modern + [
+        Case(r.model, r.model, r.batch, {"image": r.image}, close=r.model in WITH_SUMS) for r in seeds.ROWS
+    ]
 
 
 def largest_cases(small: bool) -> list[Case]:

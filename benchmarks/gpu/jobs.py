@@ -19,7 +19,7 @@ from gpu.turns import KERNELS
 SCRIPT = Path(__file__).parent.parent / "gpu.py"
 ROOT = SCRIPT.parent.parent
 SECONDS = "REKINDLE_GPU_JOB_SECONDS"  # in a job's environment: how long it may take
-FIRST = ("gpt2", "vit_b16", "resnet50", "vgg16", "densenet121", "resnet152")
+FIRST = ("gpt2", "gpt2_small-unused", "vgg16", "vit_b16", "resnet50", "resnet18", "alexnet", "densenet121", "resnet152")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ from rekindle.torch.costs.devices import closest
 Row = dict[str, Any]
 Emit = Callable[[Row], None]
 Way = Callable[[], AbstractContextManager[Any]]
-GOALS: dict[str, dict[str, float]] = {"half": {"budget": 0.5}, "third": {"max_overhead": 1 / 3}}
+GOALS: dict[str, dict[str, Any]] = {
+    "half": {"budget": 0.5}, "third": {"max_overhead": 1 / 3}, "close": {"max_overhead": 1 / 3, "parity": "close"}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,15 @@ def by_hand(model: nn.Module, step: Callable[[], Any]) -> AbstractContextManager
 
 
 def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit) -> None:
-    """Emit the rows of one model. Capture and planning need no device and run while other jobs use it."""
+    """Emit the rows of one model. Capture and planning run while other jobs use the device: they only try, for moments, whether
+    slices of an op keep its bits there."""
     device = get(kind)
     model, sample = case.load(kind)
     with_gradients(model)
     step, held = case.step(model, sample, kind), held_bytes(model, sample)
     begin = time.perf_counter()
     with case.context(kind):  # for the capture a roofline will do: nothing runs
-        traced = rekindle.trace(model, sample, target=closest(torch.device(kind)).name)
+        traced = rekindle.trace(model, sample, target=closest(torch.device(kind)).name, unused=case.unused)
     known = {
         "part": "steps", "model": case.name, "batch": case.batch, "unit": case.unit,
         "precision": "bf16 autocast" if case.autocast else "float32", "ops": len(traced.graph.ops),
@@ -82,7 +85,8 @@ def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit)
     passed(work / KERNELS)
     rows["plain"] |= _promised(rekindle.plan(traced, 1.0, solver="none"))
     plans: dict[str, Plan] = {}
-    for name, goal in GOALS.items():
+    goals = {name: goal for name, goal in GOALS.items() if name != "close" or case.close}
+    for name, goal in goals.items():
         rows[name] = known | {"method": name, "goal": goal}
         try:
             plans[name] = rekindle.plan(traced, **goal, time_limit=solve_seconds)
@@ -93,7 +97,7 @@ def measure(case: Case, kind: str, work: Path, solve_seconds: float, emit: Emit)
         except Exception as e:
             rows[name] |= {"status": "failed", "note": why(e)}
         emit(rows[name])
-    planned = [name for name in GOALS if name in ways]
+    planned = [name for name in goals if name in ways]
     with turn(work / GPU):
         held_by(planned)
         for name in planned:
@@ -128,6 +132,7 @@ def _promised(plan: Plan) -> Row:
         "predicted_peak_bytes": plan.activation_peak_bytes, "predicted_seconds": plan.seconds,
         "predicted_overhead": plan.overhead, "flops_overhead": plan.flops_overhead, "solver": plan.solver,
         "plan_status": plan.status, "gap": plan.gap, "solve_seconds": plan.solve_seconds,
+        "rewrites": 0 if plan.rewriting is None else len(plan.rewriting.steps),
     }  # fmt: skip
 
 
@@ -148,7 +153,8 @@ def by_plan(model: nn.Module, plan: Plan) -> Way:
 
 
 def _parity(case: Case, model: nn.Module, sample: Any, plan: Plan, kind: str) -> Row:
-    """Whether a planned step leaves the same bits as a plain one, by `rekindle.verify`.
+    """Whether a planned step leaves the same bits as a plain one, by `rekindle.verify`; where sums may round, how far they are
+    from the plain step's, relative to the largest element.
 
     On CUDA the jobs set CUBLAS_WORKSPACE_CONFIG, without which cuBLAS may give other bits in every run.
     """
@@ -158,7 +164,7 @@ def _parity(case: Case, model: nn.Module, sample: Any, plan: Plan, kind: str) ->
     except Exception as e:
         return {"parity": None, "note": f"parity: {why(e)}"}
     note = "" if found.ok else f"{len(found.differences)} differences from the plain step, first {found.differences[0]}"
-    return {"parity": found.ok, "note": note}
+    return {"parity": found.ok, "note": note, "largest_difference": found.largest_difference}
 
 
 def _clock(device: Device, step: Callable[[], Any], ways: dict[str, Way]) -> dict[str, list[float]]:

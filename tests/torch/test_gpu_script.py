@@ -193,7 +193,7 @@ def test_what_was_left_out_is_the_exit_code(
 
 def test_all_published_rows_are_among_the_jobs(tmp_path: Path) -> None:
     names = [j.name for j in jobs(RunOptions("cuda", False, tmp_path, 9.0, 15.0))]
-    assert len(names) == len(set(names)) == 1 + 1 + 20 + 9
+    assert len(names) == len(set(names)) == 1 + 1 + 21 + 9
     assert {f"steps:{r.model}" for r in seeds.ROWS} <= set(names)
     assert {c.batch for c in step_cases(False) if c.model == "resnet50"} == {64}
 
