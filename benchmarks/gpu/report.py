@@ -23,9 +23,9 @@ more time, by measured costs of operators; *per block*: `torch.utils.checkpoint`
 that the allocator took from the device. *rewrites*: in how many ways the planned step (+33.3 %) is rewritten: smaller saves,
 runs of ops in slices. *same bits*: loss, gradients, buffers and random state of the planned step equal the
 plain step's, under deterministic algorithms."""
-CLOSE = """The same steps planned with parity="close": slices of a sum may round. *difference*: the largest between a gradient of
-the planned and of the plain step, relative to the largest element of that gradient; *as close as promised*: the loss has the
-same bits, and only gradients that the plan names differ, within its limit."""
+CLOSE = """The same steps planned with parity="close": slices of a sum may round. *difference*: the largest between a gradient
+of the planned and of the plain step, relative to the largest element of that gradient; *as close as promised*: the loss has
+the same bits, and only gradients that the plan names differ, within its limit."""
 LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; *at least*: the search
 ended before that was known, and a larger batch may work. With a plan, the search begins where a plan that costs a third more
 would just fit, and goes on from there. Throughput is that of the second step at that batch."""
