@@ -16,6 +16,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import cut_cases_of_elements  # noqa: F401  its cases join the others
+from cost_nodes import node
 from cut_cases import CASES, F64, Maker, Sizes, node_of
 from rekindle.torch.rewrite import answers, probe, slice_runs
 from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of
@@ -359,3 +360,12 @@ def test_pools_get_indices_that_their_forward_gives() -> None:
     assert len(indices.unique()) > 10
     windows = torch.arange(36).view(6, 6).unfold(0, 2, 2).unfold(1, 2, 2).flatten(2)
     assert (indices.unsqueeze(-1) == windows).any(-1).all()
+
+
+def test_random_states_that_a_gpu_reads_on_the_host_are_made_there() -> None:
+    q, lse = torch.empty(2, 4, 32, 16, device="meta"), torch.empty(2, 4, 32, device="meta")
+    seed, offset = (torch.empty((), dtype=torch.long, device="meta") for _ in range(2))
+    backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    mask = torch.empty(2, 4, 32, 32, device="meta")
+    made = random_tensors(node(backward, q, q, q, q, mask, q, lse, seed, offset, 0.1, [True, True, True, False]))
+    assert [t.device.type for t in made] == ["meta"] * 7 + ["cpu"] * 2

@@ -66,6 +66,18 @@ def test_inputs_are_harmless_and_of_the_right_form():
     assert made_up.made_up(torch.arange(3)).sum() == 0
 
 
+def test_random_states_that_a_gpu_reads_on_the_host_are_made_there():
+    """Memory-efficient attention with dropout read them through a pointer into the GPU's memory, which ended the process."""
+    q, lse = torch.empty(2, 4, 32, 16, device="meta"), torch.empty(2, 4, 32, device="meta")
+    seed, offset = (torch.empty((), dtype=torch.long, device="meta") for _ in range(2))
+    backward = aten._scaled_dot_product_efficient_attention_backward.default
+    mask = torch.empty(2, 4, 32, 32, device="meta")
+    call = calls.call_of(node(backward, q, q, q, q, mask, q, lse, seed, offset, 0.1, [True, True, True, False]), None)
+    assert call is not None
+    for args, _ in (made_up.real_arguments(call), made_up.Operands().of(call)):
+        assert [a.device.type for a in args[:9]] == ["meta"] * 7 + ["cpu"] * 2
+
+
 def test_random_state_grad_mode_and_autocast_are_left_alone():
     nodes = joint_nodes()
     before = torch.get_rng_state()

@@ -21,6 +21,13 @@ _REUSING = re.compile(
     r"(?:aten|rekindle)::(?!.*(scatter|strided|copy|native_batch_norm$|cudnn_batch_norm$|miopen_batch_norm$))"
 )
 
+# Arguments that a GPU's kernel reads on the host, where the forward op left them, though fake tensors place them on the GPU. A
+# kernel that is given them on the GPU ends the process.
+ON_HOST = {
+    f"aten::{op}": ("philox_seed", "philox_offset")
+    for op in ("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward")
+}
+
 
 def as_call(node: Node) -> tuple[str | None, Callable[[], Any]]:
     """The key of the node's call, and a function that runs the call on made-up inputs and leaves no trace."""
@@ -93,7 +100,7 @@ def real_arguments(call: OperatorCall) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _each_once(call: OperatorCall, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    made: dict[int, torch.Tensor] = {}
+    made = {id(t): torch.zeros(t.shape, dtype=t.dtype) for t in _read_on_host(call)}
 
     def known(t: torch.Tensor) -> torch.Tensor:
         if id(t) not in made:
@@ -101,6 +108,13 @@ def _each_once(call: OperatorCall, make: Callable[[torch.Tensor], torch.Tensor])
         return made[id(t)]
 
     return tree_map_only(torch.Tensor, known, (call.args, call.kwargs))
+
+
+def _read_on_host(call: OperatorCall) -> list[torch.Tensor]:
+    """The fake tensors of `ON_HOST`."""
+    schema = getattr(call.target, "_schema", None)
+    names = ON_HOST.get(schema.name, ()) if schema is not None else ()
+    return [t for a, t in zip(schema.arguments, call.args, strict=False) if a.name in names] if names else []
 
 
 def made_up(t: torch.Tensor) -> torch.Tensor:

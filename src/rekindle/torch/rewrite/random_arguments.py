@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from ..costs.made_up import ON_HOST
 from ..costs.operator_calls import span
 from .cut_call import Call
 from .cuts import tensor_arguments
@@ -159,6 +160,11 @@ def _attention_backward(op: Any, results: tuple[str, ...], given: tuple[str, ...
     return make
 
 
+def _on_host(x: Given) -> Valid:
+    """Random states that the kernel reads on the host; see `made_up.ON_HOST`."""
+    return {(k, 0): torch.zeros(x[k].shape, dtype=x[k].dtype) for k in ("philox_seed", "philox_offset")}
+
+
 def _between(x: Given) -> Valid:
     """Probabilities."""
     return {(k, 0): t.sigmoid() for k, t in x.items() if k in ("self", "target") and isinstance(t, torch.Tensor)}
@@ -191,4 +197,5 @@ _VALID: dict[str, Callable[[Given], Valid]] = {
         aten._scaled_dot_product_flash_attention_for_cpu, ("out", "logsumexp"),
         ("dropout_p", "is_causal", "attn_mask", "scale"),
     ),
+    **dict.fromkeys(ON_HOST, _on_host),
 }  # fmt: skip
