@@ -30,7 +30,8 @@ CUDNN_NORM, NORM, ATTENTION = "cudnn_batch_norm", "native_batch_norm", "_scaled_
 MODELS: dict[str, tuple[set[str], set[str]]] = {
     "cnn": ({CUDNN_NORM, "native_dropout"}, {NORM, "native_dropout"}),
     "unet": ({CUDNN_NORM}, {NORM}),
-    "inplace_cnn": (set(), set()),
+    "inplace_cnn": ({f"rekindle.{CUDNN_NORM}"}, {NORM}),  # a norm that runs twice
+    "other_norms": ({f"rekindle.{CUDNN_NORM}"}, set()),  # an instance norm
     "gpt": ({f"{ATTENTION}efficient_attention"}, {f"{ATTENTION}*"}),
     "transformer_encoder": ({f"{ATTENTION}efficient_attention"}, {f"{ATTENTION}*"}),
     "gpt2": ({f"{ATTENTION}efficient_attention"}, {f"{ATTENTION}*"}),
@@ -197,3 +198,23 @@ def test_the_mode_leaves_attention_on_a_gpu_alone() -> None:
     with mode, AttentionOfGpu((9, 0)) as attention:
         nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
     assert not attention.replaced
+
+
+@pytest.mark.parametrize("parity", ["bitwise", "close"])
+def test_batch_norms_of_cudnn_run_in_slices(parity: str) -> None:
+    """Without a rule for them no region of a network with batch norms was found on a GPU."""
+    layers = [
+        nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.Conv2d(64, 64, 3, padding=1),
+        nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(4), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(1024, 3),
+    ]  # fmt: skip
+    mode, model, sample = on_fake_cuda(nn.Sequential(*layers), torch.rand(8, 3, 24, 24))
+    with mode:
+        expected = trained(model, sample, autocast=False)
+        trace = rekindle.trace(model, sample)
+        plan = rekindle.plan(trace, minimize="memory", cost="flops", parity=parity, effort="quick", cache=False)
+        assert plan.rewriting is not None
+        norms = [sum("cudnn_batch_norm" in op.target for op in g.ops) for g in (plan.graph, trace.graph)]
+        assert norms[0] > norms[1] == 4
+        rekindle.apply(model, plan, on_new_shape="error")
+        assert trained(model, sample, autocast=False) == expected
+        assert all(torch.is_tensor(b) and b.device.type == "cuda" for b in model.buffers())

@@ -89,10 +89,10 @@ def random_layers() -> Made:
         def forward(self, x: Tensor) -> Tensor:
             x = x + 0.1 * torch.randn_like(x)
             x = self.drop2d(self.rrelu(self.a(x)))
-            keep = torch.bernoulli(torch.full((x.shape[0], 1, 1, 1), 0.8))  # stochastic depth
+            keep = torch.bernoulli(x.new_full((x.shape[0], 1, 1, 1), 0.8))  # stochastic depth
             x = x + keep * self.alpha(self.b(x).tanh())
             gate = F.gumbel_softmax(x.flatten(2).mean(2), tau=0.7)
-            noise = torch.empty_like(gate).uniform_(-0.01, 0.01) + torch.rand(gate.shape)
+            noise = torch.empty_like(gate).uniform_(-0.01, 0.01) + torch.rand(gate.shape, device=x.device)
             return (x * (gate + noise)[:, :, None, None]).square().mean()
 
     return Net(), torch.rand(4, 3, 16, 16)

@@ -27,7 +27,7 @@ from strategies import examples
 aten = torch.ops.aten
 NEEDS_CUDA = {f"aten::_scaled_dot_product_{kernel}_attention{phase}"
               for kernel in ("flash", "efficient", "cudnn") for phase in ("", "_backward")} | {
-    "aten::_fused_rms_norm_backward"
+    "aten::_fused_rms_norm_backward", "aten::cudnn_batch_norm", "aten::cudnn_batch_norm_backward",
 }  # fmt: skip
 
 

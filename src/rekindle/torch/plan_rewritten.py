@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -54,6 +54,8 @@ class ChoosingSettings:
     near : or at most so many times the floor, if smaller saves lower the floor,
     lower : or, with effort "thorough", if a region in slices lowers it to this share or less. Before a refusal larger regions
         are tried within budgets of at least this share of the smallest peak found.
+    little : where slices that may round bring the peak to no less than this share of the floor, those of the same bits are
+        tried too.
     roomy : rewritten steps are searched within budgets of at most so many times the floor.
     far_overhead : extra cost from which larger regions are taken.
     cheap : extra cost of a plan within a budget from which others are searched for.
@@ -67,6 +69,7 @@ class ChoosingSettings:
     close: float = 1.1
     near: float = 1.7
     lower: float = 0.6
+    little: float = 0.9
     roomy: float = 1.7
     far_overhead: float = 0.2
     cheap: float = 0.01
@@ -144,6 +147,7 @@ class _Choice:
 
     plain : figures of the captured step. floor : the working set of its largest op. close : whether slices may round.
     refusals : of graphs that cannot keep the budget.
+    _dear : rewrites that cost more than the goal allows, without any recomputation.
     """
 
     def __init__(self, traced: Trace, options: PlanOptions, make: Make):
@@ -154,6 +158,7 @@ class _Choice:
         self.close = options.parity == CLOSE
         self.bits = Bits(table=traced.fake)
         self.refusals: list[InfeasibleBudget] = []
+        self._dear: set[tuple[Rewrite, ...]] = set()
         self._uncosted: dict[tuple[Rewrite, ...], Trace | None] = {}
 
     # -- goals ---------------------------------------------------------------------------------------------------------
@@ -176,9 +181,11 @@ class _Choice:
             if not self._promises(captured):
                 return captured
         announce(self.options.progress, "looking for ops that may run in slices")
-        best = captured
-        for steps in dict.fromkeys(filter(self._lowers_the_floor, self._candidates())):
-            best = _smaller(best, self._plan(steps, best))
+        best, tried = captured, dict[tuple[Rewrite, ...], Plan | None]()
+        for steps in self._candidates(tried):
+            if steps not in tried and self._lowers_the_floor(steps):
+                tried[steps] = self._plan(steps, best)
+                best = _smaller(best, tried[steps])
         if captured is None and not self._beaten(best):
             best = _smaller(self._captured(), best)
         assert best is not None
@@ -210,11 +217,15 @@ class _Choice:
         return limit - resident >= SETTINGS.lower * (smallest - resident)
 
     # -- candidates ----------------------------------------------------------------------------------------------------
-    def _candidates(self) -> Iterator[tuple[Rewrite, ...]]:
-        """The lists of rewrites for least memory."""
+    def _candidates(self, tried: Mapping[tuple[Rewrite, ...], Plan | None]) -> Iterator[tuple[Rewrite, ...]]:
+        """The lists of rewrites for least memory. tried : those before, with their plans."""
         yield self.slices
-        if self.close and self.options.effort == "thorough":  # shorter regions may cost less than those that may round
-            yield self._slices_of(far=True, rounding=False)
+        plan = tried.get(self.slices)
+        little = plan is None or plan.activation_peak_bytes > SETTINGS.little * self.floor
+        if self.close and (little or self.options.effort == "thorough"):
+            yield self._slices_of(far=True, rounding=False)  # shorter regions may cost less than those that may round
+        if self.slices in self._dear:
+            yield self._slices_of(far=False)
         yield self.smaller_saves
 
     @cached_property
@@ -326,6 +337,8 @@ class _Choice:
         announce(self.options.progress, f"searching for a plan of the step as rewritten: {short(rewriting)}")
         made = made.costed(self.traced.options.target, self.options.report)
         goal = _goal_of(made, self.plain, self.options)
+        if goal is None:
+            self._dear.add(steps)
         if goal is None or beside is not None and not self._may_beat(made, goal, beside, limit):
             return None
         effort = _LESS.get(self.options.effort, self.options.effort)

@@ -91,7 +91,7 @@ def failing_class(e: Exception, model: nn.Module) -> type[nn.Module] | None:
 
 
 def _with_eager_kernels(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor]) -> Any:
-    """The joint graph, with cuDNN's batch norm as eager calls it if its hidden writes are safe."""
+    """The joint graph, with cuDNN's batch norm as eager calls it if its hidden writes are safe, or can be made plain."""
     try:
         joint = _export(stack, flat, tensors)
         if hidden_writes.is_safe(joint.graph_module.graph, flat.unseen):
@@ -99,7 +99,13 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: FlatForward, tensors:
     except Exception:
         if not flat.unseen:  # without cuDNN's batch norm the same error would be raised
             raise
-    return _export(stack, flat, tensors, cudnn=False)
+    flat.declared = True
+    try:
+        return _export(stack, flat, tensors)
+    except Exception:
+        return _export(stack, flat, tensors, cudnn=False)
+    finally:
+        flat.declared = False
 
 
 def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor], joint: Any) -> None:

@@ -1,7 +1,8 @@
 """Writes that an op's schema does not declare: cuDNN's batch norm writes its running statistics.
 
 While tracing, torch replaces it by another kernel with other bits. Here it is captured as eager calls it, if its running
-statistics have no other reader; `in_place` then lets only its first run write them.
+statistics have no other reader; `in_place` then lets only its first run write them. If they have (a layer that runs twice, or
+an instance norm, which gives the kernel copies), it is captured as an operator of ours that returns the new statistics.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from .own_ops import OwnOp, define
 
 aten = torch.ops.aten
 BATCH_NORM = aten.cudnn_batch_norm.default  # (input, weight, bias, mean, variance, training, momentum, eps)
@@ -23,6 +26,29 @@ STATISTICS, TRAINING = (3, 4), 5  # positions among the arguments
 def writes(op: Any, args: Any) -> bool:
     """Whether a call writes running statistics without declaring it."""
     return op is BATCH_NORM and bool(args[TRAINING]) and any(args[i] is not None for i in STATISTICS)
+
+
+def declared(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """The results of a call of the batch norm, whose writes are those of `copy_`."""
+    *results, new_mean, new_variance = _WITH_STATISTICS(x, weight, bias, mean, variance, momentum, eps)
+    mean.copy_(new_mean)
+    variance.copy_(new_variance)
+    return tuple(results)
+
+
+def _with_statistics(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
+    """(result, saved mean, saved variance, reserve, new running mean, new running variance) of a batch norm in training."""
+    new_mean, new_variance = mean.clone(), variance.clone()
+    return *BATCH_NORM(x, weight, bias, new_mean, new_variance, True, momentum, eps), new_mean, new_variance
+
+
+_WITH_STATISTICS = define(
+    "cudnn_batch_norm(Tensor x, Tensor weight, Tensor? bias, Tensor mean, Tensor variance, float momentum, float eps)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    OwnOp(run=_with_statistics, fake=_with_statistics, workspace=lambda *_: 0),
+)
 
 
 def is_safe(graph: fx.Graph, called: int) -> bool:

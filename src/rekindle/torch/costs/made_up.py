@@ -112,9 +112,10 @@ def _each_once(call: OperatorCall, make: Callable[[torch.Tensor], torch.Tensor])
 
 def _read_on_host(call: OperatorCall) -> list[torch.Tensor]:
     """The fake tensors of `ON_HOST`."""
-    schema = getattr(call.target, "_schema", None)
-    names = ON_HOST.get(schema.name, ()) if schema is not None else ()
-    return [t for a, t in zip(schema.arguments, call.args, strict=False) if a.name in names] if names else []
+    schema: Any = getattr(call.target, "_schema", None)
+    if schema is None or schema.name not in ON_HOST:
+        return []
+    return [t for a, t in zip(schema.arguments, call.args, strict=False) if a.name in ON_HOST[schema.name]]
 
 
 def made_up(t: torch.Tensor) -> torch.Tensor:

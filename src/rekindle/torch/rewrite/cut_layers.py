@@ -50,6 +50,13 @@ def _batch_norm(call: Call) -> Iterator[Draft]:
         yield Draft({"input": 0, "grad_out": 0}, (0, *(SUM if backward else None for _ in outs[1:])))
 
 
+def _cudnn_batch_norm(call: Call) -> Iterator[Draft]:
+    """By channel. Of tensors whose channels lie last in memory cuDNN keeps data of its own, which cannot be cut."""
+    if call["input"].meta["val"].is_contiguous():
+        ins = {name: 1 if len(shape) > 1 else 0 for name, _, shape in call.tensors if name != "reserveSpace"}
+        yield Draft(ins, tuple(1 if len(call.out(i)) > 1 else 0 for i in range(len(call.results))))
+
+
 def _planes(n: int) -> Rule:
     """Of an op on each plane (or line, or volume) by itself: by the dimensions before the last `n`."""
     return lambda call: alike(call, range(len(call.out()) - n))
@@ -101,6 +108,8 @@ _LAYERS: dict[str, Rule] = {
     "_native_batch_norm_legit_functional": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
     "native_batch_norm_backward": _batch_norm,
+    "cudnn_batch_norm": _cudnn_batch_norm,
+    "cudnn_batch_norm_backward": _cudnn_batch_norm,
     "nll_loss_backward": partial(_nll_loss_backward, rank=2),
     "nll_loss2d_backward": partial(_nll_loss_backward, rank=4),
     "embedding": _embedding,

@@ -33,7 +33,7 @@ DENSE = {
     "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward",
     "aten::adaptive_max_pool3d_backward", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
     "aten::_native_batch_norm_legit_functional", "aten::_native_batch_norm_legit_no_training",
-    "aten::native_batch_norm_backward",
+    "aten::native_batch_norm_backward", "aten::cudnn_batch_norm", "aten::cudnn_batch_norm_backward",
 }  # fmt: skip
 
 _COPIES_GAPS = {"aten::convolution", "aten::convolution_backward"}

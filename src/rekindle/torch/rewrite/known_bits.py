@@ -176,7 +176,8 @@ KNOWN: dict[str, Rule] = {
     **dict.fromkeys((f"aten::{op}" for op in ("native_layer_norm", "_fused_rms_norm", "native_layer_norm_backward")), _always),
     **dict.fromkeys(
         (f"aten::{op}" for op in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-                                  "native_batch_norm_backward")), Question.contiguous,
+                                  "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward")),
+        Question.contiguous,
     ),
     **dict.fromkeys(
         (f"aten::_scaled_dot_product_{kernel}{phase}"

@@ -124,6 +124,12 @@ def _batch_norm_backward(x: Given) -> Valid:
     return made
 
 
+def _cudnn_batch_norm_backward(x: Given) -> Valid:
+    dims = [d for d in range(x["input"].dim()) if d != 1]
+    var, mean = torch.var_mean(x["input"].float(), dims, correction=0)
+    return {("save_mean", 0): mean, ("save_var", 0): (var + x["epsilon"]).rsqrt()}
+
+
 def _group_norm_backward(x: Given) -> Valid:
     sizes = (x["N"], x["C"], x["HxW"], x["group"], 1e-5)
     _, mean, rstd = aten.native_group_norm(x["input"].contiguous(), None, None, *sizes)
@@ -185,6 +191,8 @@ _VALID: dict[str, Callable[[Given], Valid]] = {
                                   "_native_batch_norm_legit_no_training")), _positive_variance,
     ),
     "aten::native_batch_norm_backward": _batch_norm_backward,
+    "aten::cudnn_batch_norm": _positive_variance,
+    "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
     "aten::native_group_norm_backward": _group_norm_backward,
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::_softmax_backward_data": _softmax_backward(aten._softmax),

@@ -121,7 +121,7 @@ class _Cutting:
     def _piece(self, a: fx.Node, dim: int | None, i: int, at: Key, reader: fx.Node) -> fx.Node:
         """The part of argument `a` that slice i reads, or the whole tensor."""
         t = source(a)
-        if t[0] in self.cuts and self.cuts[t[0]].outs[t[1]] == dim and dim is not None:
+        if t[0] in self.cuts and self.cuts[t[0]].outs[t[1]] == dim and (dim is not None or not tensor(t).numel()):
             return self._member(t, i)
         base = self._together(t) if t[0] in self.cuts else a
         if dim is None:
@@ -182,6 +182,8 @@ class _Cutting:
             terms = (self._chain(t, i - 1), self._member(t, i - 1))
             made = self._call(aten.add.Tensor, terms, n, self._at(n, i - 1, 0.5))
             made.meta[SUMMED] = True
+        elif not like.numel():
+            made = self._member(t, 0)  # an empty result is the same in every slice
         elif not isinstance(dim, int):
             raise ValueError(f"{n} has no dimension that is cut")
         elif self._is_joined(like) and t not in self.over:
