@@ -163,14 +163,14 @@ def test_a_rewritten_step_keeps_its_bits(
     check = rekindle.verify(model, sample, plan)
     assert check.ok, check
     assert parity == "close" or (check.loss_equal and check.gradients_equal)
-    assert requested_peak(model, sample, plan) == pytest.approx(plan.activation_peak_bytes, rel=0.03)
+    assert requested_peak(model, sample, plan) == pytest.approx(plan.activation_peak_bytes, rel=0.03, abs=2**20)
 
 
-@pytest.mark.parametrize("benchmark", [False, True])
+@pytest.mark.parametrize("by_trial", [False, True])
 @pytest.mark.parametrize("name", ["unet", "gpt"])
-def test_the_measured_peak_is_the_predicted_one(name: str, benchmark: bool) -> None:
+def test_the_measured_peak_is_the_predicted_one(name: str, by_trial: bool) -> None:
     """On activations of some ten MiB, where the allocator's rounding is small beside them."""
-    torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.benchmark = by_trial
     options: dict[str, Any] = {"unet": {"image": 64, "width": 16, "depth": 3}, "gpt": {"n_layer": 4, "d": 128}}[name]
     model, sample = on_device(*zoo.load(name, batch=8, **options))
     trace = rekindle.trace(model, sample)
