@@ -163,6 +163,8 @@ def _parity(case: Case, model: nn.Module, sample: Any, plan: Plan, kind: str) ->
             found = rekindle.verify(model, sample, plan)
     except Exception as e:
         return {"parity": None, "note": f"parity: {why(e)}"}
+    if found.ok and found.varying:
+        return {"parity": None, "note": f"parity: {found.varying_words}"}
     note = "" if found.ok else f"{len(found.differences)} differences from the plain step, first {found.differences[0]}"
     return {"parity": found.ok, "note": note, "largest_difference": found.largest_difference}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ... import notices
 from ...candidates import EPS
 from ...certify import Claim, least_overhead
 from ...errors import InfeasibleBudget, ParityError
@@ -85,7 +86,13 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
 
 
 def _measured(plan: Plan, check: Check) -> Plan:
-    """The plan with the largest difference from the plain step's gradients that was measured, where it may make any."""
+    """The plan with the largest difference from the plain step's gradients that was measured, where it may make any. Warns
+    where plain steps differ too."""
+    if check.varying:
+        notices.warn(
+            "the planned step is as close to a plain step as plain steps are to each other, and no closer: "
+            f"{check.varying_words}. torch.use_deterministic_algorithms(True) shows which kernel it is"
+        )
     if plan.rewriting is None or not plan.rewriting.sums or check.gradients_equal is None:
         return plan
     return replace(plan, rewriting=replace(plan.rewriting, sums_error=check.close.get("gradients", (0.0, ""))[0]))

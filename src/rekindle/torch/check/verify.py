@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,12 +21,12 @@ from ..capture.loss import default_loss
 from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
-from ..rewrite.closeness import NOTHING, Loose, difference, least_scale, loose
-from ..run.as_before import same
+from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run.measured_step import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
 from ..trace import call_arguments
+from .comparison import KINDS, Compared, compare, variation_of
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,11 @@ class Check:
     loss_equal, gradients_equal, buffers_equal, rng_equal : bitwise equality of the planned step with the plain one;
         None if they could not be compared (fake tensors, or the plain step does not fit the device). Gradients are taken of
         parameters and inputs; `buffers_equal` covers everything that forward writes: buffers, attributes, inputs.
-    close : of a plan with parity="close", what is equal up to rounding and not bitwise: "loss", "gradients" or "buffers" -> the
-        largest difference relative to the largest element of its tensor (or to a hundredth of the largest of all gradients,
-        where that is larger), and the name of that tensor. These are no `differences`.
+    close : what is equal up to rounding and not bitwise, of a plan with parity="close", or where the plain step varies: "loss",
+        "gradients" or "buffers" -> the largest difference relative to the largest element of its tensor (or to a hundredth of
+        the largest of all gradients, where that is larger), and the name of that tensor. These are no `differences`.
+    varying : names of the gradients and other tensors ("loss": the loss) that differ, and that two plain steps gave in other
+        bits too, because a kernel is not deterministic. They are as close to the plain step's as those are to each other.
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
         step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
@@ -62,6 +63,7 @@ class Check:
     differences: list[str] = field(default_factory=list)
     held_peak_bytes: int | None = None
     close: dict[str, tuple[float, str]] = field(default_factory=dict)
+    varying: tuple[str, ...] = ()
 
     @property
     def largest_difference(self) -> float:
@@ -93,8 +95,17 @@ class Check:
                f"{format_bytes(self.predicted_peak_bytes)} predicted ({self.peak_error:+.2%})"]
             + ([] if self.held_peak_bytes is None else
                [f"           {format_bytes(self.held_peak_bytes)} measured while the results are held"])
+            + ([f"varying    {self.varying_words}"] if self.varying else [])
             + self.differences
         )  # fmt: skip
+
+    @property
+    def varying_words(self) -> str:
+        """What varies, in words; "" where nothing does."""
+        if not self.varying:
+            return ""
+        more = f" and {len(self.varying) - 1} more" if len(self.varying) > 1 else ""
+        return f"two plain steps differ too, by a kernel that is not deterministic: {self.varying[0]}{more}"
 
     def _word(self, kind: str, equal: bool | None) -> str:
         if kind in self.close:
@@ -176,27 +187,30 @@ def check_step(
         with contextlib.suppress(torch.OutOfMemoryError):  # a model may have a plan because it does not fit without one
             theirs = run(s, plain, "plain")
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
-        equal, differences, close = compare(ours, theirs, fake, may)
+        found = compare(ours, theirs, fake, may)
+        if found.wrong and theirs is not None:
+            found = compare(ours, theirs, fake, may, variation_of(theirs, found, lambda: run(s, plain, "plain")))
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
         adds_up = planned.last is not None and planned.last.runner.adds_up
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
-            differences += _compare_twice(s, planned, plain, equal, may)
+            found = found.and_also(_compare_twice(s, planned, plain, may), "called twice before backward, with random numbers "
+                                   "drawn in between: ")  # fmt: skip
         extra = None
         if count_flops and theirs is not None:
             counts = [flops(s, f) for f in (planned, plain)]
             extra = counts[0] / counts[1] - 1 if counts[1] else None
         top = run(s, planned, "planned", Way.HELD).peak if held else None
     used = planned.last.plan if planned.last is not None else planned.plan
-    made = as_check(equal, differences, ours, theirs, used.activation_peak_bytes, extra, top)
-    return replace(made, close=close)
+    return as_check(found, ours, theirs, used.activation_peak_bytes, extra, top)
 
 
 def as_check(
-    equal: dict[str, bool | None], differences: list[str], ours: Outcome, theirs: Outcome | None, predicted_bytes: int,
-    flops_overhead: float | None, held_peak_bytes: int | None,
+    found: Compared, ours: Outcome, theirs: Outcome | None, predicted_bytes: int, flops_overhead: float | None,
+    held_peak_bytes: int | None,
 ) -> Check:  # fmt: skip
-    """The check of a planned step, `ours`, against a plain one, `theirs`; None: it did not fit. equal, differences : as
-    `compare` gives them."""
+    """The check of a planned step, `ours`, against a plain one, `theirs`; None: it did not fit. found : as `compare` gives
+    it."""
+    equal = found.equal
     return Check(
         equal["loss"], equal["gradients"], equal["buffers"], equal["rng"],
         predicted_peak_bytes=predicted_bytes,
@@ -205,8 +219,10 @@ def as_check(
         plain_seconds=None if theirs is None else theirs.seconds,
         planned_seconds=ours.seconds,
         flops_overhead=flops_overhead,
-        differences=differences,
+        differences=found.differences,
         held_peak_bytes=held_peak_bytes,
+        close=found.close,
+        varying=found.varying,
     )  # fmt: skip
 
 
@@ -253,81 +269,37 @@ def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written:
     return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, list(written))
 
 
-def _compare_twice(
-    s: Subject, planned: PlannedForward, plain: Any, equal: dict[str, bool | None], may: Loose
-) -> list[str]:
-    """Differences, in words, of steps that call the model twice; `equal` is updated. Random numbers are drawn between the
-    calls, and one backward goes through both. may : what may differ by rounding."""
+def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:
+    """The comparison of steps that call the model twice. Random numbers are drawn between the calls, and one backward goes
+    through both. may : what may differ by rounding."""
     # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
-    found, now = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED, may)
+    found = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED, may)
     bound = planned.last
-    if found and bound is not None and bound.runner.adds_up:
+    if found.differences and bound is not None and bound.runner.adds_up:
         # The sums of one backward through both calls may round differently; a warning says so when such a call is made.
-        wrong = [k for k in ("loss", "buffers", "rng") if not now[k]]
-        apart, now_apart = _twice(s, planned, plain, Way.TWICE, may)
-        if not wrong and not apart:
+        wrong = [k for k in ("loss", "buffers", "rng") if not found.equal[k]]
+        apart = _twice(s, planned, plain, Way.TWICE, may)
+        if not wrong and not apart.differences:
             bound.runner.let_round()
-            return []
-        found, now = (apart, now_apart) if apart else (found, now)
-    equal |= {k: equal[k] and now[k] for k in equal}
-    return [f"called twice before backward, with random numbers drawn in between: {x}" for x in found]
+            return _EQUAL
+        found = apart if apart.differences else found
+    return found
 
 
-def _twice(s: Subject, planned: Any, plain: Any, way: Way, may: Loose) -> tuple[list[str], dict[str, bool | None]]:
-    nothing: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"), True)
+_EQUAL = Compared(dict.fromkeys(KINDS, True))
+
+
+def _twice(s: Subject, planned: Any, plain: Any, way: Way, may: Loose) -> Compared:
     try:
         theirs = run(s, plain, "plain", way)
     except (RekindleError, torch.OutOfMemoryError):
-        return [], nothing  # the module cannot be called twice before one backward, or memory is too small
+        return _EQUAL  # the module cannot be called twice before one backward, or memory is too small
     try:
         ours = run(s, planned, "planned", way)
     except (PlanMismatch, torch.OutOfMemoryError):
         # The first call changed something, so that the second needs another plan; or memory is too small.
-        return [], nothing
-    equal, found, _ = compare(ours, theirs, False, may)
-    return found, equal
-
-
-def compare(
-    ours: Outcome, theirs: Outcome | None, fake: bool, may: Loose = NOTHING
-) -> tuple[dict[str, bool | None], list[str], dict[str, tuple[float, str]]]:
-    """(bitwise equality of each kind, the differences in words, what is only close as `Check.close` gives it).
-
-    may : what may differ by rounding; that it does is no difference.
-    """
-    found: list[str] = []
-    close: dict[str, tuple[float, str]] = {}
-    equal: dict[str, bool | None] = dict.fromkeys(("loss", "gradients", "buffers", "rng"))
-    if theirs is None or fake:
-        return equal, found, close
-    gradients = may.parameters | frozenset(theirs.of_inputs if may.inputs else ())
-    kinds: list[tuple[str, str, dict[str, Any], dict[str, Any], frozenset[str]]] = [
-        ("loss", "losses", {"": ours.loss}, {"": theirs.loss}, frozenset([""] if may.results else [])),
-        ("gradients", "gradients", ours.gradients, theirs.gradients, gradients),
-        ("buffers", "tensors that forward writes", ours.written, theirs.written, may.written),
-    ]
-    for kind, what, a, b, apart in kinds:
-        known = list(dict.fromkeys([*b, *a]))
-        wrong = [k for k in known if not same(a.get(k), b.get(k))]
-        equal[kind] = not wrong
-        least = least_scale(b.values()) if kind == "gradients" and apart.intersection(wrong) else 0.0
-        off = {k: _apart(a.get(k), b.get(k), least) for k in wrong if k in apart}
-        wrong = [k for k in wrong if off.get(k, inf) > may.most]
-        if wrong and kind == "loss":
-            found.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
-        elif wrong:
-            found.append(f"{len(wrong)} of {len(known)} {what} differ, first {wrong[0]}{_by(off, wrong[0])}")
-        elif off:
-            close[kind] = max((x, k) for k, x in off.items())
-    equal["rng"] = all(same(a, b) for a, b in zip(ours.rng, theirs.rng, strict=True))
-    found += [] if equal["rng"] else ["the RNG state after the step differs"]
-    return equal, found, close
-
-
-def _apart(one: torch.Tensor | None, other: torch.Tensor | None, least: float) -> float:
-    return inf if one is None or other is None else difference(one, other, least)
-
-
-def _by(off: dict[str, float], name: str) -> str:
-    """How far a tensor that may differ by rounding differs."""
-    return f" by {off[name]:.1e} of its largest element" if name in off else ""
+        return _EQUAL
+    found = compare(ours, theirs, False, may)
+    if not found.wrong:
+        return found
+    return compare(ours, theirs, False, may, variation_of(theirs, found, lambda: run(s, plain, "plain", way)))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
-from ..check.verify import compare
+from ..check.comparison import compare
 from ..run.measured_step import Subject, Way, run
 from ..trace import plain_forward
 
@@ -39,7 +39,7 @@ def matter(s: Subject) -> bool:
             ours = run(s, forward, "plain", Way.HELD)
     except (torch.OutOfMemoryError, RekindleError):  # later steps say why
         return False
-    return bool(compare(ours, theirs, fake=False)[1])
+    return bool(compare(ours, theirs, fake=False).differences)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
 from ..capture.sharded import class_name
-from ..check.verify import compare, subject
+from ..check.comparison import compare
+from ..check.verify import subject
 from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
 from ..ranks import Turns
@@ -196,9 +197,9 @@ class _Planning:
             except RekindleError as e:
                 raise self._fails(e) from e
         if self.request.check and self.theirs is not None:
-            _, differences, _ = compare(ours, self.theirs, self.s.fake is not None)
-            if differences:
-                raise self._differs(differences)
+            found = compare(ours, self.theirs, self.s.fake is not None)
+            if found.differences:
+                raise self._differs(found.differences)
         units, ways = self.choices.units, self.choices.ways
         used = [ways[u][c].figures for u, c in enumerate(chosen)]
         is_open = [u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
@@ -220,7 +221,7 @@ class _Planning:
         assert self.theirs is not None
         told = f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. "
         again = self._run("plain")
-        if not compare(again, self.theirs, self.s.fake is not None)[1]:
+        if not compare(again, self.theirs, self.s.fake is not None).differences:
             return ParityError(
                 f"{told}The model is as it was. It may use a kernel that is not deterministic on this device, or change its "
                 "own state"

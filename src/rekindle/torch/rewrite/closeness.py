@@ -132,11 +132,12 @@ def _most(nodes: Iterable[fx.Node]) -> float:
     for n in nodes:
         for _, t in tensors_of(n):
             if t.is_floating_point():
-                coarsest = max(coarsest, _epsilon(t))
+                coarsest = max(coarsest, epsilon(t))
     return max(SETTINGS.exact_most, SETTINGS.epsilons_most * coarsest)
 
 
-def _epsilon(t: torch.Tensor) -> float:
+def epsilon(t: torch.Tensor) -> float:
+    """The rounding of the type in which results such as t are computed; 0.0 for float32 and float64."""
     if t.dtype is torch.float32:
         rounds = t.is_cuda and any(map(precision.rounds, (precision.of_products(), precision.of_convolutions())))
         return _TF32_EPSILON if rounds else 0.0
