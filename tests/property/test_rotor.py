@@ -60,7 +60,8 @@ class Sizes:
 
 
 @st.composite
-def sizes(draw: st.DrawFn, most: int = 4) -> Sizes:
+def sizes(draw: st.DrawFn, most: int = 4, large_gradients: bool = True) -> Sizes:
+    """large_gradients: that behind stage i may take more than a[i + 1] and the least gradient behind a later stage."""
     n, options = draw(st.integers(1, most)), draw(st.integers(1, 2))
     small, time = st.integers(0, 4), st.integers(0, 3)
     a = [0, *draw(st.lists(small, min_size=n, max_size=n))]
@@ -68,8 +69,12 @@ def sizes(draw: st.DrawFn, most: int = 4) -> Sizes:
     def rows(one: st.SearchStrategy[int]) -> list[list[int]]:
         return [[draw(one) for _ in range(options)] for _ in range(n)]
 
+    gradient: list[int] = []
+    for i in reversed(range(n)):
+        most_bytes = 4 if large_gradients or not gradient else min(4, a[i + 1] + min(gradient))
+        gradient.insert(0, draw(st.integers(0, most_bytes)))
     return Sizes(
-        a, [[a[i + 1] + extra for extra in row] for i, row in enumerate(rows(small))], [draw(small) for _ in range(n)],
+        a, [[a[i + 1] + extra for extra in row] for i, row in enumerate(rows(small))], gradient,
         [draw(small) for _ in range(n)], rows(small), rows(small), [draw(time) for _ in range(n)], rows(time),
         rows(time),
     )  # fmt: skip
@@ -78,18 +83,21 @@ def sizes(draw: st.DrawFn, most: int = 4) -> Sizes:
 State = tuple[int, int, frozenset[int], tuple[tuple[int, int], ...]]
 
 
-def moves(c: Sizes, memory: int, state: State) -> Iterator[tuple[int, State]]:
+def moves(c: Sizes, memory: int, state: State, back: bool = False) -> Iterator[tuple[int, State]]:
     """(time, state) that one operation leads to. A state: the stage whose backward is next, the stage whose input
     forward has last made (-1: gone), the stages whose inputs are kept, and (stage, option) of those saved whole.
 
     What is kept goes with its backward only; what forward has made last, and is not kept, goes at any time.
+
+    back: forward may run stages before the last one of which something is kept. The solver's schedules never do.
     """
     t, head, kept, saved = state
     stages_saved = {i for i, _ in saved}
+    first = 0 if back else max((0, *kept, *stages_saved))
     held = sum(c.a[i] for i in kept) + sum(c.all[i][k] for i, k in saved) + c.gradient[t]
     at_hand = {0, *kept, *(i + 1 for i in stages_saved)}
     for i in sorted(at_hand | {head} - {-1}):
-        if i > t:
+        if not first <= i <= t:
             continue
         loose = 0 if i in at_hand else c.a[i]
         if i < t and held + loose + c.a[i + 1] + c.forget_extra[i] <= memory:
@@ -126,11 +134,37 @@ def search(n: int, follow: Callable[[State], Iterable[tuple[int, State]]]) -> fl
     return math.inf
 
 
+def least_times(c: Sizes, memory: int, back: bool) -> tuple[float, float]:
+    """(the table's, the search's)"""
+    table = kernel.solve(c.stages(), 1, memory)
+    return table[kernel.row(0, len(c) - 1), memory], search(len(c), lambda state: moves(c, memory, state, back))
+
+
 @examples(400)
 @given(sizes(), st.integers(0, 30))
 def test_no_persistent_schedule_is_faster(c: Sizes, memory: int) -> None:
-    table = kernel.solve(c.stages(), 1, memory)
-    assert table[kernel.row(0, len(c) - 1), memory] == search(len(c), lambda state: moves(c, memory, state))
+    found, least = least_times(c, memory, back=False)
+    assert found == least
+
+
+@examples(400)
+@given(sizes(large_gradients=False), st.integers(0, 30))
+def test_going_back_before_what_is_kept_is_no_faster(c: Sizes, memory: int) -> None:
+    """The lemma behind the recurrence: what forward does before stage i, while the input of i is kept, can as well wait
+    for the backward of i. The gradient is then the one behind i - 1, and the input of i is gone, so it takes no more
+    memory where that gradient takes at most as much as that input and the gradient there was before: in the paper a
+    gradient is as large as its value."""
+    found, least = least_times(c, memory, back=True)
+    assert found == least
+
+
+def test_a_gradient_larger_than_its_value_can_make_going_back_faster() -> None:
+    """Saving stage 0 fits beside the gradient behind stage 1 alone: after the backward of 2, before that of 1. There
+    stage 1 is saved already, unless it runs twice."""
+    nothing = [[0], [0], [0]]
+    c = Sizes([0] * 4, nothing, [3, 0, 3], [0] * 3, [[4], [0], [0]], [[2], [0], [0]], [0, 3, 0], nothing, nothing)
+    assert least_times(c, 5, back=False) == (3, 3)
+    assert least_times(c, 5, back=True) == (3, 0)
 
 
 @given(sizes(most=7), st.integers(0, 60))

@@ -2,7 +2,8 @@
 
 Stages 0 to n - 1 run forward in order and backward in reverse. C(s, t, m) is the least time to run stages s to t
 forward and backward within memory m, with the input of s and the gradient behind t at hand. Persistent: what forward
-keeps stays until its backward. Then either the input of a later stage is kept, or all that an option of stage s saves:
+keeps stays until its backward, and until then no earlier stage runs. Then either the input of a later stage is kept,
+or all that an option of stage s saves:
 
     C(s, t, m) = min over s' in s + 1 to t of  skip(s .. s' - 1) + C(s', t, m - hold[s, s']) + C(s, s' - 1, m),
                  min over k of                 save[s, k] + C(s + 1, t, m - saved[s, k]) + backward[s, k],

@@ -7,11 +7,12 @@ Problem: a chain of stages that differ in sizes and costs. Forward runs a stage 
 backward reads of it; any stage may run again, any number of times. Least time within a memory. Other graphs are taken
 as the chain of stages between their splitting vertices, each with what one run of it alone takes.
 
-Optimality: for the time, among persistent schedules (what is kept stays until its backward) of whole stages, with
-memory counted in slots: each size that is held is rounded up to a whole one. A schedule that drops what it kept before
-it is used, or that keeps part of a stage, can be better. A chain of more than `RotorSettings.stages_most` stages is
-merged to that many first. Where inputs of stages share values (concatenations), a candidate that does not make these
-again takes less time than the table knows.
+Optimality: for the time, among persistent schedules (what is kept stays until its backward, and no earlier stage runs
+before that) of whole stages, with memory counted in slots: each size that is held is rounded up to a whole one. A
+schedule that drops what it kept before it is used, or that keeps part of a stage, can be better. One that runs earlier
+stages before is no better if each gradient takes at most as much as its value, as in the paper; if not, it can be. A
+chain of more than `RotorSettings.stages_most` stages is merged to that many first. Where inputs of stages share values
+(concatenations), a candidate that does not make these again takes less time than the table knows.
 
 Complexity: O(S n^3) for n stages and S slots, O(S n^2) memory; with K options for each stage (`kernels.rotor`),
 O(S n^2 (n + K)). One table holds the answer for every memory; where the goal lies low in it, a finer one follows. On
