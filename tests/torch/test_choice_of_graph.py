@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import rekindle
 from rekindle.ask import Goal
 from rekindle.model.floor import single_op
 from rekindle.model.plan import Plan
 from rekindle.planner import plan_graph
 from rekindle.torch import plan_rewritten
+from rekindle.torch import trace as trace_module
+from rekindle.torch.costs.node_costs import Cost
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.trace import Trace
 from rewritten_steps import OPTIONS, convolutions, traced
@@ -127,3 +132,42 @@ def test_a_larger_budget_near_the_floor_is_not_slower() -> None:
     floor = single_op(graph).bytes - graph.resident_bytes
     extra = [searches.plan(Goal(budget=graph.resident_bytes + int(x * floor))).overhead for x in (1.245, 1.3, 1.4, 1.6)]
     assert extra == sorted(extra, reverse=True)
+
+
+def test_where_packing_is_dear_the_step_is_rewritten_without_smaller_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU packing took more than the goal allowed, and nothing was rewritten: neither a convolution's backward in two
+    calls, which costs nothing, nor a region in slices."""
+    real = trace_module.node_costs
+
+    def dear(nodes: Sequence[Any], **options: Any) -> list[Cost]:
+        costs = zip(nodes, real(nodes, **options), strict=True)
+        return [replace(c, seconds=c.seconds * (1e4 if "rekindle" in str(n.target) else 1)) for n, c in costs]
+
+    monkeypatch.setattr(trace_module, "node_costs", dear)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(),
+        nn.Linear(1024, 4),
+    )  # fmt: skip
+    captured = rekindle.trace(net, torch.rand(8, 16, 32, 32, requires_grad=True), target="rtx2080ti", progress=False)
+    options = replace(AUTO, goal=Goal(max_overhead=0.3), cost="seconds")
+    plan = plan_rewritten.plan_rewritten(captured, options, lambda made, o: plan_graph(made.graph, o))
+    assert plan.rewriting is not None
+    assert not plan.rewriting.ops_of("saves")
+    assert plan.peak_bytes < plan_graph(captured.graph, options).peak_bytes
+    assert plan.overhead <= 0.3 + 1e-9
+
+
+def test_where_slices_that_round_bring_little_those_of_the_same_bits_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a GPT's plan with parity="close" took more memory than the bitwise one."""
+    searches = one_large_layer()
+    goal = Goal(max_overhead=0.3)
+    bitwise = searches.plan(goal)
+    assert bitwise.rewriting is not None
+    assert bitwise.rewriting.slices
+    real = Rewrites.in_slices
+    monkeypatch.setattr(Rewrites, "in_slices", lambda self, allowed: real(self, allowed) if allowed.bits else ())
+    close = plan_rewritten.plan_rewritten(
+        searches.captured, replace(AUTO, goal=goal, parity="close"), lambda made, o: plan_graph(made.graph, o)
+    )
+    assert close.peak_bytes <= bitwise.peak_bytes

@@ -227,6 +227,10 @@ class _Choice:
         if self.slices in self._dear:
             yield self._slices_of(far=False)
         yield self.smaller_saves
+        if self.smaller_saves in self._dear:  # packing takes time
+            self.rewrites = Rewrites(self.traced.lowered, self.rewrites.plain_bytes, with_saves=False)
+            yield self._slices_of(far=False)
+            yield _found(self.rewrites.smaller_saves, ())
 
     @cached_property
     def slices(self) -> tuple[Rewrite, ...]:

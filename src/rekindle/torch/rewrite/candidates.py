@@ -48,11 +48,12 @@ class Rewrites:
     """The rewrites of one captured step.
 
     low : the step, lowered and costed. plain_bytes : its activation peak where each op runs once.
+    with_saves : False: no smaller saves, which cost time for packing.
     floor_bytes : the working set of its largest op. small_bytes : size of tensors for which a smaller save is offered.
     """
 
-    def __init__(self, low: Lowered, plain_bytes: int):
-        self.low, self.plain_bytes = low, plain_bytes
+    def __init__(self, low: Lowered, plain_bytes: int, with_saves: bool = True):
+        self.low, self.plain_bytes, self.with_saves = low, plain_bytes, with_saves
         self.floor_bytes = single_op(low.graph).bytes - low.graph.resident_bytes
         self.small_bytes = max(1, int(SETTINGS.save_share * plain_bytes))
         self._prepared: tuple[tuple[Rewrite, ...], Captured] | None = None
@@ -108,7 +109,7 @@ class Rewrites:
         return may_pick(n) and _bytes(n.args[0]) >= SETTINGS.picked_share * self.floor_bytes
 
     def _saves(self, n: fx.Node) -> bool:
-        t = saves(n)
+        t = saves(n) if self.with_saves else None
         return t is not None and storage_bytes(t) >= self.small_bytes
 
     def _working_sets(self, captured: Captured) -> WorkingSets:
