@@ -369,3 +369,19 @@ def test_random_states_that_a_gpu_reads_on_the_host_are_made_there() -> None:
     mask = torch.empty(2, 4, 32, 32, device="meta")
     made = random_tensors(node(backward, q, q, q, q, mask, q, lse, seed, offset, 0.1, [True, True, True, False]))
     assert [t.device.type for t in made] == ["meta"] * 7 + ["cpu"] * 2
+
+
+@pytest.mark.parametrize(("device", "settings"), [("cpu", [False]), ("cuda", [False, True])])
+def test_on_a_gpu_slices_are_probed_with_deterministic_algorithms_too(
+    device: str, settings: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`verify` compares steps under them, and a GPU has other kernels for them."""
+    seen: list[bool] = []
+    ways = probe._ways(torch.device(device))
+    monkeypatch.setattr(probe, "_ways", lambda _: ways)
+    monkeypatch.setattr(probe, "SETTINGS", replace(probe.SETTINGS, rounds=1))
+    monkeypatch.setattr(probe, "probed", lambda *_: seen.append(torch.are_deterministic_algorithms_enabled()) is None)
+    linear = node(aten.addmm.default, torch.randn(8), torch.randn(64, 16), torch.randn(16, 8))
+    assert Bits().same(linear, next(c for c in cuts_of(linear) if c.outs == (0,)), 2)
+    assert seen == settings
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -8,7 +8,8 @@ table of earlier measurements counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import fx
 from ..costs.made_up import at_hand, undisturbed
 from ..costs.op_tensors import tensors_in
 from ..costs.operator_calls import OperatorCall, call_of, span
+from ..run.measured_step import deterministic
 from .answers import Answers, environment
 from .cuts import SUM, Cut
 from .known_bits import by_construction, can_be_probed, known
@@ -125,12 +127,22 @@ class Bits:
         if same is None:
             seeds = range(SETTINGS.seed, SETTINGS.seed + (1 if large else SETTINGS.rounds))
             try:
-                same = all(probed(node, cut, edges, seed, large) for seed in seeds)
+                same = True
+                for way in _ways(call.device):
+                    with way():
+                        same = same and all(probed(node, cut, edges, seed, large) for seed in seeds)
             except Exception as e:
                 log.debug("%s in slices %s: %s", node.target, cut, e)
                 return False
             answers.put(key, same)
         return same
+
+
+def _ways(device: torch.device) -> list[Callable[[], AbstractContextManager[None]]]:
+    """The settings under which an op must have the same bits: those at hand, and on a GPU, whose kernels depend on it, with
+    deterministic algorithms too, under which `verify` compares steps."""
+    also = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+    return [nullcontext, deterministic] if also else [nullcontext]
 
 
 def probed(node: fx.Node, cut: Cut, edges: Sequence[int], seed: int, some: bool = False) -> bool:
