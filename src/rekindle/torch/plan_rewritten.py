@@ -59,7 +59,6 @@ class ChoosingSettings:
     roomy : rewritten steps are searched within budgets of at most so many times the floor.
     far_overhead : extra cost from which larger regions are taken.
     cheap : extra cost of a plan within a budget from which others are searched for.
-    bound_s : seconds for a bound that tells whether a graph can still win.
     """
 
     waits: float = 0.85
@@ -73,7 +72,6 @@ class ChoosingSettings:
     roomy: float = 1.7
     far_overhead: float = 0.2
     cheap: float = 0.01
-    bound_s: float = 0.2
 
 
 SETTINGS = ChoosingSettings()
@@ -300,16 +298,14 @@ class _Choice:
         """Whether every schedule of the captured step takes more memory than the plan, within the goal."""
         if plan is None:
             return False
-        return self._bound(self.traced, self.options.goal, plan.peak_bytes + 1) > plan.peak_bytes
+        return self._bound(self.traced, self.options.goal) > plan.peak_bytes
 
-    def _bound(self, traced: Trace, goal: Goal, most: int) -> int:
-        """Bytes that every schedule of the step takes, within the goal. most : nothing is done beyond proving so many."""
+    def _bound(self, traced: Trace, goal: Goal) -> int:
+        """Bytes that every schedule of the step takes, within the goal, as far as quick bounds tell."""
         graph = traced.graph
-        found = single_op(graph).bytes
-        if found >= most:
-            return found
         overhead = float("inf") if goal.max_overhead is None else goal.max_overhead
-        return bounds.best(graph, graph.weights(self.options.cost), overhead, SETTINGS.bound_s, most).bytes
+        found = bounds.at_overhead(graph, graph.weights(self.options.cost), overhead)
+        return max(single_op(graph).bytes, bounds.look_ahead(graph).bytes, found.bytes)
 
     # -- plans ---------------------------------------------------------------------------------------------------------
     def _captured(self) -> Plan:
@@ -355,7 +351,7 @@ class _Choice:
     def _may_beat(self, made: Trace, goal: Goal, plan: Plan, limit: int | None) -> bool:
         """Whether a schedule of the rewritten step may be better than the plan, as far as bounds tell."""
         if limit is None:
-            return self._bound(made, goal, plan.peak_bytes) < plan.peak_bytes
+            return self._bound(made, goal) < plan.peak_bytes
         graph, cost = made.graph, self.options.cost
         extra = bounds.extras_at(graph, graph.weights(cost), [limit])[0] / (once(graph, cost) or 1.0)
         return overhead_beside(self.plain, graph, extra, cost) < plan.overhead
