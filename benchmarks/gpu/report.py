@@ -22,10 +22,10 @@ events, as a ratio to the plain step. *half*: planned for half of the plain acti
 more time, by measured costs of operators; *per block*: `torch.utils.checkpoint` around every block. *reserved* is all memory
 that the allocator took from the device. *rewrites*: in how many ways the planned step (+33.3 %) is rewritten: smaller saves,
 runs of ops in slices. *same bits*: loss, gradients, buffers and random state of the planned step equal the
-plain step's, under deterministic algorithms."""
-CLOSE = """The same steps planned with parity="close": slices of a sum may round. *difference*: the largest between a gradient
-of the planned and of the plain step, relative to the largest element of that gradient; *as close as promised*: the loss has
-the same bits, and only gradients that the plan names differ, within its limit."""
+plain step's, under deterministic algorithms; "-": two plain steps differ too, by fused attention."""
+CLOSE = """The same steps planned with parity="close": slices may round. *difference*: the largest between a gradient of the
+planned and of the plain step, relative to the largest element of that gradient; *as close as promised*: only results that may
+round differ, within the limits of `rekindle.verify`; "-": plain steps differ from each other."""
 LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; *at least*: the search
 ended before that was known, and a larger batch may work. With a plan, the search begins where a plan that costs a third more
 would just fit, and goes on from there. Throughput is that of the second step at that batch."""
@@ -116,7 +116,8 @@ def _close(rows: pd.DataFrame) -> list[str]:
             "same bits": _mib(third["peak_mb"]), "same bits, time": ratio(third["wall_ratio"]),
             "close": _mib(close["peak_mb"]), "close, predicted": _mib(close["predicted_mb"]),
             "close, time": ratio(close["wall_ratio"]), "rewrites": formatted(close["rewrites"], "g"),
-            "difference": formatted(close["largest_difference"], ".1e"), "as close as promised": _bits(close["parity"]),
+            "difference": formatted(close["largest_difference"] if close["parity"] is True else None, ".1e"),
+            "as close as promised": _bits(close["parity"]),
         })  # fmt: skip
     return [CLOSE, "", table(lines)]
 

@@ -144,6 +144,7 @@ class _Choice:
     """One choice of a graph.
 
     plain : figures of the captured step. floor : the working set of its largest op. close : whether slices may round.
+    unpacked : the rewrites without smaller saves, where they were looked for.
     refusals : of graphs that cannot keep the budget.
     _dear : rewrites that cost more than the goal allows, without any recomputation.
     """
@@ -157,6 +158,7 @@ class _Choice:
         self.bits = Bits(table=traced.fake)
         self.refusals: list[InfeasibleBudget] = []
         self._dear: set[tuple[Rewrite, ...]] = set()
+        self.unpacked: Rewrites | None = None
         self._uncosted: dict[tuple[Rewrite, ...], Trace | None] = {}
 
     # -- goals ---------------------------------------------------------------------------------------------------------
@@ -226,9 +228,9 @@ class _Choice:
             yield self._slices_of(far=False)
         yield self.smaller_saves
         if self.smaller_saves in self._dear:  # packing takes time
-            self.rewrites = Rewrites(self.traced.lowered, self.rewrites.plain_bytes, with_saves=False)
-            yield self._slices_of(far=False)
-            yield _found(self.rewrites.smaller_saves, ())
+            self.unpacked = Rewrites(self.traced.lowered, self.rewrites.plain_bytes, with_saves=False)
+            yield self._slices_of(far=False, of=self.unpacked)
+            yield _found(self.unpacked.smaller_saves, ())
 
     @cached_property
     def slices(self) -> tuple[Rewrite, ...]:
@@ -242,19 +244,19 @@ class _Choice:
         """The rewrites without slices; () where there are none."""
         return _found(self.rewrites.smaller_saves, ())
 
-    def _slices_of(self, far: bool, rounding: bool = True) -> tuple[Rewrite, ...]:
+    def _slices_of(self, far: bool, rounding: bool = True, of: Rewrites | None = None) -> tuple[Rewrite, ...]:
         """As `_find_slices`; () where that fails."""
         nothing: tuple[Rewrite, ...] = ()
-        return _found(lambda: self._find_slices(far, rounding), nothing)
+        return _found(lambda: self._find_slices(of or self.rewrites, far, rounding), nothing)
 
-    def _find_slices(self, far: bool, rounding: bool = True) -> tuple[Rewrite, ...]:
+    def _find_slices(self, rewrites: Rewrites, far: bool, rounding: bool = True) -> tuple[Rewrite, ...]:
         """Rewrites with regions in slices.
 
         far : whether much recomputation is allowed. rounding : False: of the same bits, even if the plan need only be close.
         """
         if self.close and rounding:
-            return self.rewrites.in_slices(Allowed(lambda n, cut: True, None, far))
-        found = self.rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, far))
+            return rewrites.in_slices(Allowed(lambda n, cut: True, None, far))
+        found = rewrites.in_slices(Allowed(lambda n, cut: not adds_up(cut), self.bits, far))
         self.bits.save()
         return found
 
@@ -319,7 +321,8 @@ class _Choice:
 
     def _rewritten(self, steps: tuple[Rewrite, ...]) -> Trace:
         if not self.close:
-            return with_captured(self.traced, self.rewrites.after(steps))
+            of = self.unpacked if self.unpacked is not None and self.unpacked.has(steps) else self.rewrites
+            return with_captured(self.traced, of.after(steps))
         # Slices that round are marked, so that the plan names the parameters whose gradients may differ.
         made = with_rewrites(self.traced, steps, self.bits)
         self.bits.save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import traceback
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from .module_paths import module_paths_recorded
 from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config
 from .random_state import only_draws
 from .trace_errors import trace_error
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,13 +102,14 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: FlatForward, tensors:
     except Exception:
         if not flat.unseen:  # without cuDNN's batch norm the same error would be raised
             raise
-    flat.declared = True
+    flat.declares_writes = True
     try:
         return _export(stack, flat, tensors)
-    except Exception:
+    except Exception as e:
+        log.debug("batch norms of cuDNN are captured as another kernel: %r", e)
         return _export(stack, flat, tensors, cudnn=False)
     finally:
-        flat.declared = False
+        flat.declares_writes = False
 
 
 def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.Tensor], joint: Any) -> None:

@@ -86,21 +86,21 @@ class EagerLayout(TorchDispatchMode):
     In eager an op that works in place on a part of a tensor leaves it where it is. Captured, its result is a new tensor without
     gaps, and sums or exponentials of it round differently.
 
-    declared : whether hidden writes are made plain; see `hidden_writes.declared`.
+    declares_writes : whether hidden writes are made plain; see `hidden_writes.declared`.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, declared: bool = False) -> None:
+    def __init__(self, declares_writes: bool = False) -> None:
         super().__init__()
-        self.declared = declared
+        self.declares_writes = declares_writes
         self.unseen = 0  # calls of kernels with hidden writes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if hidden_writes.writes(func, args):
             self.unseen += 1
-            if self.declared:
+            if self.declares_writes:
                 return hidden_writes.declared(*args)
         if random_in_place.draws_otherwise(func, args, kwargs):
             return _draw(func, *args)

@@ -66,7 +66,7 @@ class FlatForward(nn.Module):
         self.late: list[str] = []  # attributes that backward changed
         self.progress = 0  # ops run, in all runs of the last attempt
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
-        self.declared = False  # whether such writes are made plain
+        self.declares_writes = False  # whether such writes are made plain
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
         self.filled: list[str] = []  # arguments whose lists, dicts or objects forward changed
         self.cached = False  # functions that keep their results kept tensors of a run
@@ -80,7 +80,7 @@ class FlatForward(nn.Module):
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         arguments = by_parameter(args, kwargs)
         before = _held_by(arguments)
-        state, layout = Attributes(self.model), EagerLayout(self.declared)
+        state, layout = Attributes(self.model), EagerLayout(self.declares_writes)
         standing = tensors_in_attributes(self.model)
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:

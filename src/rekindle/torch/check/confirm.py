@@ -68,8 +68,8 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
         if not check.ok:
             raise ParityError(
                 f"the planned step does not give the plain step's numbers: {'; '.join(check.differences)}. "
-                "The model is as it was. It may use a kernel that is not deterministic on this device; "
-                "see rekindle.verify(model, sample, plan)"
+                "The model is as it was. It may use a kernel that is not deterministic on this device, so that two plain steps "
+                "differ too; see rekindle.verify(model, sample, plan)"
             )
         if budget is None or aim is None or check.held_peak_bytes is None:
             return _measured(plan, check), check
@@ -90,8 +90,8 @@ def _measured(plan: Plan, check: Check) -> Plan:
     where plain steps differ too."""
     if check.varying:
         notices.warn(
-            "the planned step is as close to a plain step as plain steps are to each other, and no closer: "
-            f"{check.varying_words}. torch.use_deterministic_algorithms(True) shows which kernel it is"
+            f"gradients of the planned step are as close to a plain step's as plain steps are to each other, and no closer: "
+            f"{check.varying_words}. torch.use_deterministic_algorithms(True) makes attention deterministic"
         )
     if plan.rewriting is None or not plan.rewriting.sums or check.gradients_equal is None:
         return plan

@@ -22,11 +22,12 @@ from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
 from ..rewrite.closeness import NOTHING, Loose, loose
+from ..run import variation
 from ..run.measured_step import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
 from ..trace import call_arguments
-from .comparison import KINDS, Compared, compare, variation_of
+from .comparison import KINDS, Compared, compare
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class Check:
     loss_equal, gradients_equal, buffers_equal, rng_equal : bitwise equality of the planned step with the plain one;
         None if they could not be compared (fake tensors, or the plain step does not fit the device). Gradients are taken of
         parameters and inputs; `buffers_equal` covers everything that forward writes: buffers, attributes, inputs.
-    close : what is equal up to rounding and not bitwise, of a plan with parity="close", or where the plain step varies: "loss",
-        "gradients" or "buffers" -> the largest difference relative to the largest element of its tensor (or to a hundredth of
-        the largest of all gradients, where that is larger), and the name of that tensor. These are no `differences`.
-    varying : names of the gradients and other tensors ("loss": the loss) that differ, and that two plain steps gave in other
-        bits too, because a kernel is not deterministic. They are as close to the plain step's as those are to each other.
+    close : of a plan with parity="close", what is equal up to rounding and not bitwise: "loss", "gradients" or "buffers" -> the
+        largest difference relative to the largest element of its tensor (or to a hundredth of the largest of all gradients,
+        where that is larger), and the name of that tensor. These are no `differences`.
+    varying : names of the gradients that differ, and of which two plain steps have other bits too, because fused attention adds
+        up in another order in every step. Such a gradient is about as close to the plain step's as those are to each other,
+        and is no difference.
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
         step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
@@ -101,16 +103,18 @@ class Check:
 
     @property
     def varying_words(self) -> str:
-        """What varies, in words; "" where nothing does."""
+        """The gradients that vary from plain step to plain step, in words; "" where none does."""
         if not self.varying:
             return ""
         more = f" and {len(self.varying) - 1} more" if len(self.varying) > 1 else ""
-        return f"two plain steps differ too, by a kernel that is not deterministic: {self.varying[0]}{more}"
+        return f"two plain steps differ too, by fused attention: gradients of {self.varying[0]}{more}"
 
     def _word(self, kind: str, equal: bool | None) -> str:
         if kind in self.close:
             off, name = self.close[kind]
             return f"close (largest difference {off:.1e}{f': {name}' if name else ''})"
+        if kind == "gradients" and self.varying and not self.differences:
+            return "as close as plain steps are to each other"
         return {True: "bitwise equal", False: "DIFFERS", None: "not compared"}[equal]
 
 
@@ -122,13 +126,14 @@ def verify(
     loss: LossOf | None = None,
     count_flops: bool = False,
 ) -> Check:
-    """Run a plain step and a planned step from the same state and compare them bit by bit. What a plan with parity="close"
-    adds up in another order is compared up to rounding.
+    """Run a plain step and a planned step from the same state and compare them bit by bit. Results that a plan with
+    parity="close" adds up in another order are compared up to rounding.
 
     Both start from the same parameters, buffers and RNG state. For a model that draws random numbers, or uses a parameter more
     than once, a second pair of steps is run: the model is called twice, random numbers are drawn in between, and one backward
-    goes through both calls. Deterministic algorithms are used throughout. The module and the sample are left as they were:
-    gradients, buffers, inputs and RNG state.
+    goes through both calls. Deterministic algorithms are used throughout. Fused attention on a GPU varies all the same: where
+    gradients alone differ in a step that has it, two more plain steps tell how far apart gradients may be (`Check.varying`).
+    The module and the sample are left as they were: gradients, buffers, inputs and RNG state.
 
     Parameters
     ----------
@@ -187,9 +192,7 @@ def check_step(
         with contextlib.suppress(torch.OutOfMemoryError):  # a model may have a plan because it does not fit without one
             theirs = run(s, plain, "plain")
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
-        found = compare(ours, theirs, fake, may)
-        if found.wrong and theirs is not None:
-            found = compare(ours, theirs, fake, may, variation_of(theirs, found, lambda: run(s, plain, "plain")))
+        found = _compared(s, planned, ours, theirs, Way.ONCE, may)
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
         adds_up = planned.last is not None and planned.last.runner.adds_up
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
@@ -273,33 +276,46 @@ def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) 
     """The comparison of steps that call the model twice. Random numbers are drawn between the calls, and one backward goes
     through both. may : what may differ by rounding."""
     # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
-    found = _twice(s, planned, plain, Way.TWICE if shares_casts() else Way.JOINED, may)
-    bound = planned.last
-    if found.differences and bound is not None and bound.runner.adds_up:
+    way, bound = Way.TWICE if shares_casts() else Way.JOINED, planned.last
+    adds_up = bound is not None and bound.runner.adds_up
+    found = _twice(s, planned, plain, way, may, vary=not adds_up)
+    if found.differences and bound is not None and adds_up:
         # The sums of one backward through both calls may round differently; a warning says so when such a call is made.
         wrong = [k for k in ("loss", "buffers", "rng") if not found.equal[k]]
         apart = _twice(s, planned, plain, Way.TWICE, may)
         if not wrong and not apart.differences:
             bound.runner.let_round()
-            return _EQUAL
+            return Compared(dict.fromkeys(KINDS, True), varying=apart.varying)
         found = apart if apart.differences else found
     return found
 
 
-_EQUAL = Compared(dict.fromkeys(KINDS, True))
-
-
-def _twice(s: Subject, planned: Any, plain: Any, way: Way, may: Loose) -> Compared:
+def _twice(s: Subject, planned: Any, plain: Any, way: Way, may: Loose, vary: bool = True) -> Compared:
+    nothing = Compared(dict.fromkeys(KINDS, True))
     try:
         theirs = run(s, plain, "plain", way)
     except (RekindleError, torch.OutOfMemoryError):
-        return _EQUAL  # the module cannot be called twice before one backward, or memory is too small
+        return nothing  # the module cannot be called twice before one backward, or memory is too small
     try:
         ours = run(s, planned, "planned", way)
     except (PlanMismatch, torch.OutOfMemoryError):
         # The first call changed something, so that the second needs another plan; or memory is too small.
-        return _EQUAL
-    found = compare(ours, theirs, False, may)
-    if not found.wrong:
+        return nothing
+    return _compared(s, planned, ours, theirs, way, may) if vary else compare(ours, theirs, False, may)
+
+
+def _compared(
+    s: Subject, planned: PlannedForward, ours: Outcome, theirs: Outcome | None, way: Way, may: Loose
+) -> Compared:
+    """The comparison of a planned step with a plain one. Where gradients alone differ, and fused attention varies from step to
+    step, further plain steps tell how far gradients may be apart."""
+    found = compare(ours, theirs, s.fake is not None, may)
+    if theirs is None or planned.last is None or not found.only_gradients:
         return found
-    return compare(ours, theirs, False, may, variation_of(theirs, found, lambda: run(s, plain, "plain", way)))
+
+    def again() -> variation.Gradients:
+        return run(s, planned.plain, "plain", way).gradients
+
+    return compare(
+        ours, theirs, False, may, variation.allowed(planned.last.trace, theirs.gradients, found.wrong, again)
+    )

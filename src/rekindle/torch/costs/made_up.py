@@ -115,7 +115,8 @@ def _read_on_host(call: OperatorCall) -> list[torch.Tensor]:
     schema: Any = getattr(call.target, "_schema", None)
     if schema is None or schema.name not in ON_HOST:
         return []
-    return [t for a, t in zip(schema.arguments, call.args, strict=False) if a.name in ON_HOST[schema.name]]
+    given = [*zip((a.name for a in schema.arguments), call.args, strict=False), *call.kwargs.items()]
+    return [t for name, t in given if name in ON_HOST[schema.name]]
 
 
 def made_up(t: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from ...parts.plan import PartsPlan
 from .. import accept
 from ..capture.loss import default_loss
 from ..check import verify as whole
-from ..check.comparison import compare, variation_of
+from ..check.comparison import compare
 from ..check.verify import Check, as_check, subject
 from ..run.measured_step import LossOf, Way, deterministic, flops, gradients_as_before, run
 from ..trace import plain_forward
@@ -81,9 +81,6 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
         with parts_aside(model), contextlib.suppress(torch.OutOfMemoryError):
             theirs = run(s, plain, "plain")
         found = compare(ours, theirs, fake)
-        if found.wrong and theirs is not None:
-            with parts_aside(model):
-                found = compare(ours, theirs, fake, varies=variation_of(theirs, found, lambda: run(s, plain, "plain")))
         with without_caches(model, plan.keeps_caches):
             held = run(s, plain, "planned", Way.HELD).peak
         extra = None

@@ -48,7 +48,7 @@ class Rewrites:
     """The rewrites of one captured step.
 
     low : the step, lowered and costed. plain_bytes : its activation peak where each op runs once.
-    with_saves : False: no smaller saves, which cost time for packing.
+    with_saves : whether smaller saves are among them; packing takes time.
     floor_bytes : the working set of its largest op. small_bytes : size of tensors for which a smaller save is offered.
     """
 
@@ -85,6 +85,10 @@ class Rewrites:
             return ()
         self._captured[(*steps, *found)] = captured
         return (*steps, *found)
+
+    def has(self, steps: tuple[Rewrite, ...]) -> bool:
+        """Whether this object gave these rewrites."""
+        return steps in self._captured or steps == self._base()[0]
 
     def after(self, steps: tuple[Rewrite, ...]) -> Captured:
         """The step after rewrites that this object gave."""

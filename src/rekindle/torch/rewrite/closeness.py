@@ -102,13 +102,19 @@ def difference(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> fl
         return float("inf")
     if not other.numel():
         return 0.0
-    a, b = one.detach().double(), other.detach().double()
+    a, b = _real(one), _real(other)
     same = (a == b) | (a.isnan() & b.isnan())
     off = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
     if not off:
         return 0.0
     scale = max(_largest(b), least)
     return float(off / scale) if scale else float("inf")
+
+
+def _real(t: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor in float64: of complex ones both parts."""
+    t = t.detach()
+    return torch.view_as_real(t.resolve_conj()).double() if t.is_complex() else t.double()
 
 
 def _largest(t: torch.Tensor) -> float:

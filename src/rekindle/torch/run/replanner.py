@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from ... import notices
@@ -34,6 +33,7 @@ from . import trial
 from .bound import Bound
 from .bound_plans import BoundPlans
 from .changed_numbers import changed_numbers, numbers_of
+from .communication import communicates
 from .lengths import Lengths
 from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
@@ -221,7 +221,7 @@ class Replanner:
         bound = None
         try:
             step = self._lengths.follow(new.model, new.call, new.key)
-            if step is None or _communicates(step.trace.graph):
+            if step is None or communicates(step.trace.graph):
                 return None
             made = self._plan_for(new, step.trace)
             if made is None:
@@ -298,7 +298,7 @@ class Replanner:
     def _tried(self, new: NewCall, bound: Bound, witness: Witness | None = None) -> str:
         """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
         no check was asked for. witness : watches the plain step."""
-        if not self.check or bound.trace.fake or _communicates(bound.trace.graph):
+        if not self.check or bound.trace.fake or communicates(bound.trace.graph):
             return ""
         wrong = "the trial failed"
         try:
@@ -334,11 +334,6 @@ class Replanner:
 
     def _say(self, line: str) -> None:
         notices.say(line, aloud=self._options.progress is not False)
-
-
-def _communicates(graph: Graph) -> bool:
-    """Whether a step talks to other processes, which would not answer if this process alone tried a plan."""
-    return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
 
 
 def _of_graph(plan: Plan) -> str:

@@ -1,81 +1,88 @@
-"""How far the numbers of a plain step vary from run to run, where a kernel adds up in another order each time.
+"""How far the gradients of plain steps are from each other, where fused attention adds up in another order in every step.
 
-On a GPU some kernels do, even where deterministic ones are preferred: PyTorch's fused attention is deterministic only with
-`torch.use_deterministic_algorithms(True)`, under which every op without a deterministic kernel raises.
+On a GPU the backward of fused attention in long sequences does, even where deterministic kernels are preferred: it is
+deterministic only with `torch.use_deterministic_algorithms(True)`, under which every op without a deterministic kernel raises.
+A planned step cannot have the bits of a plain one then. It is compared with plain steps by how far these are from each other.
 """
 
 from __future__ import annotations
 
+import logging
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from itertools import count, islice
-from typing import Generic, TypeVar
 
 import torch
 
+from ..capture.node_tensors import tensors_of
 from ..rewrite.closeness import difference, epsilon, least_scale
+from ..trace import Trace
 from .as_before import same
+from .communication import communicates
 
-T = TypeVar("T")
-Tensors = Mapping[str, torch.Tensor | None]
+log = logging.getLogger(__name__)
+Gradients = Mapping[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
 class VariationSettings:
-    """How variation is measured. All are guesses.
+    """How variation is measured. All figures are guesses.
 
-    runs : plain steps that are run again, at most; one shows whether anything varies.
-    times : a planned step may be so many times as far from a plain one as plain steps are from each other.
-    exact_most : results in float32 or float64 that vary by more, relative to the largest element, do not vary by rounding.
-    epsilons_most : so many roundings of the coarsest type, where that is coarser; coarse_most : and never more than this.
+    runs : plain steps that are run again.
+    times : a gradient of the planned step may be so many times as far from the plain step's as other plain steps' are.
+    exact_most : no gradient may be farther than this, relative to the largest element, where all is computed in float32.
+    epsilons_most : where a coarser type is used, no gradient may be farther than so many roundings of it.
     """
 
-    runs: int = 3
+    runs: int = 2
     times: float = 8.0
     exact_most: float = 3e-4
-    epsilons_most: float = 128.0
-    coarse_most: float = 0.1
+    epsilons_most: float = 8.0
 
 
 SETTINGS = VariationSettings()
+# Backward ops of PyTorch whose kernels for a GPU add up by atomic additions.
+_VARYING = ("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward",
+            "_scaled_dot_product_cudnn_attention_backward", "_flash_attention_backward", "_efficient_attention_backward",
+            "_cudnn_attention_backward")  # fmt: skip
+_DEVICES = ("cuda",)
 
 
-class Repeated(Generic[T]):
-    """What a function gives, again and again; it runs no more often than the longest walk asks for."""
+def allowed(step: Trace, theirs: Gradients, wrong: Collection[str], again: Callable[[], Gradients]) -> dict[str, float]:
+    """Name -> how far a gradient may be from the plain step's, of those among `wrong` that vary from plain step to plain step.
 
-    def __init__(self, make: Callable[[], T]):
-        self._make, self._known = make, list[T]()
+    Distances are as `closeness.difference` has them, with `least_scale` of the plain step's gradients. Nothing may vary in a
+    step without fused attention, nor where processes communicate in the step, which must all run as many.
 
-    def __iter__(self) -> Iterator[T]:
-        for k in count():
-            if k == len(self._known):
-                self._known.append(self._make())
-            yield self._known[k]
-
-
-def allowed(theirs: Tensors, wrong: Collection[str], others: Iterable[Tensors]) -> dict[str, float]:
-    """Name -> how far the tensor may be from the plain step's, as `closeness.difference` with `least_scale` of all tensors has
-    it, for those among `wrong` that vary by rounding from one plain step to another. The others are left out.
-
-    theirs : what the plain step gave, by name. others : what more plain steps give; as few are taken as tell.
+    theirs : the plain step's gradients. again : the gradients of one more plain step.
     """
-    seen: dict[str, float] = {}
-    least, most = least_scale(theirs.values()), _most(theirs)
-    for now in islice(others, SETTINGS.runs):
-        for k, t in theirs.items():
-            other = now.get(k)
-            if t is not None and other is not None and not same(other, t):
-                seen[k] = max(seen.get(k, 0.0), difference(other, t, least))
-        if not seen or seen.keys() >= set(wrong):
-            break
-    usual = statistics.median(seen.values()) if seen else 0.0
-    return {k: SETTINGS.times * max(seen[k], usual) for k in wrong if k in seen and max(seen[k], usual) <= most}
+    if not _varies(step) or communicates(step.graph):
+        return {}
+    least, seen = least_scale(theirs.values()), dict[str, float]()
+    try:
+        for _ in range(SETTINGS.runs):
+            now = again()
+            for k, t in theirs.items():
+                other = now.get(k)
+                if t is not None and other is not None and not same(other, t):
+                    seen[k] = max(seen.get(k, 0.0), difference(other, t, least))
+    except torch.OutOfMemoryError:
+        log.debug("no memory for another plain step beside the gradients that are compared")
+        return {}
+    usual, most = statistics.median(seen.values()) if seen else 0.0, _most(step)
+    return {k: min(most, SETTINGS.times * max(seen[k], usual)) for k in wrong if k in seen}
 
 
-def _most(theirs: Tensors) -> float:
-    """How far rounding may move what a step computes in sums of another order."""
-    given = [t for t in theirs.values() if t is not None and t.is_floating_point()]
-    under = {torch.get_autocast_dtype(t.device.type) for t in given if torch.is_autocast_enabled(t.device.type)}
-    coarsest = max([*map(epsilon, given), *(torch.finfo(d).eps for d in under)], default=0.0)
-    return min(SETTINGS.coarse_most, max(SETTINGS.exact_most, SETTINGS.epsilons_most * coarsest))
+def _varies(step: Trace) -> bool:
+    """Whether fused attention is among the ops of the step on a device where it varies."""
+    return any(
+        str(n.target).removeprefix("aten.").partition(".")[0] in _VARYING
+        and any(t.device.type in _DEVICES for _, t in tensors_of(n))
+        for n in step.lowered.captured.nodes
+    )  # fmt: skip
+
+
+def _most(step: Trace) -> float:
+    """How far rounding in another order may move a gradient, by the coarsest type in which the step computes."""
+    kinds = (t for n in step.lowered.captured.nodes for _, t in tensors_of(n) if t.is_floating_point())
+    return max(SETTINGS.exact_most, SETTINGS.epsilons_most * max(map(epsilon, kinds), default=0.0))
