@@ -148,8 +148,17 @@ def language() -> tuple[nn.Module, Any]:
 
 
 @pytest.mark.parametrize("goal", [{"minimize": "memory"}, {"max_overhead": 1 / 3}], ids=["least", "third"])
-@pytest.mark.parametrize("parity", ["bitwise", "close"])
-@pytest.mark.parametrize("made", [convolutions, with_norms, language])
+# Not with_norms by slices that round: a ReLU behind a batch norm turns on or off by a rounding, and gradients jump.
+@pytest.mark.parametrize(
+    ("made", "parity"),
+    [
+        (convolutions, "bitwise"),
+        (convolutions, "close"),
+        (with_norms, "bitwise"),
+        (language, "bitwise"),
+        (language, "close"),
+    ],
+)
 def test_a_rewritten_step_keeps_its_bits(
     made: Callable[[], tuple[nn.Module, Any]], parity: str, goal: dict[str, Any]
 ) -> None:
