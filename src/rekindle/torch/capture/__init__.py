@@ -8,7 +8,7 @@ Eager's numbers: `eager_kernels`, `eager_strides`, `tensor_iterator`, `hidden_wr
 Properties of single ops: `rules`, `overwrites`; `own_ops` defines operators of this package.
 
 The call: `tree` takes arguments and results apart, `left_out` drops results that nobody reads, `module_call` names arguments,
-`surroundings` is the process state that matters.
+`surroundings` is the process state that matters, and `determinism` asks for deterministic kernels.
 `numbers`, `stand_in`, `number_places` and `same_graph` make Python numbers inputs. `known_values` answers branches on
 values: `recordable` and `recorded_ops` are how a value was made, `questions` the answers that belong to a call, `random_ranges`
 and `extents` what ranges of random numbers and counts of masks decide, and `tensor_memory` notices writes.

@@ -97,11 +97,12 @@ def _with_eager_kernels(stack: contextlib.ExitStack, flat: FlatForward, tensors:
     """The joint graph, with cuDNN's batch norm as eager calls it if its hidden writes are safe, or can be made plain."""
     try:
         joint = _export(stack, flat, tensors)
-        if hidden_writes.is_safe(joint.graph_module.graph, flat.unseen):
-            return joint
     except Exception:
         if not flat.unseen:  # without cuDNN's batch norm the same error would be raised
             raise
+        return _export(stack, flat, tensors, cudnn=False)
+    if hidden_writes.is_safe(joint.graph_module.graph, flat.unseen):
+        return joint
     flat.declares_writes = True
     try:
         return _export(stack, flat, tensors)

@@ -16,6 +16,7 @@ from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from .. import accept
 from ..capture import tree
+from ..capture.determinism import deterministic
 from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.private import fake_mode_of
@@ -23,7 +24,7 @@ from ..capture.rng import cuda_indices
 from ..capture.surroundings import shares_casts
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run import variation
-from ..run.measured_step import LossOf, Outcome, Subject, Way, deterministic, flops, gradients_as_before, run
+from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, gradients_as_before, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
 from ..trace import call_arguments

@@ -20,9 +20,10 @@ from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept, ranks
 from ..capture import tree
+from ..capture.determinism import deterministic
 from ..capture.sharded import any_fully_sharded, class_name
 from ..check.verify import subject
-from ..run.measured_step import Way, deterministic, gradients_as_before, run
+from ..run.measured_step import Way, gradients_as_before, run
 from ..trace import call_arguments, plain_forward
 from .applied import Replan
 from .caches import matter, without_caches

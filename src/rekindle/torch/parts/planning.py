@@ -19,13 +19,14 @@ from ...parts.plan import PartsPlan
 from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
+from ..capture.determinism import deterministic
 from ..capture.sharded import class_name
 from ..check.comparison import compare
 from ..check.verify import subject
 from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
 from ..ranks import Turns
-from ..run.measured_step import Outcome, Subject, Way, deterministic, gradients_as_before, run
+from ..run.measured_step import Outcome, Subject, Way, gradients_as_before, run
 from ..trace import plain_forward, resident_bytes
 from .between import Between, Watched, between
 from .caches import matter, without_caches

@@ -12,11 +12,12 @@ from ...errors import UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from .. import accept
+from ..capture.determinism import deterministic
 from ..capture.loss import default_loss
 from ..check import verify as whole
 from ..check.comparison import compare
 from ..check.verify import Check, as_check, subject
-from ..run.measured_step import LossOf, Way, deterministic, flops, gradients_as_before, run
+from ..run.measured_step import LossOf, Way, flops, gradients_as_before, run
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
 from .caches import without_caches

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ..capture.determinism import deterministic
 from ..costs.made_up import at_hand, undisturbed
 from ..costs.op_tensors import tensors_in
 from ..costs.operator_calls import OperatorCall, call_of, span
-from ..run.measured_step import deterministic
 from .answers import Answers, environment
 from .cuts import SUM, Cut
 from .known_bits import by_construction, can_be_probed, known

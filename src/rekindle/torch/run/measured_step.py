@@ -172,17 +172,6 @@ def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterat
             h.update(content)
 
 
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """Use deterministic kernels inside, if PyTorch has them."""
-    on, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(on, warn_only=warn)
-
-
 def _backward(value: torch.Tensor) -> None:
     with disable_autocast():  # backward belongs outside autocast, even if the caller compares inside
         value.backward()  # type: ignore[no-untyped-call]
