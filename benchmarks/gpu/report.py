@@ -27,8 +27,8 @@ CLOSE = """The same steps planned with parity="close": slices may round. *differ
 planned and of the plain step, relative to the largest element of that gradient; *as close as promised*: only results that may
 round differ, within the limits of `rekindle.verify`; "-": plain steps differ from each other."""
 LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; *at least*: the search
-ended before that was known, and a larger batch may work. With a plan, the search begins where a plan that costs a third more
-would just fit, and goes on from there. Throughput is that of the second step at that batch."""
+ended before that was known, and a larger batch may work. With a plan, the search begins at the batch for which a plan that
+costs a third more would just fit. *per second*: examples per second, in the second step at that batch."""
 
 
 def markdown(head: dict[str, Any], rows: list[Row]) -> str:

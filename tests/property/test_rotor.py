@@ -159,8 +159,8 @@ def test_going_back_before_what_is_kept_is_no_faster(c: Sizes, memory: int) -> N
 
 
 def test_a_gradient_larger_than_its_value_can_make_going_back_faster() -> None:
-    """Saving stage 0 fits beside the gradient behind stage 1 alone: after the backward of 2, before that of 1. There
-    stage 1 is saved already, unless it runs twice."""
+    """Stage 0 can be saved only while the small gradient behind stage 1 is held: between backward of stage 2 and of stage 1.
+    Stage 1 is saved by then, so stage 0 runs after it."""
     nothing = [[0], [0], [0]]
     c = Sizes([0] * 4, nothing, [3, 0, 3], [0] * 3, [[4], [0], [0]], [[2], [0], [0]], [0, 3, 0], nothing, nothing)
     assert least_times(c, 5, back=False) == (3, 3)

@@ -1,4 +1,4 @@
-"""Which graphs are searched for a plan: rewritten ones where the captured step's largest op prevents a smaller plan."""
+"""The graphs that are searched for a plan: the captured one, and rewritten ones if its largest op prevents a smaller plan."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class _Choice:
         return made is not None and _floor(made) <= SETTINGS.worth * self.floor
 
     def _waits(self) -> bool:
-        """Whether tensors that wait beside one op take about as much memory as the largest op, so that rewrites gain little."""
+        """Whether the tensors waiting beside one op take about as much memory as the largest op: then rewrites gain little."""
         graph, overhead = self.traced.graph, self.options.goal.max_overhead
         if overhead is None:
             return False

@@ -90,7 +90,7 @@ def _measured(plan: Plan, check: Check) -> Plan:
     where plain steps differ too."""
     if check.varying:
         notices.warn(
-            f"gradients of the planned step are as close to a plain step's as plain steps are to each other, and no closer: "
+            "gradients of the planned step are as close to a plain step's as plain steps are to each other, and no closer: "
             f"{check.varying_words}. torch.use_deterministic_algorithms(True) makes attention deterministic"
         )
     if plan.rewriting is None or not plan.rewriting.sums or check.gradients_equal is None:

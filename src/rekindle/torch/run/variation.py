@@ -49,12 +49,13 @@ _DEVICES = ("cuda",)
 
 
 def allowed(step: Trace, theirs: Gradients, wrong: Collection[str], again: Callable[[], Gradients]) -> dict[str, float]:
-    """Name -> how far a gradient may be from the plain step's, of those among `wrong` that vary from plain step to plain step.
+    """Name of a gradient -> how far it may be from the plain step's, as `closeness.difference` measures it with `least_scale`.
 
-    Distances are as `closeness.difference` has them, with `least_scale` of the plain step's gradients. Nothing may vary in a
-    step without fused attention, nor where processes communicate in the step, which must all run as many.
+    Gradients that are the same in every plain step are left out. The result is {} for a step without fused attention, and for
+    a step in which processes communicate: all of them would have to run as many plain steps.
 
-    theirs : the plain step's gradients. again : the gradients of one more plain step.
+    theirs : the plain step's gradients. wrong : the names that are asked for. again : runs one more plain step, and gives its
+    gradients.
     """
     if not _varies(step) or communicates(step.graph):
         return {}
