@@ -127,7 +127,7 @@ def _of_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) ->
 
     spare = bookkeeping(traced)
     plain = None if traced.origin is None else plain_activation_bytes(traced.origin.graph)
-    how: dict[str, Any] = {"finish": stages.group, "bookkeeping": spare, "plain_bytes": plain}
+    how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
 
     def planned(graph: Graph, known: Known | None) -> Plan:
         return make(graph, options, **how) if known is None else plan_graph(graph, options, known=known, **how)
@@ -165,7 +165,7 @@ def frontier(
             return frontier_graph(what, options)
         from .torch.run import stages
 
-        return [replace(p, trace=what) for p in frontier_graph(what.graph, options, finish=stages.group)]
+        return [replace(p, trace=what) for p in frontier_graph(what.graph, options, finish=stages.finish(what.lowered))]
 
 
 def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | Graph:

@@ -37,7 +37,7 @@ def random_plan(trace: Trace, seed: int) -> Plan:
     modes[dropping.candidates] = rng.choice([TRANSIENT, HOLD, KEEP], size=len(dropping.candidates), p=[0.1, 0.4, 0.5])
     runs = dropping.runs(modes)
     assert runs is not None
-    schedule = stages.group(trace.graph, Schedule.from_runs(trace.graph, runs, "random"))
+    schedule = stages.finish(trace.lowered)(trace.graph, Schedule.from_runs(trace.graph, runs, "random"))
     judged = simulate(trace.graph, schedule)
     peak = judged.peak_bytes - trace.graph.resident_bytes
     return replace(like, schedule=schedule, peak_bytes=judged.peak_bytes, activation_peak_bytes=peak, trace=trace)

@@ -28,17 +28,17 @@ def elements_spanned(t: torch.Tensor) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 
 
+def span(t: torch.Tensor) -> tuple[int, int]:
+    """(first, last + 1) of the bytes of its storage that a tensor uses."""
+    first = t.storage_offset()
+    return first * t.element_size(), (first + elements_spanned(t)) * t.element_size()
+
+
 def bytes_spanned(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of a storage between the first and the last that these tensors, which share it, use. It follows from shapes,
     strides and distances alone, and so is the same for a tensor and for a copy of it, however large the storages are."""
-    begins, ends = zip(
-        *(
-            (t.storage_offset() * t.element_size(), (t.storage_offset() + elements_spanned(t)) * t.element_size())
-            for t in tensors
-        ),
-        strict=True,
-    )
-    return max(ends) - min(begins)
+    begins, ends = zip(*map(span, tensors), strict=True)
+    return int(max(ends) - min(begins))
 
 
 def tensors_of(n: fx.Node) -> list[tuple[int, torch.Tensor]]:

@@ -211,7 +211,7 @@ class Replan:
         return _replan_from, ([as_text(p) for p in self._plans],)
 
     def __call__(self, traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
-        graph, finish = traced.graph, stages.group
+        graph, finish = traced.graph, stages.finish(traced.lowered)
         for p in [*self._plans, *known]:
             schedule = carried(p.schedule, p.graph, graph)
             if schedule is not None:

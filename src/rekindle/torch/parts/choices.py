@@ -119,7 +119,7 @@ class Choices:
         key = id(u.trace), way, quiet  # equal units share their trace and their ways
         if key not in self._known:
             options = replace(self.options, progress=False) if quiet else self.options
-            made = as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.group)
+            made = as_part_plan(u.trace.graph, self.ways[unit][way], options, stages.finish(u.trace.lowered))
             self._known[key] = replace(made, trace=u.trace)
         return self._known[key]
 

@@ -53,11 +53,15 @@ def search(s: Subject, found: Found, options: PlanOptions, check: bool) -> Choic
 def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[int, list[Way]]:
     """The ways of each unit that was captured; [] where they save too little."""
     known: dict[str, list[Way]] = {}
-    units: list[tuple[Unit, Graph]] = [(u, u.trace.graph) for u in found.units if u.trace is not None]
-    for unit, graph in units:
+    units: list[tuple[Unit, Graph]] = []
+    for unit in found.units:
+        if unit.trace is None:
+            continue
+        graph = unit.trace.graph
+        units.append((unit, graph))
         if graph.hash not in known:
             announce(options.progress, f"searching plans for {unit.path} ({len(graph.ops):,} ops)")
-            known[graph.hash] = ways(graph, options, stages.group, len(found.units))
+            known[graph.hash] = ways(graph, options, stages.finish(unit.trace.lowered), len(found.units))
     count = Counter(graph.hash for _, graph in units)
     every = sum(n * known[h][0].figures.held_bytes for h, n in count.items())
     tried: set[str] = set()
@@ -80,7 +84,8 @@ def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
     """The fault of a planned step of the part by itself, such as "differs in the loss"; "" if it has none."""
     assert unit.trace is not None
     try:
-        bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, stages.group))
+        finish = stages.finish(unit.trace.lowered)
+        bound = Bound(unit.module, unit.trace, as_part_plan(unit.trace.graph, way, options, finish))
         with unit.given.surroundings(unit.module):
             found = trial.differences(unit.module, plain_forward(unit.module), bound, unit.given.call)
     except torch.OutOfMemoryError:

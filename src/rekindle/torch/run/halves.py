@@ -113,11 +113,11 @@ def _placeholders_read(low: Lowered, backward: Steps) -> list[fx.Node]:
             call = low.calls[s.op]
             node = low.captured.gradients[call.node] if call.kind == ACCUMULATE else call.node  # type: ignore[index]
             if node is not None:
-                found |= dict.fromkeys(_leaves(low, node, call.kind == ACCUMULATE))
+                found |= dict.fromkeys(placeholders_behind(low, node, call.kind == ACCUMULATE))
     return [p for p in low.captured.placeholders if p in found and p.op == "placeholder"]
 
 
-def _leaves(low: Lowered, node: fx.Node, itself: bool) -> Iterator[fx.Node]:
+def placeholders_behind(low: Lowered, node: fx.Node, itself: bool = False) -> Iterator[fx.Node]:
     """Placeholders that the arguments of a call are views of. itself : the node stands for the only argument."""
     stack = [node] if itself else list(node.all_input_nodes)
     swaps = node in low.reads_snapshot

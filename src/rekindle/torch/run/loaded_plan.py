@@ -18,6 +18,7 @@ from ..trace import Trace
 from .bound import answered
 from .mismatch import mismatch
 from .new_call import NewCall
+from .stages import LastReads
 
 UNLIKE_MOST = 64  # calls that the plan does not fit, and that are remembered; older ones are captured again (a guess)
 
@@ -78,7 +79,7 @@ class LoadedPlan:
         limit = self._plan.goal.budget
         if limit is None:
             return ""
-        peak = simulate(fits.graph, self._plan.schedule, self._plan.cost).peak_bytes
+        peak = simulate(fits.graph, LastReads(fits.lowered).heeded(fits.graph, self._plan.schedule)).peak_bytes
         if peak <= limit:
             return ""
         return (

@@ -19,6 +19,7 @@ from ...model.schedule import Schedule
 from ..capture.lowered import Lowered
 from .halves import cut
 from .source import Source, Sums
+from .stages import LastReads
 
 _number = itertools.count(1)  # of programs in this process
 
@@ -64,8 +65,9 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
     known = _built.get((id(lowered), schedule))
     if known is not None and known.lowered is lowered:
         return known
-    sums = Sums.of(lowered, schedule)
-    written = Source(lowered, cut(lowered, schedule), sums)
+    ran = LastReads(lowered).heeded(lowered.graph, schedule)  # schedules of older files hand gradients over too early
+    sums = Sums.of(lowered, ran)
+    written = Source(lowered, cut(lowered, ran), sums)
     source = "\n".join(written.lines) + "\n"
     file = f"<rekindle plan {schedule.graph_hash[:8]}, program {next(_number)}>"
     names = written.text.env

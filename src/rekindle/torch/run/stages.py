@@ -1,12 +1,24 @@
-"""Cuts the backward into few stages: finished gradients wait for each other as long as waiting costs no memory."""
+"""Cuts the backward into few stages: finished gradients wait for each other as long as waiting costs no memory.
+
+A gradient is handed over only after the last op that reads its tensor's memory: hooks of autograd may write to the tensor then,
+as an optimizer does that steps inside backward.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...model.graph import ACCUMULATE, Graph
+from torch import fx
+
+from ...model.graph import ACCUMULATE, OPERATOR, Graph
 from ...model.judge import simulate
 from ...model.schedule import RUN, Schedule
+from ..capture.gradient_additions import additions, unaliased
+from ..capture.lowered import Lowered
+from ..capture.node_tensors import span
+from .gradient_sums import handed_over
+from .halves import placeholders_behind
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,55 @@ class StageSettings:
 
 
 SETTINGS = StageSettings()
+
+
+def finish(low: Lowered) -> Callable[[Graph, Schedule], Schedule]:
+    """The function that turns a schedule of this graph, or of one with the same ops, into the schedule that is run."""
+    last_reads = LastReads(low)
+    return lambda graph, schedule: group(graph, last_reads.heeded(graph, schedule))
+
+
+class LastReads:
+    """The ops that read the memory of each tensor that gets a gradient: itself, or another tensor that shares it."""
+
+    def __init__(self, low: Lowered):
+        self._calls, self._gradients = low.calls, low.captured.gradients
+        self._additions = additions(low.captured)
+        self._made_by = {c.node: o for o, c in enumerate(low.calls) if c.node is not None and c.kind == OPERATOR}
+        readers: dict[fx.Node, list[int]] = {}
+        for n, o in self._made_by.items():
+            for p in dict.fromkeys(placeholders_behind(low, n)):
+                readers.setdefault(p, []).append(o)
+        self._readers = {
+            o: [r for p in sharing_memory(low, c.node) for r in readers.get(p, ())]
+            for o, c in enumerate(low.calls) if c.kind == ACCUMULATE and c.node is not None
+        }  # fmt: skip
+
+    def heeded(self, graph: Graph, schedule: Schedule) -> Schedule:
+        """The schedule with every gradient handed over after the last read of its tensor's memory; itself if it is so already.
+
+        O(steps + readers).
+        """
+        runs = schedule.runs
+        last = {o: i for i, o in enumerate(runs)}
+        in_parts = handed_over(self._additions, [n for o in runs if (n := self._calls[o].node) in self._made_by])
+        late: dict[int, int] = {}  # op that hands over -> position of the run that it must follow
+        for o, readers in self._readers.items():
+            after = max((last[r] for r in readers if r in last), default=-1)
+            gradient = unaliased(self._gradients[self._calls[o].node])  # type: ignore[index]
+            # An addition whose parts go to autograd one by one hands over the last part.
+            late |= {x: after for x in ([self._made_by[gradient], o] if gradient in in_parts else [o]) if last[x] < after}
+        if not late:
+            return schedule
+        order = sorted(range(len(runs)), key=lambda i: (late.get(runs[i], i), runs[i] in late))
+        return Schedule.from_runs(graph, [runs[i] for i in order], schedule.solver)
+
+
+def sharing_memory(low: Lowered, p: fx.Node) -> list[fx.Node]:
+    """The inputs of the step that use memory of this one, itself among them. Slices of a buffer that lie side by side do not."""
+    first, end = span(p.meta["val"])
+    others = [q for q, _ in low.parts[low.value_of[(p, 0)]] if q is not p]
+    return [p, *(q for q in others if (at := span(q.meta["val"]))[0] < end and first < at[1])]
 
 
 def group(graph: Graph, schedule: Schedule) -> Schedule:
