@@ -126,7 +126,7 @@ def test_a_norm_that_runs_again_takes_no_copies() -> None:
     assert len(again) > 4
     rekindle.apply(model, plan)
     source = model.forward.source
-    assert source.count("_native_batch_norm_legit(") == 4  # once each, in place
+    assert source.count(" native_batch_norm(") == 4  # once each, in place
     assert "copy_(" not in source
     assert "clone(" not in source
     assert rekindle.verify(model, x).ok

@@ -32,7 +32,7 @@ class Writing(NamedTuple):
     @property
     def placeholders(self) -> list[fx.Node]:
         """The placeholders among the arguments, whole or by a slice: a batch norm in slices writes parts of its statistics."""
-        return [_base(a) for a in self.args if isinstance(a, fx.Node)]
+        return [base_of(a) for a in self.args if isinstance(a, fx.Node)]
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Captured:
         return [name for p, name in self.params.items() if p in targets]
 
 
-def _base(n: fx.Node) -> fx.Node:
+def base_of(n: fx.Node) -> fx.Node:
     """The node of which `n` is a slice, or n itself."""
     while n.target is torch.ops.aten.slice.Tensor:
         n = n.all_input_nodes[0]

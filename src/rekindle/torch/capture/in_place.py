@@ -96,7 +96,8 @@ def _batch_norm(c: Captured, n: fx.Node, mutated: _Mutated) -> set[fx.Node]:
         del c.mutations[p]
         new.replace_all_uses_with(p)
         n.graph.erase_node(new)
-    c.writing[n] = Writing(aten._native_batch_norm_legit.default, n.args)
+    # Eager's own operator: its writes leave the versions of the statistics as they are.
+    c.writing[n] = Writing(aten.native_batch_norm.default, n.args)
     n.target, n.args = aten._native_batch_norm_legit.no_stats, (*n.args[: _STATISTICS[0]], *n.args[5:])
     n.meta["val"] = n.meta["val"][: _STATISTICS[0]]
     return {new for _, new in pairs}

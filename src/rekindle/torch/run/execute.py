@@ -24,6 +24,7 @@ from ..capture.lowered import Lowered
 from ..capture.node_tensors import tensors_of
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
 from .anomaly import NamesNaN
+from .halves import saved_by_eager
 from .program import Program
 
 
@@ -38,13 +39,16 @@ class TrainingStep:
     out: list[Any] = field(default_factory=list)
     absent: tuple[int, ...] = ()
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
+    versions: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
         self.trained = self.runner.trained(inputs)
         known = {id(t) for t in inputs}
+        watched = {i: inputs[i] for i in self.runner.watched_inputs}
         with disable_autocast():
             results, saved = self.runner.program.forward(inputs, self.rng)
+        self.versions = {i: (weakref.ref(t), t._version) for i, t in watched.items() if not t.is_inference()}
         for i, t in enumerate(results):
             if id(t) in known:  # autograd would treat two results, or a result and a parameter, as one tensor
                 results[i] = t.detach()
@@ -52,6 +56,14 @@ class TrainingStep:
         if any(t._is_view() for t in results):
             results = _no_views(results, [*inputs, *saved])
         return results, saved
+
+    def check_versions(self, which: Iterable[int]) -> None:
+        """Raise an error if one of these inputs was written to since forward."""
+        for i in which:
+            given, before = self.versions.get(i, (None, 0))
+            t = given and given()
+            if t is not None and t._version != before:
+                raise self.runner.written_to(i, t, before)
 
     def start(self, saved: list[Any], tangents: list[Any]) -> None:
         """Begin a backward. An earlier backward that was left unfinished (autograd.grad on a subset) is dropped."""
@@ -74,6 +86,7 @@ class TrainingStep:
         if self.generator is None:
             raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
         try:
+            self.check_versions(self.runner.read_by_stage[j])
             with disable_autocast(), self.runner.watched():
                 next(self.generator)
         except BaseException:
@@ -145,6 +158,7 @@ class _Boundary(torch.autograd.Function):
                     f"a gradient came back to {place}, but the plan was made for the loss alone; "
                     "trace with loss='all' to plan for gradients of every output"
                 )
+        step.check_versions(runner.watched_inputs)
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()
         tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
@@ -213,6 +227,9 @@ class Runner:
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
         ]
         self._trained = [place[p] for p in c.gradients]
+        self.read_by_stage = [[place[p] for p in read] for read in program.read]
+        self._saved_by_eager = {place[p] for p in saved_by_eager(lowered)}
+        self.watched_inputs = sorted(self._saved_by_eager.union(*self.read_by_stage))
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
         self._tangents = list(c.tangents)
         self.waiting: weakref.WeakSet[TrainingStep] = weakref.WeakSet()  # calls whose backward has not begun
@@ -235,6 +252,20 @@ class Runner:
         if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
             return NamesNaN(self.lowered, self.program)
         return contextlib.nullcontext()
+
+    def written_to(self, i: int, t: torch.Tensor, before: int) -> Exception:
+        """The error of a backward that needs input i as it was in forward. before : its version then."""
+        c, p = self.lowered.captured, self.given[i]
+        name = c.params.get(p) or c.buffers.get(p) or f"input {c.inputs.get(p, i)}"
+        if i in self._saved_by_eager:
+            return RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{name} [{t.type()} {list(t.shape)}] is at version {t._version}; expected version {before} instead"
+            )
+        return RekindleError(
+            f"{name} was written to in place after forward, and the planned backward reads it again, to recompute results of "
+            "forward. Eager does not need it there. Write to it after backward, or call rekindle.restore(model) for such steps"
+        )
 
     @property
     def may_part(self) -> bool:

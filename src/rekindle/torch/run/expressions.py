@@ -38,6 +38,7 @@ class Expressions:
             "join": join,
         }
         self._names: dict[Any, str] = {}
+        self._late = {c.node for c, op in zip(lowered.calls, lowered.graph.ops, strict=True) if op.backward}
 
     def variables(self, value: int) -> list[str]:
         """Variables of the tensors that lie in a value's storage."""
@@ -54,6 +55,11 @@ class Expressions:
     def variable(self, placeholder: fx.Node) -> str:
         """The variable of an input, a parameter, a buffer or a gradient from the loss."""
         return self.name_of((placeholder, 0)) if (placeholder, 0) in self.low.value_of else f"x_{placeholder.name}"
+
+    def itself(self, placeholder: fx.Node) -> str:
+        """The variable in backward of an input's very tensor; `variable` is there the tensor with the memory that it had in
+        forward, which the user may have replaced since (`weight.data = …`)."""
+        return f"{self.variable(placeholder)}_now"
 
     def function(self, target: Any, like: str | None = None) -> str:
         """The name of a function. like : the name that it gets if that is free; None: the operator's own."""
@@ -82,7 +88,11 @@ class Expressions:
     def argument(self, x: Any, reader: fx.Node | None, swap: bool = False) -> str:
         """Source of an argument of a call; `reader` is the node of the call, `swap` as in `tensor`."""
         if isinstance(x, fx.Node):
-            return self.tensor(x, swap or reader in self.low.reads_snapshot)
+            swap = swap or reader in self.low.reads_snapshot
+            given = x.op == "placeholder" and x not in self.low.captured.tangents
+            if given and reader in self._late and not (swap and x in self.low.snapshots):
+                return self.itself(x)
+            return self.tensor(x, swap)
         if type(x) in (int, float) and x in self.low.captured.numbers.markers:
             return f"numbers[{list(self.low.captured.numbers.markers).index(x)}]"
         if type(x) in _LITERALS or type(x) is float and math.isfinite(x):

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from torch import fx
 
 from ...errors import RekindleError
-from ...model.graph import ACCUMULATE, Graph
+from ...model.graph import ACCUMULATE, OPERATOR, Graph
 from ...model.schedule import Free, Run, Schedule, Step
 from ..capture import rules
+from ..capture.captured import base_of
+from ..capture.hidden_writes import BATCH_NORMS, STATISTICS
 from ..capture.lowered import Lowered
 
 Steps = tuple[Step, ...]
@@ -23,7 +25,8 @@ class Halves:
 
     forward : the steps before the boundary. dropped : the frees right after it. backward : the steps after those.
     saved : values that backward takes from forward.
-    read : placeholders that backward reads.
+    read : placeholders that backward reads as forward found them: through views, or where it recomputes.
+    itself : placeholders that ops of backward take as they are, for which eager saves the very tensor.
     replayed : random ops that run more than once: later runs draw the numbers of the first again.
     """
 
@@ -32,6 +35,7 @@ class Halves:
     backward: Steps
     saved: list[int]
     read: list[fx.Node]
+    itself: list[fx.Node]
     replayed: set[int]
 
 
@@ -51,9 +55,9 @@ def cut(low: Lowered, schedule: Schedule) -> Halves:
     _check_random_order(low, forward, backward)
     twice = [o for o, times in Counter(schedule.runs).items() if times > 1]
     replayed = {o for o in twice if _is_random(low, o)}
-    return Halves(
-        forward, dropped, backward, _live_after(low, forward, dropped), _placeholders_read(low, backward), replayed
-    )
+    found = {x for s in backward if isinstance(s, Run) for x in placeholders_read(low, s.op)}
+    read, itself = ([p for p in low.captured.placeholders if (p, way) in found] for way in (False, True))
+    return Halves(forward, dropped, backward, _live_after(low, forward, dropped), read, itself, replayed)
 
 
 def read_late(low: Lowered, forward: Steps) -> set[int]:
@@ -106,28 +110,35 @@ def _live_after(low: Lowered, forward: Steps, dropped: Steps) -> list[int]:
     return [v for v in live if low.parts[v] or v in low.snapshots.values()]
 
 
-def _placeholders_read(low: Lowered, backward: Steps) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
-    for s in backward:
-        if isinstance(s, Run):
-            call = low.calls[s.op]
-            node = low.captured.gradients[call.node] if call.kind == ACCUMULATE else call.node  # type: ignore[index]
-            if node is not None:
-                found |= dict.fromkeys(placeholders_behind(low, node, call.kind == ACCUMULATE))
-    return [p for p in low.captured.placeholders if p in found and p.op == "placeholder"]
+def saved_by_eager(low: Lowered) -> set[fx.Node]:
+    """Placeholders that eager saves in forward, so that they must not be written to before its backward."""
+    running = {
+        base_of(w.args[i]) for w in low.captured.writing.values() if w.target in BATCH_NORMS for i in STATISTICS
+        if w.args[i] is not None
+    }  # fmt: skip
+    return running.union(
+        p for o, op in enumerate(low.graph.ops) if op.kind == OPERATOR and op.backward for p, _ in placeholders_read(low, o)
+    )
 
 
-def placeholders_behind(low: Lowered, node: fx.Node, itself: bool = False) -> Iterator[fx.Node]:
-    """Placeholders that the arguments of a call are views of. itself : the node stands for the only argument."""
-    stack = [node] if itself else list(node.all_input_nodes)
+def placeholders_read(low: Lowered, op: int) -> Iterator[tuple[fx.Node, bool]]:
+    """(placeholder, whether the op takes the tensor itself, as eager's backward does) for each placeholder that an op reads,
+    through views as well. An op that makes again what forward made reads it as forward found it."""
+    call, tangents = low.calls[op], low.captured.tangents
+    handed = call.kind == ACCUMULATE
+    node = low.captured.gradients[call.node] if handed else call.node  # type: ignore[index]
+    if node is None:
+        return
     swaps = node in low.reads_snapshot
+    late = low.graph.ops[op].backward
+    stack = [(node, False)] if handed else [(a, late) for a in node.all_input_nodes]
     while stack:
-        n = stack.pop()
-        if n.op == "placeholder" and n not in low.captured.tangents:
+        n, itself = stack.pop()
+        if n.op == "placeholder" and n not in tangents:
             if not (swaps and n in low.snapshots):
-                yield n
+                yield n, itself
         elif n in low.views:
-            stack += n.all_input_nodes
+            stack += [(a, False) for a in n.all_input_nodes]
 
 
 def _check_random_order(low: Lowered, forward: Steps, backward: Steps) -> None:

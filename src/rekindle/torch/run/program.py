@@ -34,6 +34,7 @@ class Program:
         added up from several uses comes as a tuple of its parts.
     stages : per stage the placeholders whose gradients it puts into `out`, in order; one that is handed over in parts stands
         there once for each part.
+    read : for each stage the placeholders that it reads.
     parts : placeholder -> number of parts of a gradient that is added up from several uses and comes whole, unless `apart`
         is asked for.
     file : the name under which tracebacks find the source, as long as the program lives.
@@ -45,6 +46,7 @@ class Program:
     forward: Callable[[list[Any], dict[int | str, Any]], tuple[list[Any], list[Any]]]
     backward: Callable[[list[Any], list[Any], dict[int | str, Any], list[Any], bool, bool], Iterator[None]]
     stages: list[list[fx.Node]]
+    read: list[set[fx.Node]] = field(default_factory=list)
     parts: dict[fx.Node, int] = field(default_factory=dict)
     file: str = ""
     ops: dict[int, int] = field(default_factory=dict)
@@ -73,7 +75,7 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
     names = written.text.env
     exec(compile(source, file, "exec"), names)
     program = Program(
-        source, names["forward"], names["backward"], written.stages, sums.parts, file, written.ops, lowered
+        source, names["forward"], names["backward"], written.stages, written.read, sums.parts, file, written.ops, lowered
     )
     # Tracebacks show the line, and so the op and the module in its comment.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

@@ -22,7 +22,7 @@ from ..capture.node_tensors import tensors_of
 from ..capture.overwrites import OVERWRITES
 from .expressions import Expressions, keyword_argument
 from .gradient_sums import handed_over
-from .halves import Halves, last_reads, read_late, tangent_values
+from .halves import Halves, last_reads, placeholders_read, read_late, tangent_values
 
 PATH_MOST_LETTERS = 200  # longer paths of modules are cut in comments
 
@@ -54,6 +54,7 @@ class Source:
 
     ops : number of a line, from 1 -> id of the op that it runs.
     stages : for each stage of backward, the placeholders whose gradients it puts into `out`, in order.
+    read : for each stage, the placeholders that it reads.
     """
 
     def __init__(self, lowered: Lowered, halves: Halves, sums: Sums):
@@ -61,6 +62,7 @@ class Source:
         self.text = Expressions(lowered)
         self.lines: list[str] = []
         self.ops: dict[int, int] = {}
+        self.read: list[set[fx.Node]] = []
         self._write_forward()
         self.stages = self._write_backward()
 
@@ -92,13 +94,17 @@ class Source:
                 self._run(s, call, replay=s.op in halves.replayed and not first, first=first)
             ran.add(s.op)
         results = ", ".join(self.text.tensor(o, False) for o in captured.outputs)
-        self.lines += [f"    return [{results}], [{', '.join(self._saved_names())}]", ""]
+        # A parameter's very tensor would show backward other memory if `.data` were set; eager's views of it do not either.
+        kept = [*self._saved_values(), *(f"{self.text.variable(p)}.detach()" for p in halves.read)]
+        kept += map(self.text.variable, halves.itself)
+        self.lines += [f"    return [{results}], [{', '.join(kept)}]", ""]
 
     def _write_backward(self) -> list[list[fx.Node]]:
         captured, halves = self.low.captured, self.halves
+        kept = [*self._saved_values(), *map(self.text.variable, halves.read), *map(self.text.itself, halves.itself)]
         self.lines += [
             "def backward(saved, tangents, rng, out, retain, apart):",
-            f"    {_unpack(self._saved_names(), 'saved')}",
+            f"    {_unpack(kept, 'saved')}",
             f"    {_unpack(map(self.text.variable, captured.tangents), 'tangents')}",
             *self._numbers(),
         ]
@@ -108,6 +114,7 @@ class Source:
                 self._delete(s.value)
         stages: list[list[fx.Node]] = []
         handed: list[fx.Node] = []
+        read: set[fx.Node] = set()
         untouched = set(halves.saved)  # copies that forward made
         last_read = last_reads(self.low, halves.backward)
         for i, s in enumerate(halves.backward):
@@ -119,7 +126,9 @@ class Source:
             if call.kind != ACCUMULATE and placeholder is None and handed:
                 self.lines.append("    yield")
                 stages.append(handed)
-                handed = []
+                self.read.append(read)
+                handed, read = [], set()
+            read |= {p for p, _ in placeholders_read(self.low, s.op)}
             if call.kind == ACCUMULATE:
                 assert call.node is not None
                 if call.node not in self.sums.handed_over.values():
@@ -135,6 +144,7 @@ class Source:
         if handed:
             self.lines.append("    yield")
             stages.append(handed)
+            self.read.append(read)
         return stages
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -221,10 +231,9 @@ class Source:
             self.lines.append(f"    del {', '.join(names)}")
 
     # -- small things ------------------------------------------------------------------------------------------------
-    def _saved_names(self) -> list[str]:
-        """Variables that forward hands to backward."""
-        values = [x for v in self.halves.saved for x in self.text.variables(v)]
-        return [*values, *map(self.text.variable, self.halves.read)]
+    def _saved_values(self) -> list[str]:
+        """Variables of the values that forward hands to backward."""
+        return [x for v in self.halves.saved for x in self.text.variables(v)]
 
     def _numbers(self) -> list[str]:
         return ["    numbers = rng['numbers']"] if self.low.captured.numbers.markers else []

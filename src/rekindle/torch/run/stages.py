@@ -18,7 +18,7 @@ from ..capture.gradient_additions import additions, unaliased
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import span
 from .gradient_sums import handed_over
-from .halves import placeholders_behind
+from .halves import placeholders_read
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class LastReads:
         self._additions = additions(low.captured)
         self._made_by = {c.node: o for o, c in enumerate(low.calls) if c.node is not None and c.kind == OPERATOR}
         readers: dict[fx.Node, list[int]] = {}
-        for n, o in self._made_by.items():
-            for p in dict.fromkeys(placeholders_behind(low, n)):
+        for o in self._made_by.values():
+            for p in {p for p, _ in placeholders_read(low, o)}:
                 readers.setdefault(p, []).append(o)
         self._readers = {
             o: [r for p in sharing_memory(low, c.node) for r in readers.get(p, ())]
