@@ -276,8 +276,10 @@ def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written:
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:
     """The comparison of steps that call the model twice. Random numbers are drawn between the calls, and one backward goes
     through both. may : what may differ by rounding."""
-    # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
-    way, bound = Way.TWICE if shares_casts() else Way.JOINED, planned.last
+    # Where calls share a cast that several ops read, a warning says so when such a call is made.
+    bound = planned.last
+    rounds = shares_casts() and bound is not None and any(cast.several for cast in bound.runner.casts.values())
+    way = Way.TWICE if rounds else Way.JOINED
     adds_up = bound is not None and bound.runner.adds_up
     found = _twice(s, planned, plain, way, may, vary=not adds_up)
     if found.differences and bound is not None and adds_up:
