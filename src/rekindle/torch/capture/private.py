@@ -247,6 +247,11 @@ def modes_are_on() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def is_in_use(leaf: torch.Tensor) -> bool:
+    """Whether more than Python refers to the tensor: an autograd graph, in most cases."""
+    return leaf._use_count() > 1
+
+
 # -- PyTorch's own chunked heads, with which the benchmark compares ----------------------------------------------------
 def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
     """The operator behind `torch.nn.functional.linear_cross_entropy` in chunks, and the Python function that it runs.

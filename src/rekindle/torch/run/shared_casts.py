@@ -1,8 +1,8 @@
 """Gradients of the casts that autocast shares: between planned calls, and with plain code that ran before them.
 
 Autocast casts a trained leaf once in a block. The gradients of all uses are added up in the lower precision at that one cast,
-and reach the leaf behind those of everything that ran after the cast. A planned call has casts of its own, which it may free and
-make again. So it hands the gradient of a cast over where eager does:
+and reach the leaf behind those of everything that ran after the cast. A planned call has casts of its own, which it may free
+and make again. So it hands the gradient of a cast over where eager does:
 
 - Where plain code has cast the leaf before in the same block: to that cast.
 - Where an earlier planned call has: to a node that runs after the rest of this call's backward. If the same backward comes to
@@ -22,14 +22,23 @@ from typing import Any
 import torch
 
 from ..capture.gradient_additions import Cast
-from ..capture.private import TorchDispatchMode, backward_number, disable_modes, modes_are_on, tree_leaves, will_run
+from ..capture.private import (
+    TorchDispatchMode,
+    backward_number,
+    disable_modes,
+    is_in_use,
+    modes_are_on,
+    tree_leaves,
+    will_run,
+)
 from ..capture.surroundings import casting_device, shares_casts
 
 
 class CallInBlock:
     """One planned call in an autocast block.
 
-    leaves : id of each leaf that it casts -> (its number among the inputs, whether several ops read the cast). before : the calls before it whose backward may come.
+    leaves : id of each leaf that it casts -> (its number among the inputs, whether several ops read the cast).
+    before : the calls before it whose backward may come.
     boundary : the autograd node, weakly, at which its backward begins. begun : the backward in which it began last.
     left : id of a leaf -> (number of a backward, the gradient of its cast that later calls have left for this one).
     """
@@ -137,7 +146,7 @@ def entered(
             instead[i] = _Later.apply(leaf, cast.dtype, call)
             if any(c.leaves.get(id(leaf), (i, False))[1] for c in block.calls):
                 rounds.append(i)
-        elif leaf._use_count() > 1 and (found := _cached(leaf, cast.dtype)) is not None:  # some graph refers to it
+        elif is_in_use(leaf) and (found := _cached(leaf, cast.dtype)) is not None:  # some graph refers to it
             instead[i] = found
             continue
         block.cast[id(leaf)] = weakref.ref(leaf)
