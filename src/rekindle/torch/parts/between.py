@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,14 +117,14 @@ class Watched:
                     last.clear()
                     self._mark(call, "backward", BEGINS)
 
-            def ends(number: int) -> None:
+            def ends(number: int, *_: Any) -> None:
                 if number in left:
                     left.discard(number)
                     if not left:
                         self._mark(call, "backward", ENDS)
 
             for node in last:
-                node.register_hook(lambda *_, number=id(node): ends(number))
+                node.register_hook(partial(ends, id(node)))
             for node in nodes:
                 node.register_prehook(begins)
             return result
