@@ -75,7 +75,6 @@ SAMPLES = [
     sample_is("empty", lambda: (), "missing 1 required positional argument: 'x'", TraceError),
     sample_is("too long", lambda: (batch(), batch()), "itself fails.*TypeError.*positional arguments", TraceError),
     sample_is("of a wrong keyword", lambda: {"y": batch()}, "itself fails.*'y'", TraceError),
-    sample_is("not a leaf", lambda: batch().requires_grad_() * 2, r"sample\.detach\(\)"),
     sample_is("of inference mode", lambda: inferred(batch), "inference_mode"),
     sample_is("of doubles", lambda: batch().double(), "the module itself fails.*dtype", TraceError),
     sample_is("of ints", lambda: torch.ones(4, 4, dtype=torch.long), "the module itself fails.*dtype", TraceError),

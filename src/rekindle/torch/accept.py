@@ -314,11 +314,6 @@ def _fit(t: torch.Tensor, at: str) -> None:
         )
     if sharded.is_sharded(t):
         raise UsageError(f"{at} is a DTensor, which has another shape on every rank; give {at}.to_local()")
-    if t.requires_grad and not t.is_leaf:
-        raise UsageError(
-            f"{at} is a result of other operations that require grad, and a measured step would run their backward; give "
-            f"{at}.detach().requires_grad_()"
-        )
 
 
 def _plain(t: torch.Tensor, at: str) -> None:

@@ -76,7 +76,7 @@ def capture(
     UsageError : `options.unused` leaves out the loss, or every result that requires grad.
     """
     real = by_values and not any(map(is_fake, tensors))
-    flat = FlatForward(model, forward, spec, options, tensors if real else None, numbers)
+    flat = FlatForward(model, forward, spec, options, tensors, real, numbers)
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     with SideEffects(model, by_parameter(*tree.unflatten([None] * len(tensors), spec))) as effects:
         captured = _capture(flat, tensors, None if capability is None else AttentionOfGpu(capability))
@@ -136,7 +136,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         captured = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,
-            changed=(*flat.changes.other, *flat.changes.collected),
+            changed=(*flat.changes.other, *flat.changes.collected), cast_once=frozenset(flat.cast),
         )  # fmt: skip
         if attention is not None:
             captured.elsewhere = tuple(sorted(attention.replaced))

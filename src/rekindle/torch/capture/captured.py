@@ -81,6 +81,7 @@ class Captured:
         default_factory=list
     )  # names of other state that forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
+    cast_once: frozenset[int | str] = frozenset()  # inputs by index, and parameters by name, that autocast casts once
     changed: tuple[str, ...] = ()  # attributes that forward changes, which planned calls leave alone
     written_places: frozenset[Any] = (
         frozenset()

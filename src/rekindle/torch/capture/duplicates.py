@@ -15,7 +15,7 @@ from torch import fx
 from . import rules
 from .captured import Captured, joint_fake_mode
 from .node_tensors import is_member, tensors_of
-from .private import OpOverload, pytree
+from .private import OpOverload, disable_autocast, pytree
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
@@ -43,7 +43,7 @@ def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
             continue
         kept.append(n)
         if gone & _storages(n):
-            with mode:
+            with disable_autocast(), mode:
                 _look_again(n)
         if key is not None:
             first[key] = n

@@ -135,15 +135,16 @@ def _as_before(t: Any) -> Any:
 
 
 @contextlib.contextmanager
-def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
-    """Inside, autocast casts each of the leaves once, however often it is used, as in eager.
+def one_cast_each(leaves: dict[int | str, torch.Tensor]) -> Iterator[set[int | str]]:
+    """Inside, autocast casts each of the leaves once, however often it is used, as in eager (see `is_cast_once`).
 
     Its gradients are then added in the lower precision. Autocast's own cache is off while tracing, and traced parameters are
-    no leaves for it.
+    no leaves for it. Gives the names of the leaves that were cast.
     """
     to_copy: Any = torch.ops.aten._to_copy.default
     keys = DispatchKey
-    known = {id(t): t for t in leaves if t.requires_grad and t.dtype == torch.float32}
+    known = {id(t): (k, t) for k, t in leaves.items()}
+    found: set[int | str] = set()
     made: dict[Any, torch.Tensor] = {}
     clear = torch.clear_autocast_cache
 
@@ -166,6 +167,7 @@ def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
             listen(True)
         if shared:
             made[key] = out
+            found.add(known[id(x)][0])
         return out
 
     def clear_both() -> None:
@@ -175,7 +177,7 @@ def one_cast_each(leaves: list[torch.Tensor]) -> Iterator[None]:
     listen(True)
     torch.clear_autocast_cache = clear_both
     try:
-        yield
+        yield found
     finally:
         torch.clear_autocast_cache = clear
         listen(False)

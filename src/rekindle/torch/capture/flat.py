@@ -22,6 +22,7 @@ from .lines_that_set import line_that_sets
 from .loss import loss_index
 from .numbers import Numbers
 from .private import is_fake
+from .surroundings import is_cast_once
 from .values import constants
 
 
@@ -38,18 +39,22 @@ class FlatForward(nn.Module):
         forward: Any,
         spec: Any,
         options: TraceOptions,
-        sample: list[torch.Tensor] | None,
+        sample: list[torch.Tensor],
+        by_values: bool,
         numbers: Numbers | None = None,
     ):
         super().__init__()
         self.model = model
-        self._sample = sample  # real inputs; None: their values are unknown
+        self._sample = sample if by_values else None  # real inputs; None: their values are unknown
         # The real buffers, while others stand in their places.
         self._held = {k: t for k, t in tensors_in_attributes(model).items() if not is_fake(t)}
         self._markers = (numbers or Numbers()).markers
         self._forward, self._spec = forward, spec
         self._loss, self._unused = options.loss, options.unused
-        self._casts_cached = torch.is_autocast_cache_enabled()
+        # Names of the parameters, and numbers of the inputs, that autocast casts once; traced ones are no leaves.
+        once = torch.is_autocast_cache_enabled()
+        self._cast_once = {k for k, p in model.named_parameters() if once and is_cast_once(p)}
+        self._given_once = [i for i, t in enumerate(sample) if once and is_cast_once(t)]
         self._names: dict[
             int, list[str]
         ] = {}  # of each parameter, by id; while tracing, each name is a tensor of its own
@@ -65,6 +70,7 @@ class FlatForward(nn.Module):
         self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
         self.late: list[str] = []  # attributes that backward changed
         self.progress = 0  # ops run, in all runs of the last attempt
+        self.cast: set[int | str] = set()  # leaves that autocast has cast once, in the last run
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
         self.declares_writes = False  # whether such writes are made plain
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
@@ -85,8 +91,9 @@ class FlatForward(nn.Module):
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:
             with self._one_tensor_each():
-                leaves = [*self.model.parameters(), *tensors] if self._casts_cached else []
-                with one_cast_each(leaves), layout, known, indices_for_masks(known.count):
+                leaves: dict[int | str, torch.Tensor] = {i: tensors[i] for i in self._given_once}
+                leaves |= {k: p for k, p in self.model.named_parameters() if k in self._cast_once}
+                with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count):
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
                     self._refuse_new_parameters()
         except Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -28,6 +28,35 @@ def additions(c: Captured) -> dict[fx.Node, list[fx.Node]]:
             node = node.args[0]  # type: ignore[assignment]
         if nodes:
             found[p] = nodes
+    return found
+
+
+class Cast(NamedTuple):
+    """The cast of a leaf that autocast makes once for all uses.
+
+    part : number of the part of the leaf's gradient, in the order in which `additions` add them up, that comes through it.
+    several : several ops read it, so that its own gradient is a sum.
+    """
+
+    part: int
+    dtype: torch.dtype
+    several: bool
+
+
+def casts(c: Captured) -> dict[fx.Node, Cast]:
+    """Placeholder -> its cast by autocast, of those whose gradient comes through it in one part that can be told."""
+    sums, shared, found = additions(c), Counter(c.gradients.values()), {}
+    for p, gradient in c.gradients.items():
+        if c.params.get(p, c.inputs.get(p)) not in c.cast_once or shared[gradient] > 1:
+            continue
+        adds = sums.get(p, [])
+        parts = [
+            unaliased(x) for x in ([adds[-1].args[0], *(n.args[1] for n in reversed(adds))] if adds else [gradient])
+        ]
+        through = [(i, x.args[0]) for i, x in enumerate(parts) if x.target is torch.ops.aten._to_copy.default]
+        if len(through) == 1:
+            part, cast = through[0]
+            found[p] = Cast(part, cast.meta["val"].dtype, _adds_up(unaliased(cast)))
     return found
 
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from . import tree
-from .surroundings import surroundings
+from .surroundings import is_cast_once, shares_casts, surroundings
 from .values import constants, key_of
 
 Key = tuple[Any, ...]
@@ -61,10 +61,17 @@ class ModuleCall:
     def key(self) -> Key:
         """A key of everything outside of the module that shapes the graph.
 
-        It holds shapes, strides, dtypes, devices, requires_grad, which tensors share memory, constants, and `surroundings`.
+        It holds shapes, strides, dtypes, devices, requires_grad, which tensors share memory, constants, `surroundings`, and
+        under autocast which tensors it casts once.
         """
         shapes = tuple([_described(t) for t in self.tensors])
-        return (*shapes, _shared(self.tensors)), constants(self.spec), surroundings()
+        once = self.cast_once if shares_casts() else ()
+        return (*shapes, _shared(self.tensors)), constants(self.spec), (*surroundings(), once)
+
+    @property
+    def cast_once(self) -> tuple[int, ...]:
+        """Numbers of the tensors that autocast casts once for all their uses: leaves. It casts others at each use."""
+        return tuple([i for i, t in enumerate(self.tensors) if is_cast_once(t)])
 
     def taken_apart(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A function of arguments by parameter name that calls forward as the caller did."""

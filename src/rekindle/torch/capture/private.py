@@ -45,8 +45,8 @@ __all__ = ["DataDependentOutputException", "DeviceContext", "DispatchKey", "Dyna
            "dispatch_key_is_excluded", "from_functional_tensor", "function_modes", "function_modes_number", "functorch_config",
            "in_kernel_invocation_manager", "inductor_config", "lazy_graph_module", "make_channels_last_strides_for",
            "make_contiguous_strides_for", "pytree", "set_version_counter", "suggest_memory_format", "sync_functional_tensor",
-           "tracing", "tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten",
-           "unset_fake_temporarily"]  # fmt: skip
+           "tracing", "tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten", "unset_fake_temporarily",
+           "will_run"]  # fmt: skip
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -55,6 +55,7 @@ HigherOrderOperator = torch._ops.HigherOrderOperator  # an op that takes functio
 DispatchKey = torch._C.DispatchKey
 all_op_names = torch._C._dispatch_get_all_op_names
 dispatch_key_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+will_run = torch._C._will_engine_execute_node  # an autograd node, in the backward that is running
 disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off for every device
 disable_modes = torch.utils._python_dispatch._disable_current_modes  # context manager: no dispatch mode is on
 function_modes = torch.overrides._get_current_function_mode_stack
@@ -244,6 +245,11 @@ def no_source_of_graphs_kept() -> Iterator[None]:
 def modes_are_on() -> bool:
     """Whether a dispatch mode is on: an instrument, or tensors without data."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def is_in_use(leaf: torch.Tensor) -> bool:
+    """Whether more than Python refers to the tensor: an autograd graph, in most cases."""
+    return leaf._use_count() > 1
 
 
 # -- PyTorch's own chunked heads, with which the benchmark compares ----------------------------------------------------

@@ -189,6 +189,7 @@ class _Assembly:
             effects=list(c.effects),
             dropped=list(c.dropped),
             questions=questions,
+            cast_once=c.cast_once,
             changed=c.changed,
             graph_module=SimpleNamespace(graph=graph),
         )

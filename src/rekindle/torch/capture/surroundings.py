@@ -34,8 +34,18 @@ def surroundings() -> tuple[Any, ...]:
 
 def shares_casts() -> bool:
     """Whether autocast casts a parameter once for all calls, so that its gradients are added in the lower precision."""
-    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
-    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, kinds))
+    return torch.is_autocast_cache_enabled() and casting_device() != ""
+
+
+def casting_device() -> str:
+    """The kind of device on which autocast casts; "" where it is off."""
+    kinds = ("cuda", "cpu") if _HAS_CUDA else ("cpu",)
+    return next((k for k in kinds if torch.is_autocast_enabled(k)), "")
+
+
+def is_cast_once(t: torch.Tensor) -> bool:
+    """Whether autocast, while `shares_casts`, casts this tensor once for all its uses: it does so for trained leaves."""
+    return t.requires_grad and t.is_leaf and t.dtype == torch.float32 and not t._is_view()
 
 
 _HAS_CUDA = torch.cuda.is_available()

@@ -67,9 +67,8 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[int], Pl
         check = check_step(model, sample, plan, held=budget is not None)
         if not check.ok:
             raise ParityError(
-                f"the planned step does not give the plain step's numbers: {'; '.join(check.differences)}. "
-                "The model is as it was. It may use a kernel that is not deterministic on this device, so that two plain steps "
-                "differ too; see rekindle.verify(model, sample, plan)"
+                f"the planned step does not give the plain step's numbers: {'; '.join(check.differences)}. {check.cause}. "
+                "The model is as it was; check=False trains without the comparison"
             )
         if budget is None or aim is None or check.held_peak_bytes is None:
             return _measured(plan, check), check

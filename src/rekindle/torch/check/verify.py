@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
 from ..trace import call_arguments
 from .comparison import KINDS, Compared, compare
+from .first_difference import explained
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Check:
     differences : the differences, in words.
     held_peak_bytes : the measured activation peak of the planned step in a loop that holds the results until the step is
         over; None if not asked for.
+    cause : of differences, in words: whether two plain steps agree, and the first operator of the planned step that gives other
+        results; "" where nothing differs.
     """
 
     loss_equal: bool | None
@@ -65,6 +69,7 @@ class Check:
     flops_overhead: float | None
     differences: list[str] = field(default_factory=list)
     held_peak_bytes: int | None = None
+    cause: str = ""
     close: dict[str, tuple[float, str]] = field(default_factory=dict)
     varying: tuple[str, ...] = ()
 
@@ -100,6 +105,7 @@ class Check:
                [f"           {format_bytes(self.held_peak_bytes)} measured while the results are held"])
             + ([f"varying    {self.varying_words}"] if self.varying else [])
             + self.differences
+            + ([self.cause] if self.cause else [])
         )  # fmt: skip
 
     @property
@@ -194,6 +200,7 @@ def check_step(
             theirs = run(s, plain, "plain")
         may = NOTHING if planned.last is None else loose(planned.last.trace.lowered.captured)
         found = _compared(s, planned, ours, theirs, Way.ONCE, may)
+        once = bool(found.differences)
         ours, theirs = ours.figures(), None if theirs is None else theirs.figures()
         adds_up = planned.last is not None and planned.last.runner.adds_up
         if theirs is not None and not fake and (ours.drew or theirs.drew or adds_up):
@@ -204,8 +211,13 @@ def check_step(
             counts = [flops(s, f) for f in (planned, plain)]
             extra = counts[0] / counts[1] - 1 if counts[1] else None
         top = run(s, planned, "planned", Way.HELD).peak if held else None
+        cause = ""
+        if found.differences:
+            way = Way.ONCE if once else Way.TWICE
+            name, runs = type(model).__name__, ((plain, "plain"), (planned, "planned"))
+            cause = explained(name, *(partial(run, s, forward, which, way) for forward, which in runs))
     used = planned.last.plan if planned.last is not None else planned.plan
-    return as_check(found, ours, theirs, used.activation_peak_bytes, extra, top)
+    return replace(as_check(found, ours, theirs, used.activation_peak_bytes, extra, top), cause=cause)
 
 
 def as_check(
@@ -276,8 +288,10 @@ def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written:
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:
     """The comparison of steps that call the model twice. Random numbers are drawn between the calls, and one backward goes
     through both. may : what may differ by rounding."""
-    # Under autocast the calls of a joined step share casts of parameters; a warning says so when such a call is made.
-    way, bound = Way.TWICE if shares_casts() else Way.JOINED, planned.last
+    # Where calls share a cast that several ops read, a warning says so when such a call is made.
+    bound = planned.last
+    rounds = shares_casts() and bound is not None and any(cast.several for cast in bound.runner.casts.values())
+    way = Way.TWICE if rounds else Way.JOINED
     adds_up = bound is not None and bound.runner.adds_up
     found = _twice(s, planned, plain, way, may, vary=not adds_up)
     if found.differences and bound is not None and adds_up:

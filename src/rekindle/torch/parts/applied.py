@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,7 +105,6 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
     """
     with without_caches(model, plan.keeps_caches):  # as in a step, since the plans are for modules in that state
         forwards = _forwards(model, plan, on_new_shape, check)
-    _note_shared([(m, f) for m, f in forwards if isinstance(f, PartForward)])
     is_budget = plan.goal.budget is not None or plan.goal.fraction is not None
     root = PartsForward(model, plan, on_new_shape == "plan" and is_budget)
     for module, forward in forwards:
@@ -131,16 +129,6 @@ def _forwards(
         again = AgainForward(module, part.rule, plan.keeps_caches) if part.again else None
         forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))
     return forwards
-
-
-def _note_shared(forwards: Sequence[tuple[nn.Module, PartForward]]) -> None:
-    """Tell the first part that shares trained parameters with another one which they are: under autocast it warns."""
-    parts_of = Counter(id(p) for m, _ in forwards for p in m.parameters())
-    for module, forward in forwards:
-        names = [n for n, p in module.named_parameters() if parts_of[id(p)] > 1 and p.requires_grad]
-        if names:
-            forward.shared_with_parts = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
-            return
 
 
 def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:

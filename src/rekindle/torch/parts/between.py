@@ -8,15 +8,18 @@ plans, as long as these save no more of their inputs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from ...parts.division import Moment
 from ...parts.figures import Figures
 from ..capture import tree
+from ..capture.private import will_run
 from ..costs.levels import Level, Levels
 from ..costs.op_tensors import storage_of
 from ..run.execute import boundary_of, last_stage_of
@@ -97,28 +100,33 @@ class Watched:
     def _open(self, again: AgainForward, number: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             tensors, spec = tree.flatten((args, kwargs), opaque_ok=True)
-            first = next((i for i, t in enumerate(tensors) if t.requires_grad), None)
-            if not torch.is_grad_enabled() or first is None or tree.opaque_kinds(spec):
+            around = {get_gradient_edge(t).node for t in tensors if t.requires_grad}
+            if not torch.is_grad_enabled() or not around or tree.opaque_kinds(spec):
                 return again(*args, **kwargs)
-            # A view of an input has a node of its own, at which the backward of this call ends.
-            tensors[first] = tensors[first].view_as(tensors[first])
-            args, kwargs = tree.unflatten(tensors, spec)
             call = self._begin()
             result = again(*args, **kwargs)
             self._end(call, number, tensors, result)
-            nodes = {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None}
-            begun: list[bool] = []
+            nodes = {t.grad_fn for t in tree.tensors_in(result) if t.grad_fn is not None} - around
+            # A node of our own around an input would add up the gradients of the input's uses before eager does.
+            last = _before(nodes, around)
+            left: set[int] = set()  # ids of those of them that have not run
 
             def begins(_: Any) -> None:
-                if not begun:
-                    begun.append(True)
+                if last:
+                    left.update(id(n) for n in last if will_run(n))
+                    last.clear()
                     self._mark(call, "backward", BEGINS)
 
+            def ends(number: int, *_: Any) -> None:
+                if number in left:
+                    left.discard(number)
+                    if not left:
+                        self._mark(call, "backward", ENDS)
+
+            for node in last:
+                node.register_hook(partial(ends, id(node)))
             for node in nodes:
                 node.register_prehook(begins)
-            before = tensors[first].grad_fn
-            assert before is not None
-            before.register_hook(lambda *_: self._mark(call, "backward", ENDS) if begun else None)
             return result
 
         return forward
@@ -136,6 +144,21 @@ class Watched:
 
     def _mark(self, call: int, phase: str, what: str) -> None:
         self.levels.mark(Event(call, phase, what).name)
+
+
+def _before(nodes: Iterable[Any], around: Container[Any]) -> list[Any]:
+    """The autograd nodes, among these and those behind them, that hand a gradient to one of the nodes `around`."""
+    found, stack = {}, list(nodes)
+    seen = set(stack)
+    while stack:
+        n = stack.pop()
+        for after, _ in n.next_functions:
+            if after in around:
+                found[n] = None
+            elif after is not None and after not in seen:
+                seen.add(after)
+                stack.append(after)
+    return list(found)
 
 
 @dataclass(frozen=True)

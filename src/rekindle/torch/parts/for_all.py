@@ -182,7 +182,8 @@ def _check(request: Request, plan: PartsPlan) -> None:
     checked = verify(request.model, request.sample, plan)
     if not checked.ok:
         raise ParityError(
-            f"the step with planned parts does not give the plain step's numbers: {'; '.join(checked.differences)}"
+            f"the step with planned parts does not give the plain step's numbers: {'; '.join(checked.differences)}. "
+            f"{checked.cause}"
         )
     taken = (checked.held_peak_bytes or 0) + plan.resident_bytes
     budget = plan.goal.budget

@@ -22,6 +22,7 @@ from .. import accept
 from ..capture.determinism import deterministic
 from ..capture.sharded import class_name
 from ..check.comparison import compare
+from ..check.first_difference import explained
 from ..check.verify import subject
 from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
@@ -200,7 +201,7 @@ class _Planning:
         if self.request.check and self.theirs is not None:
             found = compare(ours, self.theirs, self.s.fake is not None)
             if found.differences:
-                raise self._differs(found.differences)
+                raise self._differs(found.differences, chosen)
         units, ways = self.choices.units, self.choices.ways
         used = [ways[u][c].figures for u, c in enumerate(chosen)]
         is_open = [u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
@@ -217,21 +218,16 @@ class _Planning:
         whole = "" if self.request.error is None else f". As a whole it cannot be planned because {self.request.error}"
         return TraceError(f"a step of {class_name(self.model)} with planned parts fails{at}: {e}{whole}")
 
-    def _differs(self, differences: Sequence[str]) -> ParityError:
-        """Says whether two plain steps differ too: then no plan is to blame, and none can be checked."""
-        assert self.theirs is not None
-        told = f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. "
-        again = self._run("plain")
-        if not compare(again, self.theirs, self.s.fake is not None).differences:
-            return ParityError(
-                f"{told}The model is as it was. It may use a kernel that is not deterministic on this device, or change its "
-                "own state"
-            )
-        error = self.request.error
+    def _differs(self, differences: Sequence[str], chosen: Chosen) -> ParityError:
+        def planned() -> Outcome:
+            with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(chosen):
+                return self._run("planned")
+
+        cause, error = explained(class_name(self.model), lambda: self._run("plain"), planned), self.request.error
         why = "" if error is None else f"As a whole the model cannot be planned because {error}. "
         return ParityError(
-            f"{told}Nor do two plain steps of {class_name(self.model)} from the same state and seed give the same numbers. "
-            f"{why}The model is as it was. Make its steps repeatable, or give check=False to train without this check"
+            f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. {cause}. {why}"
+            "The model is as it was; check=False trains without the comparison"
         )
 
     def _levels(self) -> Levels:

@@ -182,8 +182,8 @@ class _Recorder:
         key = call.key
         if (kind, key) not in self._known:
             casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
-            with torch.no_grad():
-                twins = copies([t.detach().requires_grad_(t.requires_grad) for t in call.tensors], self._own)
+            leaves = [t.detach().requires_grad_(t.requires_grad) if t.is_leaf else t for t in call.tensors]
+            twins = copies(leaves, self._own)
             self._known[kind, key] = Recorded(ModuleCall(twins, call.spec, call.form), key, casts)
         calls_of = self.found.setdefault(name, Calls())
         calls_of.samples[key] = self._known[kind, key]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +18,9 @@ from ..capture.determinism import deterministic
 from ..capture.loss import default_loss
 from ..check import verify as whole
 from ..check.comparison import compare
+from ..check.first_difference import explained
 from ..check.verify import Check, as_check, subject
-from ..run.measured_step import LossOf, Way, flops, gradients_as_before, run
+from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, gradients_as_before, run
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
 from .caches import without_caches
@@ -76,14 +79,14 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
         gradients_as_before(model, s.sample.tensors),
         s.fake or deterministic(),
     ):
-        with without_caches(model, plan.keeps_caches):
-            ours = run(s, plain, "planned")
+        ours = _planned(s, plain, plan)
         theirs = None
-        with parts_aside(model), contextlib.suppress(torch.OutOfMemoryError):
-            theirs = run(s, plain, "plain")
-        found = compare(ours, theirs, fake)
-        with without_caches(model, plan.keeps_caches):
-            held = run(s, plain, "planned", Way.HELD).peak
+        with contextlib.suppress(torch.OutOfMemoryError):
+            theirs = _plain(s, plain)
+        found, cause = compare(ours, theirs, fake), ""
+        if found.differences:
+            cause = explained(type(model).__name__, partial(_plain, s, plain), partial(_planned, s, plain, plan))
+        held = _planned(s, plain, plan, Way.HELD).peak
         extra = None
         if count_flops and theirs is not None:
             with without_caches(model, plan.keeps_caches):
@@ -91,7 +94,17 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
             with parts_aside(model):
                 its = flops(s, plain)
             extra = mine / its - 1 if its else None
-    return as_check(found, ours, theirs, plan.activation_peak_bytes, extra, held)
+    return replace(as_check(found, ours, theirs, plan.activation_peak_bytes, extra, held), cause=cause)
+
+
+def _planned(s: Subject, forward: Any, plan: PartsPlan, way: Way = Way.ONCE) -> Outcome:
+    with without_caches(s.model, plan.keeps_caches):
+        return run(s, forward, "planned", way)
+
+
+def _plain(s: Subject, forward: Any) -> Outcome:
+    with parts_aside(s.model):
+        return run(s, forward, "plain")
 
 
 @contextlib.contextmanager

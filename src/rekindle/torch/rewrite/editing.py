@@ -16,7 +16,7 @@ from ..capture import rules
 from ..capture.captured import Captured, Writing, joint_fake_mode
 from ..capture.eager_strides import eager_strides
 from ..capture.node_tensors import tensors_of
-from ..capture.private import FakeTensorMode
+from ..capture.private import FakeTensorMode, disable_autocast
 from .fresh_results import FreshResults, value
 
 Key = tuple[float, ...]
@@ -40,7 +40,7 @@ class Editor:
     def at_work(self) -> Iterator[None]:
         """Inside, `call` may be used: shapes, strides and storages of results follow from the rules of capture."""
         FakeTensorMode.cache_clear()  # as before a capture: a result that another mode cached has lost its storage
-        with torch.no_grad(), eager_strides(self._mode), self._mode:
+        with torch.no_grad(), disable_autocast(), eager_strides(self._mode), self._mode:
             yield
 
     def call(

@@ -18,6 +18,7 @@ from ..capture.rng import cuda_indices
 from ..capture.side_effects import SideEffects
 from ..costs.instrument import Instrument
 from ..costs.op_tensors import storage_of, tensors_in
+from .shared_casts import block_of_its_own
 
 
 @contextlib.contextmanager
@@ -33,7 +34,8 @@ def as_before(
 
     This covers buffers, attributes, the named parameters, every random state (torch on the CPU and on the model's GPUs, Python,
     NumPy, generators in attributes) and the Python objects that forward and hooks reach. Version counters of the tensors stay
-    too, since a graph that the user holds may have saved the tensors for its backward.
+    too, since a graph that the user holds may have saved the tensors for its backward. Autocast casts anew inside and
+    afterwards, as in a block of its own: a cast that a step finds in the cache gets its gradients in another order.
 
     given : the arguments of forward and the objects in them: those objects are put back, and the random states of the GPUs on
         which tensors among them lie.
@@ -48,7 +50,7 @@ def as_before(
     draws = contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(on))
     unseen = versions_preserved(versions)
     objects = {str(i): x for i, x in enumerate(given) if not isinstance(x, torch.Tensor)}
-    with SideEffects(model, objects), draws, unseen:
+    with SideEffects(model, objects), draws, unseen, block_of_its_own():
         attributes = Attributes(model)
         kept = [] if fake else [(t, _copy(t)) for t in carried if not t.is_meta]
         drawn_from = [] if fake else [(g, g.get_state()) for g in _generators(model, given)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,15 @@ from torch import fx
 
 from ...errors import RekindleError
 from ..capture.captured import Captured
-from ..capture.gradient_additions import additions
+from ..capture.gradient_additions import additions, casts
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import tensors_of
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
+from ..capture.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program
+from .shared_casts import CallInBlock, entered
 
 
 @dataclass(eq=False)
@@ -40,6 +42,10 @@ class TrainingStep:
     absent: tuple[int, ...] = ()
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
     versions: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
+    shared: CallInBlock | None = None  # under autocast, what it must know of other calls
+    instead: dict[int, torch.dtype] = field(
+        default_factory=dict
+    )  # inputs in whose place a cast gets the cast's gradient
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
@@ -69,7 +75,9 @@ class TrainingStep:
         """Begin a backward. An earlier backward that was left unfinished (autograd.grad on a subset) is dropped."""
         self.runner.waiting.discard(self)
         self.out.clear()
-        apart = _given_before(self.trained, self.runner.may_part)
+        apart = _given_before(self.trained, self.runner.may_part) or self.runner.parts_casts(self.instead)
+        if self.shared is not None:
+            self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
@@ -100,7 +108,20 @@ class TrainingStep:
             self.generator = None
         for k in self.runner.without(j, self.absent) if self.absent else ():
             gradients[k] = None
-        return self.runner.in_parts(j, gradients)
+        gradients = self.runner.in_parts(j, gradients)
+        return gradients if self.shared is None else self._through_casts(j, gradients, self.shared)
+
+    def _through_casts(self, j: int, gradients: list[Any], shared: CallInBlock) -> list[Any]:
+        """The gradients of stage j, those of casts as eager hands them over."""
+        ids = {i: leaf for leaf, (i, _) in shared.leaves.items()} if shared.left else {}
+        for at, i in self.runner.casts_of_stage[j]:
+            if i in self.instead or ids.get(i) in shared.left:
+                low = None if gradients[at] is None else gradients[at].to(self.runner.casts[i].dtype)
+                if i not in self.instead:
+                    low = shared.handed_over(ids[i], low)
+                    low = None if low is None else low.float()
+                gradients[at] = low
+        return gradients
 
 
 def _no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:
@@ -143,6 +164,8 @@ class _Boundary(torch.autograd.Function):
     def forward(ctx: Any, step: TrainingStep, token: torch.Tensor) -> tuple[Any, ...]:
         results, saved = step.forward()
         ctx.step = step
+        if step.shared is not None:
+            step.shared.boundary = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
         runner = step.runner
@@ -222,6 +245,7 @@ class Runner:
         place = {p: i for i, p in enumerate(self.given)}
         self._sums = additions(c)
         self._parts = program.parts
+        self._added_inside = [place[p] for p in program.parts if p in place]
         # A tensor whose gradient may be handed over in parts is passed once per part.
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
@@ -235,6 +259,9 @@ class Runner:
         self.waiting: weakref.WeakSet[TrainingStep] = weakref.WeakSet()  # calls whose backward has not begun
         self.adds_up = bool(self._sums)
         self._depends = self._tangent_dependence()
+        self.casts = {place[p]: cast for p, cast in casts(c).items()}
+        self.casts_of_stage, self._stage_of_cast = self._find_casts()
+        self.rounded = ""  # names of the parameters whose gradients the last call rounds otherwise than eager
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
         """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
@@ -242,10 +269,37 @@ class Runner:
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers
+        instead: dict[int, torch.Tensor] = {}
+        self.rounded = ""
+        if self.casts and shares_casts():
+            step.shared, instead, rounds = entered(inputs, self.casts, self._stage_of_cast)
+            step.instead = {i: t.dtype for i, t in instead.items()}
+            self.rounded = self._in_words([self.lowered.captured.params.get(self.given[i], "an input") for i in rounds])
         token = _token(self.device).requires_grad_()
         for j in range(len(self.stage_inputs) - 1, -1, -1):
-            token = _Stage.apply(step, j, token, *[inputs[i] for i in self.stage_inputs[j]])
+            given = [inputs[i] for i in self.stage_inputs[j]]
+            for at, i in self.casts_of_stage[j] if instead else ():
+                given[at] = instead.get(i, given[at])
+            token = _Stage.apply(step, j, token, *given)
         return list(_Boundary.apply(step, token))
+
+    def _find_casts(self) -> tuple[list[list[tuple[int, int]]], dict[int, int]]:
+        """(per stage, the (place among its `stage_inputs`, number of the input) at which it hands over the gradient of a cast;
+        number of an input -> that stage)."""
+        seen: Counter[int] = Counter()
+        found, stage_of = [], {}
+        for j, stage in enumerate(self.stage_inputs):
+            found.append([])
+            for at, i in enumerate(stage):
+                if i in self.casts and seen[i] == self.casts[i].part:
+                    found[j].append((at, i))
+                    stage_of[i] = j
+                seen[i] += 1
+        return found, stage_of
+
+    def parts_casts(self, instead: Container[int]) -> bool:
+        """Whether the program adds up a gradient inside of which a part goes to a cast in place of one of these inputs."""
+        return any(i in instead for i in self._added_inside)
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which a stage runs: in autograd's anomaly mode, one that names the op that made a NaN."""
@@ -289,7 +343,10 @@ class Runner:
     @property
     def rounds(self) -> str:
         """Names of the parameters whose gradients differ from eager's by rounding if one backward goes through two calls."""
-        names = self.lowered.captured.rounds
+        return self._in_words(self.lowered.captured.rounds)
+
+    @staticmethod
+    def _in_words(names: list[str]) -> str:
         return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
     def let_round(self) -> None:

@@ -131,7 +131,7 @@ def run(
         of_inputs: list[str] = []
         if s.fake is None:
             for i, (name, t) in enumerate(zip(s.sample.names, tensors, strict=True)):
-                if t.requires_grad and t.is_leaf and not s.sample.is_owned(i):
+                if t.requires_grad and not s.sample.is_owned(i):
                     gradients[name] = t.grad
                     of_inputs.append(name)
                 if not s.sample.is_owned(i) and not same(t.detach(), s.sample.tensors[i].detach()):

@@ -17,7 +17,6 @@ from ..capture import module_call as calls
 from ..capture import private
 from ..capture.lock import LOCK
 from ..capture.module_call import ModuleCall
-from ..capture.surroundings import shares_casts
 from ..trace import Trace
 from . import unused
 from .bound import Bound
@@ -45,7 +44,6 @@ class PlannedForward(InPlaceOfForward):
         self._steps_in_eval = unused.StepCount()
         self._used = self._off = self._checked = False
         self._turn = 0
-        self.shared_with_parts = ""  # names of parameters that another planned part has too
         self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
         self.last: Bound | None = None
 
@@ -118,7 +116,10 @@ class PlannedForward(InPlaceOfForward):
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
-                return found[0](model, found[1])
+                waits = any(b.runner.waits for b in self.bounds)
+                result = found[0](model, found[1])
+                self._warn_of_rounding(model, found[0], waits)
+                return result
             result = plain(*args, **kwargs)
             if not model.training and not self._in_eval:
                 self._steps_in_eval.watch(result)
@@ -162,28 +163,21 @@ class PlannedForward(InPlaceOfForward):
                     kind="eval",
                 )
             return None
-        shared = shares_casts()
-        if (shared or bound.runner.rounds) and any(b.runner.waits for b in self.bounds):
-            which = "parameters that autocast casts once for both" if shared else bound.runner.rounds
-            replanner.warned.warn(
-                f"{name} was called again before the backward of an earlier call. Where one backward goes "
-                f"through both, the gradients of {which} are added up in another order than eager's: they are "
-                "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
-                kind="two calls",
-            )  # fmt: skip
-        if shared and self.shared_with_parts:
-            replanner.warned.warn(
-                f"{name} was called under autocast, and shares {self.shared_with_parts} with another planned part. Autocast "
-                "casts a parameter once for both, and adds its gradients in the lower precision; planned parts cast it once "
-                "each, so that its gradients are equal up to rounding, not bit for bit. Switch autocast's cache off "
-                "(cache_enabled=False), or call rekindle.restore on the model",
-                kind="shared casts",
-            )
         self.last = bound
         self._turn += 1
         bound.turn = self._turn
         bound.uses += 1
         return bound, call
+
+    def _warn_of_rounding(self, model: nn.Module, bound: Bound, waits: bool) -> None:
+        """waits : the backward of an earlier call of the module has not begun."""
+        if which := bound.runner.rounded or (bound.runner.rounds if waits else ""):
+            self._replanner.warned.warn(
+                f"{type(model).__name__} was called again before the backward of an earlier call. Where one backward goes "
+                f"through both, the gradients of {which} are added up in another order than eager's: they are "
+                "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
+                kind="two calls",
+            )  # fmt: skip
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:

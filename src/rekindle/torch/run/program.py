@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch import fx
 
+from ...model.graph import Graph
 from ...model.schedule import Schedule
 from ..capture.lowered import Lowered
 from .halves import cut
@@ -82,3 +84,15 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
     _built[id(lowered), schedule] = program
     weakref.finalize(program, linecache.cache.pop, file, None)
     return program
+
+
+def op_that_runs() -> tuple[Graph, int] | None:
+    """(the graph, id of the op) of the program that is running an operator in this thread; None: none is."""
+    files, frame = {p.file: p for p in _built.values()}, sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in files:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return None
+    program = files[frame.f_code.co_filename]
+    op = program.ops.get(frame.f_lineno)
+    return None if op is None or program.lowered is None else (program.lowered.graph, op)

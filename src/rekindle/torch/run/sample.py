@@ -30,14 +30,14 @@ class Sample:
         self._owned = owned(model)
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
-        """(args, kwargs, their tensors), copied: leaves with the same strides, which share storage if the user's tensors do.
-        Fake tensors hold no numbers that could be overwritten: they are not copied, only made leaves."""
+        """(args, kwargs, the leaves of their tensors), copied as `copies` says. Fake tensors hold no numbers that could be
+        overwritten: they are not copied, only cut off the user's graph."""
         if self._fake:
-            twins = [_as_leaf(t.detach(), t) if t.requires_grad and not t.is_leaf else t for t in self.tensors]
+            twins = [t if t.is_leaf else _trained_as(t.detach(), t) for t in self.tensors]
         else:
             twins = copies(self.tensors, self._owned)
         args, kwargs = tree.unflatten(twins, self._spec)
-        return args, kwargs, twins
+        return args, kwargs, [t if t.is_leaf else t.grad_fn.next_functions[0][0].variable for t in twins]  # type: ignore[union-attr]
 
     @property
     def objects(self) -> list[Any]:
@@ -55,18 +55,19 @@ def owned(model: nn.Module) -> set[Any]:
 
 
 def copies(tensors: list[torch.Tensor], apart_from: set[Any]) -> list[torch.Tensor]:
-    """Copies of tensors: leaves with the same strides, which share storage if the given tensors do. apart_from : storages
-    whose tensors are not copied."""
+    """Copies of tensors with the same strides, which share storage if the given tensors do. A copy of a leaf is a leaf, and
+    one of another trained tensor is made from a leaf: autocast treats them differently. apart_from : storages whose tensors
+    are not copied."""
     together: dict[Any, list[int]] = {}  # storage -> tensors that lie in it
     twins = list(tensors)
     for i, t in enumerate(tensors):
         key = _storage(t)
         if key is None or type(t) not in (torch.Tensor, nn.Parameter):
-            twins[i] = _as_leaf(t.detach().clone(), t)
+            twins[i] = _trained_as(t.detach().clone(), t)
         elif key not in apart_from:
             together.setdefault(key, []).append(i)
         elif not t.is_leaf:
-            twins[i] = _as_leaf(t.detach(), t)
+            twins[i] = _trained_as(t.detach(), t)
     for ids in together.values():
         _copy_storage([tensors[i] for i in ids], ids, twins)
     return twins
@@ -90,10 +91,24 @@ def _copy_storage(tensors: list[torch.Tensor], ids: list[int], twins: list[torch
         at = t.storage_offset() - low // t.element_size()
         twin = torch.empty(0, dtype=t.dtype, device=device).set_(made, at, t.shape, t.stride())
         twin = twin.conj() if t.is_conj() else twin
-        twins[i] = _as_leaf(negated_view(twin) if t.is_neg() else twin, t)
+        twins[i] = _trained_as(negated_view(twin) if t.is_neg() else twin, t)
 
 
-def _as_leaf(twin: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _trained_as(twin: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if isinstance(like, nn.Parameter) and not isinstance(twin, nn.Parameter):
         return nn.Parameter(twin, requires_grad=like.requires_grad)
-    return twin.requires_grad_(like.requires_grad)
+    twin.requires_grad_(like.requires_grad)
+    with torch.enable_grad():
+        return twin if like.is_leaf else _Made.apply(twin)
+
+
+class _Made(torch.autograd.Function):
+    """Makes of a leaf a tensor that is none and no view either, in the same memory."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient

@@ -1,0 +1,85 @@
+"""Where two steps part that should give the same numbers: what an error says that no comparison of results can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...model.op_names import op_words
+from ..capture.private import OpOverload
+from ..capture.surroundings import casting_device
+from ..costs.instrument import Instrument
+from ..costs.op_tensors import tensors_in
+from ..run.measured_step import Outcome
+from ..run.program import op_that_runs
+from .comparison import compare
+
+
+def explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Outcome]) -> str:
+    """In words, whether two plain steps agree, and if they do, the first operator of the planned step with other results.
+
+    name : class of the model. plain, planned : run one such step, in an autocast block of its own.
+    """
+    apart = ", each in an autocast block of its own," if casting_device() else ""
+    seen = _Results()
+    with seen:
+        one = plain()
+    if compare(one, plain(), False).differences:
+        return (
+            f"Nor do two plain steps of {name}{apart} agree: it uses a kernel that is not deterministic on this device (see "
+            "torch.use_deterministic_algorithms), or changes its own state or seed. Make its steps repeatable"
+        )
+    with _Compared(seen) as ours:
+        planned()
+    first = (
+        f"the first operator that differs is {ours.first}"
+        if ours.first
+        else "no operator gives another result, so that "
+    )
+    first += "" if ours.first else "gradients are added up in another order"
+    return f"Two plain steps{apart} agree bit for bit, and {first}. Please report it, unless forward changes state that it depends on"
+
+
+class _Results(Instrument):
+    """Remembers the bits of all results of operators. found : kind of a result -> hashes of the results of this kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Any, set[int]] = {}
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        for kind, t in _results(func, out):
+            self.found.setdefault(kind, set()).add(_bits(t))
+
+
+class _Compared(Instrument):
+    """Finds the first operator of a program with a result of which another step has none, though it has others of its kind."""
+
+    def __init__(self, other: _Results) -> None:
+        super().__init__()
+        self._found, self.first = other.found, ""
+
+    def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if self.first or (ran := op_that_runs()) is None:
+            return
+        if any(kind in self._found and _bits(t) not in self._found[kind] for kind, t in _results(func, out)):
+            graph, op = ran
+            self.first = f"{op_words(graph.ops[op])} of {graph.name}"
+
+
+def _results(func: Any, out: Any) -> list[tuple[Any, torch.Tensor]]:
+    """(kind, tensor) of each result that the operator computes. In place or not, it is of one kind."""
+    if not isinstance(func, OpOverload) or all(
+        r.alias_info and not r.alias_info.is_write for r in func._schema.returns
+    ):
+        return []
+    name = func._schema.name.rstrip("_")
+    found = [t for t in tensors_in(out) if t.layout is torch.strided and t.device.type != "meta"]
+    return [((name, i, t.shape, t.dtype), t) for i, t in enumerate(found)]
+
+
+def _bits(t: torch.Tensor) -> int:
+    whole = t.detach().resolve_conj().resolve_neg().cpu().contiguous().flatten()
+    return hash(whole.view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,195 @@
+"""Gradients of the casts that autocast shares: between planned calls, and with plain code that ran before them.
+
+Autocast casts a trained leaf once in a block. The gradients of all uses are added up in the lower precision at that one cast,
+and reach the leaf behind those of everything that ran after the cast. A planned call has casts of its own, which it may free
+and make again. So it hands the gradient of a cast over where eager does:
+
+- Where plain code has cast the leaf before in the same block: to that cast.
+- Where an earlier planned call has: to a node that runs after the rest of this call's backward. If the same backward comes to
+  the earlier call, the gradient is left there, and added to that call's own.
+- Where nobody has: to the leaf, as without autocast. This is the usual case, and costs next to nothing.
+
+Plain code that casts the leaf after the planned call makes another cast, whose gradient is added in float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.gradient_additions import Cast
+from ..capture.private import (
+    TorchDispatchMode,
+    backward_number,
+    disable_modes,
+    is_in_use,
+    modes_are_on,
+    tree_leaves,
+    will_run,
+)
+from ..capture.surroundings import casting_device, shares_casts
+
+
+class CallInBlock:
+    """One planned call in an autocast block.
+
+    leaves : id of each leaf that it casts -> (its number among the inputs, whether several ops read the cast).
+    before : the calls before it whose backward may come.
+    boundary : the autograd node, weakly, at which its backward begins. begun : the backward in which it began last.
+    left : id of a leaf -> (number of a backward, the gradient of its cast that later calls have left for this one).
+    """
+
+    def __init__(self, stage_of: Mapping[int, int], before: Sequence[CallInBlock]) -> None:
+        self.before, self._stage_of = before, stage_of
+        self.leaves: dict[int, tuple[int, bool]] = {}
+        self.boundary: Any = None
+        self.begun = -1
+        self.left: dict[int, tuple[int, torch.Tensor]] = {}
+        self.later: dict[int, Any] = {}  # id of a leaf -> the node of `_Later`, weakly
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no backward can come to the call."""
+        return self.boundary is None or self.boundary() is None
+
+    def gathers(self, leaf: int) -> bool:
+        """Whether the running backward is still to hand over the gradient of the leaf's cast in this call."""
+        if leaf not in self.leaves or self.begun == backward_number() or self.is_over:
+            return False
+        node = self.later[leaf]() if leaf in self.later else self.boundary()
+        for _ in range(0 if leaf in self.later else self._stage_of[self.leaves[leaf][0]] + 1):
+            node = node.next_functions[0][0]  # the boundary hands over to the first stage, each stage to the next one
+        return node is not None and will_run(node)
+
+    def handed_over(self, leaf: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of a cast and what later calls have left; None: both are left for an earlier call."""
+        number = backward_number()
+        gradient = _sum(self.left.pop(leaf, None), gradient)
+        to = next((c for c in reversed(self.before) if c.gathers(leaf)), None)
+        if to is None or gradient is None:
+            return gradient
+        to.left[leaf] = number, _sum(to.left.get(leaf), gradient)  # type: ignore[assignment]
+        return None
+
+
+def _sum(left: tuple[int, torch.Tensor] | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if left is None or left[0] != backward_number():  # of a backward that failed
+        return gradient
+    return left[1] if gradient is None else left[1] + gradient
+
+
+class _Block:
+    """An autocast block. mark : the autograd node of a cast in autocast's cache. cast : id -> each leaf, weakly, that planned
+    calls have cast. calls : those whose backward may come."""
+
+    def __init__(self) -> None:
+        self.mark = _mark()
+        self.cast: dict[int, Any] = {}
+        self.calls: list[CallInBlock] = []
+
+
+_now: _Block | None = None
+_LEAVES: dict[str, torch.Tensor] = {}  # one of ours on each kind of device
+
+
+def _mark() -> Any:
+    """The node of the cast of a leaf of ours: the same one until the cache is cleared, at the end of a block."""
+    kind = casting_device()
+    with disable_modes() if modes_are_on() else contextlib.nullcontext(), torch.enable_grad():
+        if kind not in _LEAVES:
+            _LEAVES[kind] = torch.zeros(1, 1, device=kind, requires_grad=True)
+        node: Any = torch.nn.functional.linear(_LEAVES[kind].detach()[:0], _LEAVES[kind]).grad_fn
+        while node.name() != "ToCopyBackward0":
+            node = next(n for n, _ in node.next_functions if n is not None)
+    return node
+
+
+def _block() -> _Block:
+    global _now
+    if _now is None or _now.mark is not _mark():
+        _now = _Block()
+    return _now
+
+
+@contextlib.contextmanager
+def block_of_its_own() -> Iterator[None]:
+    """Inside and afterwards, autocast casts anew: a cast that a step finds in the cache gets its gradients in another order."""
+    global _now
+    before = _block() if shares_casts() else None
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        if before is not None and shares_casts():
+            before.mark, _now = _mark(), before
+
+
+def entered(
+    inputs: Sequence[Any], casts: Mapping[int, Cast], stage_of: Mapping[int, int]
+) -> tuple[CallInBlock, dict[int, torch.Tensor], list[int]]:
+    """(the record of a planned call; number of an input -> the tensor to which the gradient of its cast goes, not to the leaf;
+    numbers of the inputs whose gradients are then equal to eager's up to rounding).
+
+    casts : number of an input -> its cast. stage_of : the stage of backward that hands its gradient over.
+    """
+    block, instead, rounds = _block(), {}, []
+    block.calls = [c for c in block.calls if not c.is_over]
+    call = CallInBlock(stage_of, tuple(block.calls))
+    for i, cast in casts.items():
+        leaf = inputs[i]
+        if (known := block.cast.get(id(leaf))) is not None and known() is leaf:
+            instead[i] = _Later.apply(leaf, cast.dtype, call)
+            if any(c.leaves.get(id(leaf), (i, False))[1] for c in block.calls):
+                rounds.append(i)
+        elif is_in_use(leaf) and (found := _cached(leaf, cast.dtype)) is not None:  # some graph refers to it
+            instead[i] = found
+            continue
+        block.cast[id(leaf)] = weakref.ref(leaf)
+        call.leaves[id(leaf)] = i, cast.several
+    block.calls.append(call)
+    return call, instead, rounds
+
+
+class _Later(torch.autograd.Function):
+    """Stands, without memory, for a cast that an earlier call has made, and hands its gradient over when that cast does."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, dtype: torch.dtype, call: CallInBlock) -> torch.Tensor:
+        ctx.leaf, ctx.call = id(leaf), call
+        call.later[id(leaf)] = weakref.ref(ctx)
+        return torch.empty((), dtype=dtype, device=leaf.device).expand(leaf.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        made = ctx.call.handed_over(ctx.leaf, gradient)
+        return None if made is None else made.float(), None, None
+
+
+def _cached(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """The cast of the leaf in autocast's cache; None: there is none."""
+    row = torch.empty(0, leaf.shape[-1] if leaf.dim() else 1, dtype=dtype, device=leaf.device)
+    with contextlib.suppress(_Stop), _Caught() as seen:
+        torch.nn.functional.linear(row, leaf)
+    return next((t for t in seen.tensors if t.dtype == dtype and t.shape == leaf.shape and t.requires_grad), None)
+
+
+class _Stop(Exception):
+    pass
+
+
+class _Caught(TorchDispatchMode):
+    """Keeps the tensors that the first operator is given, unless it is the cast of one, and runs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten._to_copy.default:
+            self.tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        raise _Stop
