@@ -20,7 +20,7 @@ from .eager_kernels import eager_composites
 from .flat import FlatForward
 from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
-from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config
+from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from .random_state import only_draws
 from .trace_errors import trace_error
 
@@ -154,7 +154,10 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     state = Attributes(flat.model)
     flat.progress = 0
     try:
-        with module_paths_recorded(flat.model), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM, only_draws():
+        with (
+            module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM,
+            only_draws(),
+        ):  # fmt: skip
             return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
     finally:
         # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in

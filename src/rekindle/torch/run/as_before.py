@@ -48,7 +48,8 @@ def as_before(
     draws = contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(on))
     unseen = versions_preserved(versions)
     objects = {str(i): x for i, x in enumerate(given) if not isinstance(x, torch.Tensor)}
-    with SideEffects(model, objects), draws, unseen:
+    # TorchScript chooses its formulas by its first calls, so steps that are no training must not be among them.
+    with SideEffects(model, objects), draws, unseen, torch.jit.optimized_execution(False):
         attributes = Attributes(model)
         kept = [] if fake else [(t, _copy(t)) for t in carried if not t.is_meta]
         drawn_from = [] if fake else [(g, g.get_state()) for g in _generators(model, given)]
