@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from ...errors import TraceError, UsageError
-from . import hidden_writes
+from . import hidden_writes, inner_checkpoints
 from .attributes import Attributes
 from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
@@ -158,7 +158,12 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
             module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM,
             only_draws(),
         ):  # fmt: skip
-            return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
+            joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
+        if why := inner_checkpoints.refusal(flat, joint.graph_module.graph):
+            raise why
+        return joint
+    except RuntimeError as e:
+        raise (inner_checkpoints.refusal(flat, e) or e) from e
     finally:
         # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in
         # backward.

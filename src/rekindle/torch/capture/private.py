@@ -146,6 +146,33 @@ def recorded_allocations() -> list[Any]:
     return torch._C._autograd._disable_profiler().events()
 
 
+def mutations_of(t: torch.Tensor) -> int:
+    """How often the tensor has been written to in the trace that runs; 0: no trace stands for it."""
+    return torch._functionalize_mutation_counter(t.elem) if isinstance(t, FunctionalTensor) else 0
+
+
+@contextlib.contextmanager
+def checkpoints_noted(inside: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in the context `inside`. That is told
+    whether backward draws the same random numbers again. While a call is traced, backward runs no forward again."""
+    module, kind = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction
+    own, reentrant = module._checkpoint_without_reentrant_generator, kind.forward
+
+    def generator(function: Any, preserve: bool = True, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with inside(preserve):
+            yield from own(function, preserve, *args, **kwargs)
+
+    def forward(ctx: Any, function: Any, preserve: bool, *args: Any) -> Any:
+        with inside(preserve):
+            return reentrant(ctx, function, preserve, *args)
+
+    module._checkpoint_without_reentrant_generator, kind.forward = generator, staticmethod(forward)
+    try:
+        yield
+    finally:
+        module._checkpoint_without_reentrant_generator, kind.forward = own, staticmethod(reentrant)
+
+
 # -- other machinery around a call -------------------------------------------------------------------------------------
 def in_func_transform() -> bool:
     """Whether the code runs inside a transform of torch.func (vmap, grad, jvp), where tensors stand for others."""

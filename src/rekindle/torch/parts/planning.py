@@ -222,13 +222,13 @@ class _Planning:
         assert self.theirs is not None
         told = f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. "
         again = self._run("plain")
+        error = self.request.error
+        why = "" if error is None else f"As a whole the model cannot be planned because {str(error).rstrip('.')}. "
         if not compare(again, self.theirs, self.s.fake is not None).differences:
             return ParityError(
-                f"{told}The model is as it was. It may use a kernel that is not deterministic on this device, or change its "
-                "own state"
+                f"{told}{why}The model is as it was. It may use a kernel that is not deterministic on this device, or change "
+                "its own state"
             )
-        error = self.request.error
-        why = "" if error is None else f"As a whole the model cannot be planned because {error}. "
         return ParityError(
             f"{told}Nor do two plain steps of {class_name(self.model)} from the same state and seed give the same numbers. "
             f"{why}The model is as it was. Make its steps repeatable, or give check=False to train without this check"
