@@ -7,11 +7,11 @@ import sys
 import traceback
 from types import FrameType
 
-_LIBRARIES = ("rekindle", "torch")
+_LIBRARIES = ("rekindle", "torch", "contextlib")
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether a frame runs code of neither PyTorch nor Rekindle. Packages with similar names (torchvision) are the user's."""
+    """Whether a frame runs code of neither PyTorch nor Rekindle, nor a context manager's. Packages with similar names (torchvision) are the user's."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES
 
 
@@ -44,7 +44,7 @@ def users_line(e: BaseException) -> tuple[FrameType | None, str]:
             continue
         if is_users(frame):
             own = frame, line
-        elif os.path.join("torch", "nn", "modules") in line.filename:
+        elif os.path.join("torch", "nn", "modules") in line.filename and os.path.basename(line.filename) != "module.py":
             layer = frame, line
     found = own or layer
     return (None, "") if found is None else (found[0], in_words(found[1]))

@@ -13,14 +13,14 @@ import torch
 from torch import fx, nn
 
 from ...errors import TraceError, UsageError
-from . import hidden_writes
+from . import hidden_writes, inner_checkpoints
 from .attributes import Attributes
 from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
 from .flat import FlatForward
 from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
-from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config
+from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from .random_state import only_draws
 from .trace_errors import trace_error
 
@@ -154,8 +154,16 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
     state = Attributes(flat.model)
     flat.progress = 0
     try:
-        with module_paths_recorded(flat.model), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM, only_draws():
-            return aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
+        with (
+            module_paths_recorded(flat.model), scripted_refused(), eager_composites(cudnn), _OUTSIDE_AUTOCAST, _ALL_RANDOM,
+            only_draws(),
+        ):  # fmt: skip
+            joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
+        if why := inner_checkpoints.refusal(flat, joint.graph_module.graph):
+            raise why
+        return joint
+    except RuntimeError as e:
+        raise (inner_checkpoints.refusal(flat, e) or e) from e
     finally:
         # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in
         # backward.

@@ -12,6 +12,7 @@ from torch import nn
 
 from . import tree
 from .containers import content, entries, refill
+from .private import script_attributes
 
 
 def plain_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
@@ -58,7 +59,9 @@ class Attributes:
     """The present attributes of all modules of a model, and the contents of lists, dicts and sets among them."""
 
     def __init__(self, model: nn.Module):
-        self._kept = [(name, m, dict(m.__dict__)) for name, m in model.named_modules()]
+        every = list(model.named_modules())
+        self._scripted = [(name, m, script_attributes(m)) for name, m in every if isinstance(m, torch.jit.ScriptModule)]
+        self._kept = [(name, m, dict(m.__dict__)) for name, m in every if not isinstance(m, torch.jit.ScriptModule)]
         self._held = [(x, content(x)) for *_, now in self._kept for x in now.values() if isinstance(x, _CONTAINERS)]
 
     def restore(self, only_tensors: bool = False) -> Changes:
@@ -89,6 +92,10 @@ class Attributes:
             for k in m.__dict__.keys() - old.keys() - stay.keys():
                 del m.__dict__[k]
             m.__dict__.update(old | stay)
+        for name, m, was in self._scripted:
+            for k in [k for k, x in script_attributes(m).items() if not _equal(x, was[k])]:
+                found.other.append(f"{name}.{k}")
+                setattr(m, k, was[k])
         for x, held in self._held:
             if not _equal(x, held) and not (only_tensors and not _holds_tensors(x)):
                 refill(x, _with_zeros(content(x), held) if only_tensors else held)

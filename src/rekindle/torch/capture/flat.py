@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from ...ask import TraceOptions
 from ...errors import TraceError
+from ...frames import line_of, users_frame
 from . import lru_caches, tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
@@ -21,9 +23,22 @@ from .left_out import without_unused
 from .lines_that_set import line_that_sets
 from .loss import loss_index
 from .numbers import Numbers
-from .private import is_fake
+from .private import checkpoints_noted, is_fake, mutations_of
 from .surroundings import is_cast_once
 from .values import constants
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A forward that torch.utils.checkpoint ran inside of the model's.
+
+    line : the user's that called it. preserves : whether backward draws the same random numbers again. written : names of the
+    module's tensors that it wrote to.
+    """
+
+    line: str
+    preserves: bool
+    written: list[str]
 
 
 class FlatForward(nn.Module):
@@ -69,6 +84,7 @@ class FlatForward(nn.Module):
         self.changes = Changes()  # of attributes, in the last run
         self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
         self.late: list[str] = []  # attributes that backward changed
+        self.checkpoints: list[Inner] = []  # of the last run
         self.progress = 0  # ops run, in all runs of the last attempt
         self.cast: set[int | str] = set()  # leaves that autocast has cast once, in the last run
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
@@ -85,7 +101,7 @@ class FlatForward(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
         arguments = by_parameter(args, kwargs)
-        before = _held_by(arguments)
+        before, self.checkpoints = _held_by(arguments), []
         state, layout = Attributes(self.model), EagerLayout(self.declares_writes)
         standing = tensors_in_attributes(self.model)
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
@@ -93,7 +109,8 @@ class FlatForward(nn.Module):
             with self._one_tensor_each():
                 leaves: dict[int | str, torch.Tensor] = {i: tensors[i] for i in self._given_once}
                 leaves |= {k: p for k, p in self.model.named_parameters() if k in self._cast_once}
-                with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count):
+                watched = checkpoints_noted(self._inside_checkpoint)
+                with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count), watched:
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
                     self._refuse_new_parameters()
         except Exception:
@@ -133,6 +150,19 @@ class FlatForward(nn.Module):
                 returned[i] = t.detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
         return tuple([t.clone() for t in returned])
+
+    @contextlib.contextmanager
+    def _inside_checkpoint(self, preserves: bool) -> Iterator[None]:
+        """A forward that torch.utils.checkpoint runs, which is noted."""
+        frame, before = users_frame(), self._times_written()
+        try:
+            yield
+        finally:
+            written = [k for k, times in self._times_written().items() if times != before.get(k, times)]
+            self.checkpoints.append(Inner(line_of(frame) if frame is not None else "", preserves, written))
+
+    def _times_written(self) -> dict[str, int]:
+        return {k: mutations_of(t) for k, t in tensors_in_attributes(self.model).items()}
 
     def _refuse_new_parameters(self) -> None:
         """Raise TraceError if forward has made parameters, which would be made anew in each planned step."""

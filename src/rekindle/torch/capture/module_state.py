@@ -51,7 +51,9 @@ class ModuleState:
         self._functions: dict[int, types.FunctionType] = {}
         self.keys["the submodules"] = tuple([(path, own_class(m)) for path, m in modules.items()])
         for path, m in modules.items():
-            if m is not model:
+            if m is not model and not isinstance(
+                m, torch.jit.ScriptModule
+            ):  # such a submodule is never called in a capture
                 self._module(path, m, False)
         self._module("", model, True)
         self._parameters(model)

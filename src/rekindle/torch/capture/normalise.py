@@ -207,10 +207,14 @@ class _Lowering:
             due.setdefault(max([boundary, *(made_by.get(v, 0) for v in s.behind(g))]), []).append(p)
         # The caller may hold these values, so no op writes over them, whoever makes the schedule.
         held = {*self.ops[boundary].inputs, *self.ops[boundary].outputs}
+        # The gradient of an input stays with the caller from the moment it is handed over. Where its op could run again, a
+        # schedule would free it meanwhile and believe that it had gained its bytes.
+        theirs = {v for p, g in self.c.gradients.items() if p not in self.c.params for v in s.behind(g)}
         before = list(zip(self.ops, self.calls, strict=True))
         self.ops, self.calls = [], []
         for i, (op, call) in enumerate(before):
-            self._add(replace(op, inplace=tuple(v for v in op.inplace if v not in held)), call)
+            inplace = tuple(v for v in op.inplace if v not in held)
+            self._add(replace(op, inplace=inplace, recompute=op.recompute and theirs.isdisjoint(op.outputs)), call)
             for p in due.get(i, []):
                 token = s.new(0)
                 values = s.behind(self.c.gradients[p])
@@ -219,7 +223,7 @@ class _Lowering:
                 self._add(replace(handed, backward=True), OpCall(ACCUMULATE, p))
                 self.keep.append(token)
                 if p not in self.c.params:
-                    self.keep += values  # the gradient of an input stays with the caller
+                    self.keep += values
 
 
 def _op(

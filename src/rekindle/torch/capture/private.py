@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import linecache
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -75,6 +76,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "a module": ("_parameters", "_buffers", "_modules"),
     "a fake mode": ("_cached_dispatch_impl", "_dispatch_impl"),
     "a library": ("_destroy",),
+    "a scripted module": ("_concrete_type",),
 }
 
 
@@ -145,6 +147,33 @@ def recorded_allocations() -> list[Any]:
     return torch._C._autograd._disable_profiler().events()
 
 
+def mutations_of(t: torch.Tensor) -> int:
+    """How often the tensor has been written to in the trace that runs; 0: no trace stands for it."""
+    return torch._functionalize_mutation_counter(t.elem) if isinstance(t, FunctionalTensor) else 0
+
+
+@contextlib.contextmanager
+def checkpoints_noted(inside: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Context manager inside of which a forward that torch.utils.checkpoint runs lies in the context `inside`. That is told
+    whether backward draws the same random numbers again. While a call is traced, backward runs no forward again."""
+    module, kind = torch.utils.checkpoint, torch.utils.checkpoint.CheckpointFunction
+    own, reentrant = module._checkpoint_without_reentrant_generator, kind.forward
+
+    def generator(function: Any, preserve: bool = True, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with inside(preserve):
+            yield from own(function, preserve, *args, **kwargs)
+
+    def forward(ctx: Any, function: Any, preserve: bool, *args: Any) -> Any:
+        with inside(preserve):
+            return reentrant(ctx, function, preserve, *args)
+
+    module._checkpoint_without_reentrant_generator, kind.forward = generator, staticmethod(forward)
+    try:
+        yield
+    finally:
+        module._checkpoint_without_reentrant_generator, kind.forward = own, staticmethod(reentrant)
+
+
 # -- other machinery around a call -------------------------------------------------------------------------------------
 def in_func_transform() -> bool:
     """Whether the code runs inside a transform of torch.func (vmap, grad, jvp), where tensors stand for others."""
@@ -202,6 +231,47 @@ def store_of_processes() -> Any:
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
         return None
     return dist.distributed_c10d._get_default_store()
+
+
+# -- TorchScript -------------------------------------------------------------------------------------------------------
+def script_attributes(module: torch.jit.ScriptModule) -> dict[str, Any]:
+    """The attributes of a scripted or traced module, buffers included. They lie in TorchScript, not in its `__dict__`."""
+    return {k: getattr(module, k) for k in module._concrete_type.get_attributes()}
+
+
+class Scripted(Exception):
+    """TorchScript ran code through which gradients flow; the text is the name of its method or function."""
+
+
+@contextlib.contextmanager
+def scripted_refused(every: bool = False) -> Iterator[None]:
+    """Context manager inside of which TorchScript's code raises `Scripted` in this thread: methods, and functions whose results
+    need a gradient, or `every` function. TorchScript optimises code by itself after a few calls: it then has other formulas for
+    backward, and kernels that take real tensors alone, so no captured call could stand for the later ones."""
+    kinds: tuple[Any, ...] = (torch._C.ScriptMethod, torch._C.ScriptFunction)
+    own, here = [k.__call__ for k in kinds], threading.get_ident()
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here:
+            raise Scripted(self.name)
+        return own[0](self, *args, **kwargs)
+
+    def function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = own[1](self, *args, **kwargs)
+        if threading.get_ident() == here and (
+            every or any(getattr(t, "requires_grad", False) for t in tree_leaves(result))
+        ):
+            raise Scripted(self.name)
+        return result
+
+    for kind, call in zip(kinds, (method, function), strict=True):
+        kind.__call__ = call
+    try:
+        with torch.jit.optimized_execution(False):  # its formulas depend on its first calls, and this is none
+            yield
+    finally:
+        for kind, call in zip(kinds, own, strict=True):
+            kind.__call__ = call
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ import traceback
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
 from ...frames import users_line
 from .module_paths import printable
-from .private import DataDependentOutputException, DynamicOutputShapeException
+from .private import DataDependentOutputException, DynamicOutputShapeException, Scripted
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 # Attributes that hold the probability of skipping a layer: self.layerdrop, self.config.layerdrop, self.drop_path, …
@@ -71,11 +72,27 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
             "plan the layer too, run it without cuDNN: torch.backends.cudnn.enabled = False",
             reason="runs a kernel that reads memory while it is captured",
         )
+    if isinstance(e, Scripted) or "TorchScript interpreter" in str(e):
+        return TraceError(
+            f"TorchScript (torch.jit) runs {_scripted(e, model)} at {where}. It optimises its code by itself, with other bits or "
+            "kernels from call to call, so its code cannot be captured. rekindle.checkpoint plans the parts around it; to plan "
+            "it too, use the module or function that it was made from",
+            reason="runs TorchScript",
+        )
     text = str(e).strip().splitlines()
     return TraceError(
         f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
         "Check that the call works with this sample; plan the submodules around that line if it must stay"
     )
+
+
+def _scripted(e: BaseException, model: nn.Module) -> str:
+    """The submodule or the function that TorchScript ran, in words."""
+    names = {id(m): name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)}
+    inside = [names[i] for f, _ in traceback.walk_tb(e.__traceback__) if (i := id(f.f_locals.get("self"))) in names]
+    if inside:
+        return f"the submodule {printable(inside[-1])!r}"
+    return f"the function {printable(str(e))!r}" if isinstance(e, Scripted) else "a function"
 
 
 def _checks_a_distribution(e: BaseException) -> bool:

@@ -133,7 +133,7 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
         with effects:
             attributes = Attributes(module)
-            with torch.no_grad():
+            with torch.no_grad(), private.scripted_refused(every=True):
                 plain_forward(module)(*args, **kwargs)
             plain = {
                 f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()

@@ -224,7 +224,7 @@ class _Planning:
                 return self._run("planned")
 
         cause, error = explained(class_name(self.model), lambda: self._run("plain"), planned), self.request.error
-        why = "" if error is None else f"As a whole the model cannot be planned because {error}. "
+        why = "" if error is None else f"As a whole the model cannot be planned because {str(error).rstrip('.')}. "
         return ParityError(
             f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. {cause}. {why}"
             "The model is as it was; check=False trains without the comparison"
@@ -295,13 +295,14 @@ class _Planning:
             peak = min(peak, max(least.peak_bytes, self._measure(least.chosen).peak_bytes))
         peak += self.resident
         outside = max(m.outside_bytes for m in step.moments) + self.resident
-        budget = limit + self.resident
+        budget, error = limit + self.resident, self.request.error
+        why = "" if error is None else f". As a whole the model cannot be planned because {error}"
         return InfeasibleBudget(
             f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of "
             f"{class_name(self.model)}: the smallest peak that is known to be reachable is {format_bytes(peak)} "
             f"({peak} bytes); {format_bytes(outside)} are held outside of the parts at some time. The model is as it was. "
             f"Give budget={peak}, a smaller batch, or write the code outside of the parts so that the whole model can be "
-            "captured",
+            f"captured{why}",
             budget=budget, smallest_peak=peak, bound_bytes=self.resident, op="",
         )  # fmt: skip
 

@@ -50,7 +50,9 @@ def as_before(
     draws = contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(on))
     unseen = versions_preserved(versions)
     objects = {str(i): x for i, x in enumerate(given) if not isinstance(x, torch.Tensor)}
-    with SideEffects(model, objects), draws, unseen, block_of_its_own():
+    # TorchScript chooses its formulas by its first calls, so steps that are no training must not be among them.
+    script = torch.jit.optimized_execution(False)
+    with SideEffects(model, objects), draws, unseen, script, block_of_its_own():
         attributes = Attributes(model)
         kept = [] if fake else [(t, _copy(t)) for t in carried if not t.is_meta]
         drawn_from = [] if fake else [(g, g.get_state()) for g in _generators(model, given)]

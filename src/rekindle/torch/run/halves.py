@@ -117,7 +117,10 @@ def saved_by_eager(low: Lowered) -> set[fx.Node]:
         if w.args[i] is not None
     }  # fmt: skip
     return running.union(
-        p for o, op in enumerate(low.graph.ops) if op.kind == OPERATOR and op.backward for p, _ in placeholders_read(low, o)
+        p
+        for o, op in enumerate(low.graph.ops)
+        if op.kind == OPERATOR and op.backward
+        for p, _ in placeholders_read(low, o)
     )
 
 

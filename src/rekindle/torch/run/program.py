@@ -77,7 +77,15 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
     names = written.text.env
     exec(compile(source, file, "exec"), names)
     program = Program(
-        source, names["forward"], names["backward"], written.stages, written.read, sums.parts, file, written.ops, lowered
+        source,
+        names["forward"],
+        names["backward"],
+        written.stages,
+        written.read,
+        sums.parts,
+        file,
+        written.ops,
+        lowered,
     )
     # Tracebacks show the line, and so the op and the module in its comment.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

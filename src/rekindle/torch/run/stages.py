@@ -70,7 +70,9 @@ class LastReads:
             after = max((last[r] for r in readers if r in last), default=-1)
             gradient = unaliased(self._gradients[self._calls[o].node])  # type: ignore[index]
             # An addition whose parts go to autograd one by one hands over the last part.
-            late |= {x: after for x in ([self._made_by[gradient], o] if gradient in in_parts else [o]) if last[x] < after}
+            late |= {
+                x: after for x in ([self._made_by[gradient], o] if gradient in in_parts else [o]) if last[x] < after
+            }
         if not late:
             return schedule
         order = sorted(range(len(runs)), key=lambda i: (late.get(runs[i], i), runs[i] in late))
