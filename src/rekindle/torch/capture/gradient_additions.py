@@ -35,12 +35,18 @@ class Cast(NamedTuple):
     """The cast of a leaf that autocast makes once for all uses.
 
     part : number of the part of the leaf's gradient, in the order in which `additions` add them up, that comes through it.
-    several : several ops read it, so that its own gradient is a sum.
+    node : makes that part of the cast's own gradient. adds : the nodes that add up the latter, if several ops read the cast.
     """
 
     part: int
     dtype: torch.dtype
-    several: bool
+    node: fx.Node
+    adds: tuple[fx.Node, ...]
+
+    @property
+    def uses(self) -> int:
+        """How many parts the cast's own gradient has."""
+        return len(self.adds) + 1
 
 
 def casts(c: Captured) -> dict[fx.Node, Cast]:
@@ -53,10 +59,13 @@ def casts(c: Captured) -> dict[fx.Node, Cast]:
         parts = [
             unaliased(x) for x in ([adds[-1].args[0], *(n.args[1] for n in reversed(adds))] if adds else [gradient])
         ]
-        through = [(i, x.args[0]) for i, x in enumerate(parts) if x.target is torch.ops.aten._to_copy.default]
+        through = [(i, x) for i, x in enumerate(parts) if x.target is torch.ops.aten._to_copy.default]
         if len(through) == 1:
-            part, cast = through[0]
-            found[p] = Cast(part, cast.meta["val"].dtype, _adds_up(unaliased(cast)))
+            part, node = through[0]
+            inner = [unaliased(node.args[0])]
+            while _adds_up(inner[-1]):
+                inner.append(unaliased(inner[-1].args[0]))
+            found[p] = Cast(part, node.args[0].meta["val"].dtype, node, tuple(inner[:-1]))
     return found
 
 

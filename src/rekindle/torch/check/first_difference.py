@@ -39,7 +39,9 @@ def explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Out
         else "no operator gives another result, so that "
     )
     first += "" if ours.first else "gradients are added up in another order"
-    return f"Two plain steps{apart} agree bit for bit, and {first}. Please report it, unless forward changes state that it depends on"
+    return (
+        f"Two plain steps{apart} agree bit for bit, and {first}. Please report it, unless forward reads what it changes"
+    )
 
 
 class _Results(Instrument):

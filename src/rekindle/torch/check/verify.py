@@ -22,7 +22,6 @@ from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
-from ..capture.surroundings import shares_casts
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run import variation
 from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, gradients_as_before, run
@@ -288,12 +287,9 @@ def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written:
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:
     """The comparison of steps that call the model twice. Random numbers are drawn between the calls, and one backward goes
     through both. may : what may differ by rounding."""
-    # Where calls share a cast that several ops read, a warning says so when such a call is made.
     bound = planned.last
-    rounds = shares_casts() and bound is not None and any(cast.several for cast in bound.runner.casts.values())
-    way = Way.TWICE if rounds else Way.JOINED
     adds_up = bound is not None and bound.runner.adds_up
-    found = _twice(s, planned, plain, way, may, vary=not adds_up)
+    found = _twice(s, planned, plain, Way.JOINED, may, vary=not adds_up)
     if found.differences and bound is not None and adds_up:
         # The sums of one backward through both calls may round differently; a warning says so when such a call is made.
         wrong = [k for k in ("loss", "buffers", "rng") if not found.equal[k]]

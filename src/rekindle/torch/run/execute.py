@@ -8,9 +8,10 @@ and its hooks before the next stage runs. Real values pass between stages inside
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,9 +44,7 @@ class TrainingStep:
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
     versions: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
     shared: CallInBlock | None = None  # under autocast, what it must know of other calls
-    instead: dict[int, torch.dtype] = field(
-        default_factory=dict
-    )  # inputs in whose place a cast gets the cast's gradient
+    instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
@@ -75,7 +74,7 @@ class TrainingStep:
         """Begin a backward. An earlier backward that was left unfinished (autograd.grad on a subset) is dropped."""
         self.runner.waiting.discard(self)
         self.out.clear()
-        apart = _given_before(self.trained, self.runner.may_part) or self.runner.parts_casts(self.instead)
+        apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
         if self.shared is not None:
             self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
@@ -113,14 +112,16 @@ class TrainingStep:
 
     def _through_casts(self, j: int, gradients: list[Any], shared: CallInBlock) -> list[Any]:
         """The gradients of stage j, those of casts as eager hands them over."""
-        ids = {i: leaf for leaf, (i, _) in shared.leaves.items()} if shared.left else {}
         for at, i in self.runner.casts_of_stage[j]:
-            if i in self.instead or ids.get(i) in shared.left:
-                low = None if gradients[at] is None else gradients[at].to(self.runner.casts[i].dtype)
-                if i not in self.instead:
-                    low = shared.handed_over(ids[i], low)
-                    low = None if low is None else low.float()
-                gradients[at] = low
+            g, leaf, cast = gradients[at], shared.leaves.get(i, 0), self.runner.casts[i]
+            if i in self.instead or leaf in shared.left or isinstance(g, list):
+                low = [x.to(cast.dtype) for x in (g if isinstance(g, list) else [g]) if x is not None]
+                low = shared.with_left(leaf, low)
+                if i in self.instead:
+                    gradients[at], *more = [*low, *[None] * (cast.uses - len(low))]
+                    gradients += more
+                else:
+                    gradients[at] = functools.reduce(torch.add, low).float() if low else None
         return gradients
 
 
@@ -245,7 +246,7 @@ class Runner:
         place = {p: i for i, p in enumerate(self.given)}
         self._sums = additions(c)
         self._parts = program.parts
-        self._added_inside = [place[p] for p in program.parts if p in place]
+        self._added_inside = {place[p] for p in program.parts}
         # A tensor whose gradient may be handed over in parts is passed once per part.
         self.stage_inputs = [
             [place[p] for p in stage for _ in range(self._parts.get(p, 1))] for stage in program.stages
@@ -261,7 +262,6 @@ class Runner:
         self._depends = self._tangent_dependence()
         self.casts = {place[p]: cast for p, cast in casts(c).items()}
         self.casts_of_stage, self._stage_of_cast = self._find_casts()
-        self.rounded = ""  # names of the parameters whose gradients the last call rounds otherwise than eager
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
         """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
@@ -270,16 +270,16 @@ class Runner:
         if numbers:
             step.rng["numbers"] = numbers
         instead: dict[int, torch.Tensor] = {}
-        self.rounded = ""
         if self.casts and shares_casts():
-            step.shared, instead, rounds = entered(inputs, self.casts, self._stage_of_cast)
-            step.instead = {i: t.dtype for i, t in instead.items()}
-            self.rounded = self._in_words([self.lowered.captured.params.get(self.given[i], "an input") for i in rounds])
+            step.shared, instead = entered(inputs, self.casts, self._stage_of_cast)
+            step.instead = frozenset(instead)
         token = _token(self.device).requires_grad_()
         for j in range(len(self.stage_inputs) - 1, -1, -1):
             given = [inputs[i] for i in self.stage_inputs[j]]
             for at, i in self.casts_of_stage[j] if instead else ():
-                given[at] = instead.get(i, given[at])
+                if i in instead:
+                    given[at] = instead[i]
+                    given += [instead[i]] * (self.casts[i].uses - 1)
             token = _Stage.apply(step, j, token, *given)
         return list(_Boundary.apply(step, token))
 
@@ -297,9 +297,9 @@ class Runner:
                 seen[i] += 1
         return found, stage_of
 
-    def parts_casts(self, instead: Container[int]) -> bool:
-        """Whether the program adds up a gradient inside of which a part goes to a cast in place of one of these inputs."""
-        return any(i in instead for i in self._added_inside)
+    def adds_up_inside(self, some: Iterable[int]) -> bool:
+        """Whether the program adds up the gradient of one of these inputs, or of its cast."""
+        return any(i in self._added_inside or self.casts[i].adds for i in some)
 
     def watched(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which a stage runs: in autograd's anomaly mode, one that names the op that made a NaN."""
@@ -343,10 +343,7 @@ class Runner:
     @property
     def rounds(self) -> str:
         """Names of the parameters whose gradients differ from eager's by rounding if one backward goes through two calls."""
-        return self._in_words(self.lowered.captured.rounds)
-
-    @staticmethod
-    def _in_words(names: list[str]) -> str:
+        names = self.lowered.captured.rounds
         return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
     def let_round(self) -> None:

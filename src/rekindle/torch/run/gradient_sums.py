@@ -10,8 +10,9 @@ brought a gradient to the tensor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -43,10 +44,20 @@ def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) ->
     }  # fmt: skip
 
 
-Parts = tuple[torch.Tensor, ...]
+Parts = tuple[Any, ...]
 
 
-def join(so_far: torch.Tensor | Parts, part: torch.Tensor) -> Parts:
-    """The parts of a sum, in place of the sum. They are copies, since later ops may write over the originals."""
-    before = so_far if isinstance(so_far, tuple) else (so_far.clone(),)
-    return (*before, part.clone())
+def join(so_far: Any, part: Any) -> Parts:
+    """The parts of a sum, in place of the sum. They are copies, since later ops may write over the originals. A list is the
+    part that comes through a cast, left apart by `each`."""
+    before = so_far if isinstance(so_far, tuple) else (_copied(so_far),)
+    return (*before, _copied(part))
+
+
+def each(op: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+    """An op for each part of a sum that was left apart."""
+    return lambda parts, *args, **how: [op(x, *args, **how) for x in parts]
+
+
+def _copied(part: Any) -> Any:
+    return part if isinstance(part, list) else part.clone()

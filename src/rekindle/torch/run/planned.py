@@ -116,10 +116,7 @@ class PlannedForward(InPlaceOfForward):
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
-                waits = any(b.runner.waits for b in self.bounds)
-                result = found[0](model, found[1])
-                self._warn_of_rounding(model, found[0], waits)
-                return result
+                return found[0](model, found[1])
             result = plain(*args, **kwargs)
             if not model.training and not self._in_eval:
                 self._steps_in_eval.watch(result)
@@ -163,21 +160,18 @@ class PlannedForward(InPlaceOfForward):
                     kind="eval",
                 )
             return None
+        if bound.runner.rounds and any(b.runner.waits for b in self.bounds):
+            replanner.warned.warn(
+                f"{name} was called again before the backward of an earlier call. Where one backward goes "
+                f"through both, the gradients of {bound.runner.rounds} are added up in another order than eager's: they are "
+                "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
+                kind="two calls",
+            )  # fmt: skip
         self.last = bound
         self._turn += 1
         bound.turn = self._turn
         bound.uses += 1
         return bound, call
-
-    def _warn_of_rounding(self, model: nn.Module, bound: Bound, waits: bool) -> None:
-        """waits : the backward of an earlier call of the module has not begun."""
-        if which := bound.runner.rounded or (bound.runner.rounds if waits else ""):
-            self._replanner.warned.warn(
-                f"{type(model).__name__} was called again before the backward of an earlier call. Where one backward goes "
-                f"through both, the gradients of {which} are added up in another order than eager's: they are "
-                "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
-                kind="two calls",
-            )  # fmt: skip
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:

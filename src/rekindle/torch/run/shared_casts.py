@@ -37,7 +37,7 @@ from ..capture.surroundings import casting_device, shares_casts
 class CallInBlock:
     """One planned call in an autocast block.
 
-    leaves : id of each leaf that it casts -> (its number among the inputs, whether several ops read the cast).
+    leaves : number of an input -> the id of the leaf, where it casts it.
     before : the calls before it whose backward may come.
     boundary : the autograd node, weakly, at which its backward begins. begun : the backward in which it began last.
     left : id of a leaf -> (number of a backward, the gradient of its cast that later calls have left for this one).
@@ -45,7 +45,7 @@ class CallInBlock:
 
     def __init__(self, stage_of: Mapping[int, int], before: Sequence[CallInBlock]) -> None:
         self.before, self._stage_of = before, stage_of
-        self.leaves: dict[int, tuple[int, bool]] = {}
+        self.leaves: dict[int, int] = {}
         self.boundary: Any = None
         self.begun = -1
         self.left: dict[int, tuple[int, torch.Tensor]] = {}
@@ -58,28 +58,27 @@ class CallInBlock:
 
     def gathers(self, leaf: int) -> bool:
         """Whether the running backward is still to hand over the gradient of the leaf's cast in this call."""
-        if leaf not in self.leaves or self.begun == backward_number() or self.is_over:
+        number = next((i for i, known in self.leaves.items() if known == leaf), None)
+        if number is None or self.begun == backward_number() or self.is_over:
             return False
         node = self.later[leaf]() if leaf in self.later else self.boundary()
-        for _ in range(0 if leaf in self.later else self._stage_of[self.leaves[leaf][0]] + 1):
+        for _ in range(0 if leaf in self.later else self._stage_of[number] + 1):
             node = node.next_functions[0][0]  # the boundary hands over to the first stage, each stage to the next one
         return node is not None and will_run(node)
 
-    def handed_over(self, leaf: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """The gradient of a cast and what later calls have left; None: both are left for an earlier call."""
-        number = backward_number()
-        gradient = _sum(self.left.pop(leaf, None), gradient)
+    def leave(self, leaf: int, gradient: torch.Tensor) -> bool:
+        """Leave the gradient of a cast for an earlier call that is still to hand its own over; False: there is none."""
         to = next((c for c in reversed(self.before) if c.gathers(leaf)), None)
-        if to is None or gradient is None:
-            return gradient
-        to.left[leaf] = number, _sum(to.left.get(leaf), gradient)  # type: ignore[assignment]
-        return None
+        if to is not None:
+            to.left[leaf] = backward_number(), to.with_left(leaf, [gradient])[0]
+        return to is not None
 
-
-def _sum(left: tuple[int, torch.Tensor] | None, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    if left is None or left[0] != backward_number():  # of a backward that failed
-        return gradient
-    return left[1] if gradient is None else left[1] + gradient
+    def with_left(self, leaf: int, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The parts of the gradient of a cast, of which the first is added to all that later calls have left."""
+        number, left = self.left.pop(leaf, (-1, None))
+        if left is None or number != backward_number():  # of a backward that failed
+            return parts
+        return [left + parts[0], *parts[1:]] if parts else [left]
 
 
 class _Block:
@@ -131,28 +130,25 @@ def block_of_its_own() -> Iterator[None]:
 
 def entered(
     inputs: Sequence[Any], casts: Mapping[int, Cast], stage_of: Mapping[int, int]
-) -> tuple[CallInBlock, dict[int, torch.Tensor], list[int]]:
-    """(the record of a planned call; number of an input -> the tensor to which the gradient of its cast goes, not to the leaf;
-    numbers of the inputs whose gradients are then equal to eager's up to rounding).
+) -> tuple[CallInBlock, dict[int, torch.Tensor]]:
+    """(the record of a planned call; number of an input -> the tensor to which the gradient of its cast goes, not to the leaf).
 
     casts : number of an input -> its cast. stage_of : the stage of backward that hands its gradient over.
     """
-    block, instead, rounds = _block(), {}, []
+    block, instead = _block(), {}
     block.calls = [c for c in block.calls if not c.is_over]
     call = CallInBlock(stage_of, tuple(block.calls))
     for i, cast in casts.items():
         leaf = inputs[i]
         if (known := block.cast.get(id(leaf))) is not None and known() is leaf:
             instead[i] = _Later.apply(leaf, cast.dtype, call)
-            if any(c.leaves.get(id(leaf), (i, False))[1] for c in block.calls):
-                rounds.append(i)
         elif is_in_use(leaf) and (found := _cached(leaf, cast.dtype)) is not None:  # some graph refers to it
             instead[i] = found
             continue
         block.cast[id(leaf)] = weakref.ref(leaf)
-        call.leaves[id(leaf)] = i, cast.several
+        call.leaves[i] = id(leaf)
     block.calls.append(call)
-    return call, instead, rounds
+    return call, instead
 
 
 class _Later(torch.autograd.Function):
@@ -166,8 +162,7 @@ class _Later(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        made = ctx.call.handed_over(ctx.leaf, gradient)
-        return None if made is None else made.float(), None, None
+        return None if ctx.call.leave(ctx.leaf, gradient) else gradient.float(), None, None
 
 
 def _cached(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from torch import fx
 from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
 from ..capture import rules
-from ..capture.gradient_additions import additions, unaliased
+from ..capture.gradient_additions import additions, casts, unaliased
 from ..capture.lowered import Lowered, OpCall
 from ..capture.module_paths import printable
 from ..capture.node_tensors import tensors_of
@@ -34,11 +34,13 @@ class Sums:
     handed_over : additions that autograd makes itself, from parts -> the placeholder whose gradient it is.
     inside : the other additions, which the program makes.
     parts : placeholder -> number of parts, for gradients that are added up inside.
+    casts : nodes that turn the gradient of a cast, a sum of `inside`, into a part of the gradient of its leaf.
     """
 
     handed_over: dict[fx.Node, fx.Node]
     inside: set[fx.Node]
     parts: dict[fx.Node, int]
+    casts: set[fx.Node]
 
     @classmethod
     def of(cls, low: Lowered, schedule: Schedule) -> Sums:
@@ -46,7 +48,9 @@ class Sums:
         ran = [n for s in schedule.steps if isinstance(s, Run) and (n := low.calls[s.op].node) is not None]
         handed = handed_over(found, ran)
         parts = {p: len(nodes) + 1 for p, nodes in found.items() if nodes[0] not in handed}
-        return cls(handed, {n for p in parts for n in found[p]}, parts)
+        several = [cast for cast in casts(low.captured).values() if cast.adds]
+        inside = {n for p in parts for n in found[p]} | {n for cast in several for n in cast.adds}
+        return cls(handed, inside, parts, {cast.node for cast in several})
 
 
 class Source:
@@ -212,6 +216,8 @@ class Source:
             name = f"({name} if retain else {over})" if s.into in saved else over
         if n in self.sums.inside:
             name = f"(join if apart else {name})"
+        if n in self.sums.casts:
+            name = f"(each({name}) if apart else {name})"
         arguments = [self.text.argument(a, n) for a in args]
         return name, arguments + [keyword_argument(k, self.text.argument(a, n)) for k, a in n.kwargs.items()]
 
