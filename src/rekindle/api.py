@@ -350,9 +350,7 @@ def checkpoint(
         found = plan_with(traced, options)
         if check and not traced.fake:
             announce(options.progress, "checking the plan by a measured step")
-            found, checked = confirm(
-                model, sample, found, lambda b: plan_with(traced, replace(options, goal=Goal(budget=b)))
-            )
+            found, checked = confirm(model, sample, found, lambda goal: plan_with(traced, replace(options, goal=goal)))
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
         return found
 
