@@ -130,7 +130,9 @@ def _of_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) ->
     how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
 
     def planned(graph: Graph, known: Known | None) -> Plan:
-        return make(graph, options, **how) if known is None else plan_graph(graph, options, known=known, **how)
+        if known is not None:
+            return plan_graph(graph, options, known=known, **how)
+        return traced.planned(lambda graph: make(graph, options, **how))
 
     more = {"spare_bytes": spare, "plain_bytes": plain, "target": traced.options.target, "fake": traced.fake}
     found = plan_for_all(traced.graph, options, more, planned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,9 +14,9 @@ from .. import notices
 from ..accept import callback, choice
 from ..accept import unused as accept_unused
 from ..ask import LOSSES, TraceOptions
-from ..errors import TraceError
+from ..errors import InfeasibleBudget, TraceError
 from ..kernels import companion
-from ..model.graph import Graph
+from ..model.graph import OPERATOR, Graph
 from ..model.plan import Plan
 from ..progress import Progress, announce, telling
 from . import accept
@@ -43,11 +43,13 @@ from .capture.sharded import local, own_class
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
-from .costs.node_costs import modelled_costs, node_costs
+from .costs.node_costs import known_workspaces, modelled_costs, node_costs
 from .costs.optimizer_names import names
 from .costs.optimizers import not_counted, state_bytes
 from .plan_for_all import Costs, costs_for_all, with_costs
 from .rewrite.shape_only import without_shapes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,28 @@ class Trace:
         """
         graph = _costed(self.lowered, self.fake, target, progress, measure)
         return replace(self.with_graph(graph), options=replace(self.options, target=target))
+
+    def planned(self, make: Callable[[Graph], T]) -> T:
+        """What `make` finds for the graph. Before a budget is refused, guessed workspaces are measured, or left out."""
+        try:
+            return make(self.graph)
+        except InfeasibleBudget:
+            if (sure := self.without_guesses()) is self:
+                raise
+        return make(sure.graph)
+
+    def without_guesses(self) -> Trace:
+        """The same trace with no workspace that was guessed. Such ops run now; those that cannot run count none."""
+        if self.fake or self.options.target is not None:
+            return self
+        ops, calls = self.graph.ops, self.lowered.calls
+        at = [i for i, c in enumerate(calls) if c.kind == OPERATOR and c.node is not None]
+        sizes = [op.workspace for op in ops]
+        for i, size in zip(at, known_workspaces([n for i in at if (n := calls[i].node) is not None]), strict=True):
+            sizes[i] = size
+        if sizes == [op.workspace for op in ops]:
+            return self
+        return self.with_graph(self.graph.with_costs([op.seconds for op in ops], sizes))
 
     def with_graph(self, graph: Graph) -> Trace:
         """The same trace with the same graph, of other costs."""

@@ -103,9 +103,8 @@ class PlannedBatches:
         announce(options.progress, f"planning batch {batch} within {format_bytes(self._limit)}")
 
         def make(traced: Trace, options: PlanOptions) -> Plan:
-            made = plan_graph(
-                traced.graph, options, finish=stages.finish(traced.lowered), bookkeeping=bookkeeping(traced)
-            )
+            how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": bookkeeping(traced)}
+            made = traced.planned(lambda graph: plan_graph(graph, options, **how))
             return replace(made, trace=traced.with_graph(made.graph))
 
         # Of a rewritten step of fake tensors it is not known what its kernels take beside their results.
