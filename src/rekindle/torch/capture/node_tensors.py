@@ -57,6 +57,14 @@ def with_values(args: Any) -> Any:
     return fx.map_arg(args, lambda n: n.meta.get("val"))
 
 
+def same_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether autograd stores this gradient as it is: it has the parameter's strides, or no gaps where that one has gaps."""
+    if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+        return gradient.is_contiguous()
+    both = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(n == 1 or mine == its for n, mine, its in both)
+
+
 def is_member(n: fx.Node) -> bool:
     """Whether the node takes one member out of the tuple that another node returns."""
     return n.op == "call_function" and getattr(n.target, "__name__", "") == "getitem"

@@ -15,7 +15,7 @@ from ..capture import rng, rules
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import Part, is_member
 from ..capture.private import OpOverload
-from .gradient_sums import join
+from .gradient_sums import join, own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "members", "numbers")
@@ -36,6 +36,7 @@ class Expressions:
             "rng_state": rng.state,
             "replay": rng.replay,
             "join": join,
+            "own": own,
         }
         self._names: dict[Any, str] = {}
         self._late = {c.node for c, op in zip(lowered.calls, lowered.graph.ops, strict=True) if op.backward}
