@@ -11,7 +11,7 @@ from typing import Any
 
 from . import registry
 from .arguments import callback, choice, flag
-from .ask import EFFORTS, PARITIES, PlanOptions
+from .ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions
 from .errors import UsageError
 from .model.graph import COSTS, Graph
 from .model.plan import Plan
@@ -80,6 +80,28 @@ def unused_of(what: Any, given: Any) -> None:
             f"unused={list(names)}: the trace {made}; name the results when the model is traced: "
             f"rekindle.trace(model, sample, unused={list(names)})"
         )
+
+
+def trace_or_graph(what: Any, target: str | None, options: PlanOptions, gradients: str | None = None) -> Any:
+    """The given Trace or Graph; a Trace with the seconds of the target and for the treatment of gradients that are named.
+
+    Raises
+    ------
+    UsageError : `what` is neither, or a target or gradients are named for a bare Graph.
+    """
+    if gradients is not None:
+        choice("gradients", gradients, GRADIENTS)
+    if isinstance(what, Graph):
+        if target is not None or gradients is not None:
+            raise UsageError("target and gradients need a Trace; a bare Graph carries its own seconds and gradients")
+        return what
+    if not isinstance(getattr(what, "graph", None), Graph):
+        got = "None" if what is None else f"something of type {type(what).__name__}"
+        raise UsageError(
+            f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
+        )
+    trace = what if gradients is None else what.with_gradients(gradients)
+    return trace if target is None else trace.costed(target, options.report)
 
 
 def plan(given: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import accept, notices
 from .arguments import choice, flag
-from .ask import LOSSES, Goal, PlanOptions, TraceOptions
+from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
 from .candidates import Known
 from .carrying import RECEIVED, Replanned, replan_graph
 from .errors import RekindleError, TraceError, UsageError
@@ -46,6 +46,7 @@ def plan(
     cache: bool = True,
     parity: str = "bitwise",
     unused: Sequence[str] | None = None,
+    gradients: str | None = None,
     target: str | None = None,
     progress: Progress = None,
 ) -> Plan:
@@ -70,6 +71,8 @@ def plan(
     parity : "bitwise": loss, gradients, buffers and random state are eager's, bit for bit. "close" also admits plans that add
         up a parameter's gradient in another order, split along a batch-like dimension.
     unused : results that the training loop does not read, as they were named in `trace`; None: those of the trace.
+    gradients : how the loop treats gradients, as in `trace`; None: as the trace says. A budget that is a fraction leaves
+        gradients out, so that they count as kept.
     target : a device name; seconds are then the roofline of that device, not measured. For the sizes of that device's attention
         too, name it in `trace`.
     progress : called with one line of text now and then. None: where planning takes more than two seconds, stderr shows what
@@ -89,7 +92,7 @@ def plan(
     options = accept.search(asked)
     accept.unused_of(what, unused)
     with telling(options.progress):
-        return plan_with(_on_target(what, target, options), options)
+        return plan_with(accept.trace_or_graph(what, target, options, gradients), options)
 
 
 def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
@@ -97,9 +100,15 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     with telling(options.progress):
         if isinstance(what, Graph):
             return plan_graph(what, options)
+        from .torch import gradients
         from .torch.plan_rewritten import plan_rewritten
 
-        return plan_rewritten(what, options, lambda traced, options: _of_trace(traced, options, plan_graph))
+        traced = what if options.goal.fraction is None else what.with_gradients("kept")
+
+        def make() -> Plan:
+            return plan_rewritten(traced, options, lambda traced, options: _of_trace(traced, options, plan_graph))
+
+        return make() if options.goal.budget is None else gradients.planned(traced, make)
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
@@ -130,7 +139,9 @@ def _of_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) ->
     how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
 
     def planned(graph: Graph, known: Known | None) -> Plan:
-        return make(graph, options, **how) if known is None else plan_graph(graph, options, known=known, **how)
+        if known is not None:
+            return plan_graph(graph, options, known=known, **how)
+        return traced.planned(lambda graph: make(graph, options, **how))
 
     more = {"spare_bytes": spare, "plain_bytes": plain, "target": traced.options.target, "fake": traced.fake}
     found = plan_for_all(traced.graph, options, more, planned)
@@ -148,6 +159,7 @@ def frontier(
     cache: bool = True,
     parity: str = "bitwise",
     unused: Sequence[str] | None = None,
+    gradients: str | None = None,
     target: str | None = None,
     progress: Progress = None,
 ) -> list[Plan]:
@@ -160,32 +172,12 @@ def frontier(
     options = accept.search(asked)
     accept.unused_of(what, unused)
     with telling(options.progress):
-        what = _on_target(what, target, options)
+        what = accept.trace_or_graph(what, target, options, gradients)
         if isinstance(what, Graph):
             return frontier_graph(what, options)
         from .torch.run import stages
 
         return [replace(p, trace=what) for p in frontier_graph(what.graph, options, finish=stages.finish(what.lowered))]
-
-
-def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | Graph:
-    """The given Trace or Graph; a Trace with the seconds of the target, where one is named.
-
-    Raises
-    ------
-    UsageError : `what` is neither, or a target is named for a bare Graph.
-    """
-    if isinstance(what, Graph):
-        if target is not None:
-            raise UsageError("target needs a Trace; a bare Graph carries its own seconds")
-        return what
-    if not isinstance(getattr(what, "graph", None), Graph):
-        got = "None" if what is None else f"something of type {type(what).__name__}"
-        raise UsageError(
-            f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
-        )
-    trace: Trace = what
-    return trace if target is None else trace.costed(target, options.report)
 
 
 def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") -> nn.Module:
@@ -286,6 +278,7 @@ def checkpoint(
     must_save: Sequence[str] = (),
     parity: str = "bitwise",
     unused: Sequence[str] = (),
+    gradients: str = "kept",
     strict: bool = False,
     parts: str | Sequence[str] | None = None,
     check: bool = True,
@@ -294,7 +287,7 @@ def checkpoint(
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals, solver and `parity` as in `plan`; `loss`, `optimizer`, `must_save` and `unused` as in `rekindle.trace`;
+    Goals, solver and `parity` as in `plan`; `loss`, `optimizer`, `must_save`, `unused` and `gradients` as in `rekindle.trace`;
     `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
 
     strict : how a model is treated that cannot be captured whole. False: its largest parts that can be captured are planned
@@ -330,6 +323,7 @@ def checkpoint(
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
     flag("check", check)
     choice("loss", loss, LOSSES)
+    choice("gradients", gradients, GRADIENTS)
     torch_accept.module(model)
     torch_accept.optimizer(optimizer)
     must_save = torch_accept.must_save(model, must_save)
@@ -341,18 +335,19 @@ def checkpoint(
             f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. Leave "
             "out one of the two"
         )
-    captured = TraceOptions(loss, None, optimizer, tuple(must_save), unused=unused)
+    if options.goal.fraction is not None:
+        gradients = "kept"  # a fraction leaves them out
+    captured = TraceOptions(loss, None, optimizer, tuple(must_save), unused=unused, gradients=gradients)
 
     def planned() -> Plan:
         traced = trace(
-            model, sample, loss=loss, optimizer=optimizer, must_save=must_save, unused=unused, progress=options.progress
-        )
+            model, sample, loss=loss, optimizer=optimizer, must_save=must_save, unused=unused, gradients=gradients,
+            progress=options.progress,
+        )  # fmt: skip
         found = plan_with(traced, options)
         if check and not traced.fake:
             announce(options.progress, "checking the plan by a measured step")
-            found, checked = confirm(
-                model, sample, found, lambda b: plan_with(traced, replace(options, goal=Goal(budget=b)))
-            )
+            found, checked = confirm(model, sample, found, lambda goal: plan_with(traced, replace(options, goal=goal)))
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
         return found
 

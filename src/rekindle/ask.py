@@ -20,6 +20,7 @@ from .sizes import MOST_BYTES, parse_bytes
 LOSSES = ("auto", "all")  # see `rekindle.trace`
 EFFORTS = ("quick", "normal", "thorough")  # see `rekindle.plan`
 PARITIES = ("bitwise", "close")  # see `rekindle.plan`
+GRADIENTS = ("kept", "fresh", "consumed")  # see `rekindle.trace`
 MOST_OVERHEAD = 1e6  # extra cost / baseline cost: a million plain steps
 FORMS = "write it like '8GiB', an int of bytes, or a fraction such as 0.5 of the plain run's activation peak"
 
@@ -153,6 +154,7 @@ class TraceOptions:
     must_save : names or patterns of submodules whose ops run only once.
     state_bytes : bytes of the optimizer's state, if they were read from a plan file; None: they follow from `optimizer`.
     unused : names of results that the training loop does not read; planned calls return None in their place.
+    gradients : "kept", "fresh" or "consumed": how the training loop treats gradients.
     """
 
     loss: str = "auto"
@@ -162,6 +164,7 @@ class TraceOptions:
     state_bytes: int | None = None
     attention: str | None = None
     unused: tuple[str, ...] = ()
+    gradients: str = "kept"
 
 
 def _fraction(x: Any, given: Any) -> float:

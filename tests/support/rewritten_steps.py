@@ -52,7 +52,9 @@ def plan_of(plain: Trace, steps: Sequence[Rewrite], options: PlanOptions = OPTIO
     goal = own_goal(options.goal, made.graph, figures, options.cost)
     if goal is None:
         return None
-    found = plan_graph(made.graph, replace(options, goal=goal), finish=stages.finish(made.lowered), bookkeeping=bookkeeping(made))
+    found = plan_graph(
+        made.graph, replace(options, goal=goal), finish=stages.finish(made.lowered), bookkeeping=bookkeeping(made)
+    )
     rewriting = Rewriting(plain.graph.hash, figures, tuple(steps), sums(made.lowered.captured))
     return replace(beside_captured(found, rewriting, options), trace=made.with_graph(found.graph))
 

@@ -147,11 +147,44 @@ def test_kinds_without_timings_take_their_class_and_then_all():
     assert Fits({}).predicted("aten.exp.default", 2.0) == 2.0
 
 
-def test_unknown_workspace_is_the_larger_share_of_the_two_nearest_sizes():
-    def conv(moved, workspace):
-        return f"aten.convolution.default({moved})", Measurement(1.0, 0.0, workspace, 1.0, moved)
+def conv(image, kernel=(3, 3), channels=4, layout=torch.contiguous_format, dtype=torch.float32, **how):
+    """The key of a convolution, and bytes that it moves."""
+    x = torch.rand(2, channels, *image, dtype=dtype).contiguous(memory_format=layout)
+    w, d = torch.rand(channels, channels, *kernel, dtype=dtype), len(image)
+    rest = {
+        "stride": [1] * d,
+        "padding": [0] * d,
+        "dilation": [1] * d,
+        "transposed": False,
+        "output": [0] * d,
+        "groups": 1,
+    }
+    call = calls.call_of(node(aten.convolution.default, x, w, None, *(rest | how).values()), None)
+    return call.key, call.bytes_moved
 
-    fits = Fits(dict([conv(100, 300), conv(1000, 500), conv(2000, 1500)]))
-    assert fits.workspace("aten.convolution.default", 1500) == 1125
-    assert fits.workspace("aten.convolution_backward.default", 10) == 30  # its class
-    assert fits.workspace("aten.relu.default", 1500) == 0
+
+def known(*sizes):
+    found = {conv(image)[0]: (workspace, conv(image)[1]) for image, workspace in sizes}
+    return {key: Measurement(1.0, 0.0, workspace, 1.0, moved) for key, (workspace, moved) in found.items()}
+
+
+def test_an_unknown_workspace_is_guessed_from_calls_of_its_kind():
+    fits = Fits(known(((20, 20), 3000), ((40, 40), 5000), ((80, 80), 9000)))
+    key, moved = conv((40, 40), channels=5)
+    assert fits.workspace(key, moved) == pytest.approx(
+        5000 * moved / conv((40, 40))[1], abs=1
+    )  # the larger share of two
+    assert fits.workspace(*conv((160, 160))) > 9000
+    others = [
+        conv((5, 20, 20), kernel=(3, 3, 3)), conv((60, 60), kernel=(1, 1)), conv((60, 60), dtype=torch.float64),
+        conv((60, 60), layout=torch.channels_last), conv((60, 60), stride=[2, 2]), conv((60, 60), dilation=[2, 2]),
+    ]  # fmt: skip
+    assert [fits.workspace(*other) for other in others] == [0] * len(others)
+    assert fits.workspace(key.replace("convolution", "convolution_backward"), moved) == 0
+    assert fits.workspace("aten.relu.default(0:float32@cpu[9]/[1])", 1500) == 0
+
+
+def test_a_smaller_call_is_not_guessed_to_take_more_than_a_larger_one():
+    """As reported: a smaller image was said not to fit, by a workspace that was guessed from calls of other sizes."""
+    fits = Fits(known(((4, 4), 5000), ((80, 80), 6000)))
+    assert fits.workspace(*conv((79, 79))) == 6000

@@ -94,7 +94,9 @@ def convolutions() -> nn.Module:
 
 def parametrized() -> nn.Module:
     norm, other = parametrizations.weight_norm, parametrizations.spectral_norm
-    return nn.Sequential(norm(nn.Linear(12, 16)), nn.GELU(), other(nn.Linear(16, 12)), nn.Tanh(), norm(nn.Linear(12, 12)))
+    return nn.Sequential(
+        norm(nn.Linear(12, 16)), nn.GELU(), other(nn.Linear(16, 12)), nn.Tanh(), norm(nn.Linear(12, 12))
+    )
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -169,7 +171,9 @@ def early(traced: Trace) -> Schedule:
     makers = {o for o, op in enumerate(graph.ops) if any({*op.outputs} & {*v} for v in handed.values())}
     assert graph.boundary is not None
     at = runs.index(graph.boundary) + 1
-    made = {v for o in runs[:at] for v in graph.ops[o].outputs} | {v for v, o in enumerate(graph.arrays.producer) if o < 0}
+    made = {v for o in runs[:at] for v in graph.ops[o].outputs} | {
+        v for v, o in enumerate(graph.arrays.producer) if o < 0
+    }
     left = runs[at:]
     while left:
         ready = [i for i, o in enumerate(left) if made.issuperset(graph.ops[o].inputs)]
@@ -235,7 +239,9 @@ def test_slices_of_a_buffer_do_not_wait_for_each_other() -> None:
 
 def test_parts_that_share_a_parameter() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(12, 48), nn.GELU(), nn.Linear(48, 12), nn.GELU()) for _ in range(3)))
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(12, 48), nn.GELU(), nn.Linear(48, 12), nn.GELU()) for _ in range(3))
+    )
     model[2][0].weight, model[1][2].weight = model[0][0].weight, model[0][2].weight
     x = torch.randn(64, 12)
     planned = rekindle.checkpoint(copy.deepcopy(model), x, parts="*", minimize="memory", progress=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .. import registry, zoo
-from ..ask import EFFORTS, PARITIES
+from ..ask import EFFORTS, GRADIENTS, PARITIES
 from ..model.graph import COSTS
 from ..torch.costs import devices
 
@@ -38,6 +38,11 @@ def efforts(incomplete: str) -> list[str]:
 def parities(incomplete: str) -> list[str]:
     """How near to eager's numbers a plan must be."""
     return _beginning(incomplete, PARITIES)
+
+
+def gradients(incomplete: str) -> list[str]:
+    """How a training loop may treat gradients."""
+    return _beginning(incomplete, GRADIENTS)
 
 
 def minimized(incomplete: str) -> list[str]:

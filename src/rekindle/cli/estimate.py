@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from ..arguments import choice
-from ..ask import EFFORTS, Goal
+from ..ask import EFFORTS, GRADIENTS, Goal
 from ..errors import UsageError
 from ..printed import value
 from ..progress import announce, telling
 from ..show.estimate_text import batches_table, estimate_table, modules_table
 from ..torch.costs import devices
+from . import completing
 from .answer import Answer
 from .models import load_model
 from .options import Batch, Json, Model, Target
@@ -45,6 +46,14 @@ def estimate(
     optimizer: OptimizerName = "adamw",
     target: Target = None,
     effort: Effort = "quick",
+    gradients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WAY",
+            autocompletion=completing.gradients,
+            help="How the loop treats gradients: kept, fresh or consumed (as in `plan`). Default: fresh, but kept for plans.",
+        ),
+    ] = None,
     plans: Plans = True,
     json: Json = False,
 ) -> Answer:
@@ -54,6 +63,8 @@ def estimate(
     within the device, and its extra time.
     """
     choice("effort", effort, EFFORTS)
+    if gradients is not None:
+        choice("gradients", gradients, GRADIENTS)
     budget, target = _budget(device, target)
     steps = None if optimizer.strip().lower() == "none" else optimizer
     with telling(None):
@@ -62,11 +73,13 @@ def estimate(
         from ..torch.estimate.largest import FIRST, largest_batch
         from ..torch.estimate.verbs import estimate as estimated
 
-        found = estimated(made, sample, steps, target=target)
+        found = estimated(made, sample, steps, target=target, gradients=gradients or "fresh")
         largest = None
         if budget is not None:
             first = batch or FIRST
-            largest = largest_batch(made, other, budget, steps, target=target, first=first, plans=plans, effort=effort)
+            largest = largest_batch(
+                made, other, budget, steps, target=target, first=first, plans=plans, effort=effort, gradients=gradients
+            )
     document: dict[str, Any] = found.to_json()
     if largest is not None:
         document |= largest.to_json()

@@ -50,7 +50,7 @@ def failed(error: BaseException, debug: bool = False) -> tuple[int, Answer]:
 
 # An argument as errors name it: budget=150, minimize="memory", solver='auto'.
 ARGUMENT = re.compile(
-    r"\b(budget|max_overhead|minimize|solver|cost|effort|parity|time_limit|seed|target|batch|optimizer)="
+    r"\b(budget|max_overhead|minimize|solver|cost|effort|parity|gradients|time_limit|seed|target|batch|optimizer)="
     r"""("[^"\s]*"|'[^'\s]*'|[\w.+-]+)(?![\w(])"""
 )
 

@@ -89,10 +89,15 @@ def file_of(spec: str) -> str | None:
 
 
 def trace_model(
-    spec: str, batch: int | None, target: str | None, optimizer: str | None = None, unused: Sequence[str] = ()
+    spec: str,
+    batch: int | None,
+    target: str | None,
+    optimizer: str | None = None,
+    unused: Sequence[str] = (),
+    gradients: str = "kept",
 ) -> Any:
     """The Trace of the model that a command line names. optimizer : the name of one whose state counts. unused : names of
-    results that training does not read.
+    results that training does not read. gradients : as in `rekindle.trace`.
 
     Raises
     ------
@@ -105,7 +110,7 @@ def trace_model(
     from ..torch.trace import trace
 
     try:
-        return trace(model, sample, target=target, optimizer=optimizer, unused=unused)
+        return trace(model, sample, target=target, optimizer=optimizer, unused=unused, gradients=gradients)
     except TraceError as e:
         why = str(e).rstrip(".")
         raise TraceError(

@@ -119,6 +119,14 @@ Unused = Annotated[
              "given several times.",
     ),
 ]  # fmt: skip
+Gradients = Annotated[
+    str,
+    typer.Option(
+        metavar="WAY", autocompletion=completing.gradients,
+        help="How the training loop treats gradients. kept: any way, all of them count during the whole step. fresh: they are "
+             "None when a step begins. consumed: an optimizer inside backward uses each one up.",
+    ),
+]  # fmt: skip
 TimeLimit = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", callback=_time_limit, help="For the search at most. Default: as long as it needs."),

@@ -9,7 +9,7 @@ import typer
 
 from .. import api, registry
 from ..arguments import choice
-from ..ask import EFFORTS, PARITIES, PlanOptions
+from ..ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions, TraceOptions
 from ..errors import UsageError
 from ..model.files import write_text
 from ..model.formats import write_json
@@ -30,6 +30,7 @@ from .options import (  # fmt: skip
     Cache,
     Cost,
     Effort,
+    Gradients,
     Json,
     MaxOverhead,
     Minimize,
@@ -79,6 +80,7 @@ def plan(
     cache: Cache = True,
     parity: Parity = "bitwise",
     unused: Unused = None,
+    gradients: Gradients = "kept",
     out: Out = None,
     svg: Svg = None,
     json: Json = False,
@@ -88,9 +90,9 @@ def plan(
     --out writes the plan as JSON, --svg its memory over time.
     """
     goal = read_goal(budget, max_overhead, minimize)
-    _check(solver, cost, effort, (out, svg), file_of(model), parity)
+    _check(solver, cost, effort, (out, svg), file_of(model), parity, gradients)
     with telling(None):
-        traced = trace_model(model, batch, target, unused=unused or ())
+        traced = trace_model(model, batch, target, unused=unused or (), gradients=gradients)
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
             effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
@@ -114,16 +116,23 @@ def frontier(
     cache: Cache = True,
     parity: Parity = "bitwise",
     unused: Unused = None,
+    gradients: Gradients = "kept",
     out: Out = None,
     svg: Svg = None,
     json: Json = False,
 ) -> Answer:
     """List the best plans of a model, graph file or plan file, from least time to least memory; --svg draws the curve."""
-    _check(solver, cost, effort, (out, svg), file_of(model), parity)
-    if unused and is_graph_file(model):
-        raise UsageError("--unused needs a model; a graph file does not know the names of results")
+    _check(solver, cost, effort, (out, svg), file_of(model), parity, gradients)
+    if (unused or gradients != "kept") and is_graph_file(model):
+        raise UsageError(
+            "--unused and --gradients need a model; a graph file knows neither results nor gradients by name"
+        )
     with telling(None):
-        traced = load_graph(model) if is_graph_file(model) else trace_model(model, batch, target, unused=unused or ())
+        traced = (
+            load_graph(model)
+            if is_graph_file(model)
+            else trace_model(model, batch, target, unused=unused or (), gradients=gradients)
+        )
         plans = api.frontier(
             traced,
             solver=solver,
@@ -182,6 +191,7 @@ def _check(
     writes: tuple[Path | None, ...],
     reads: str | Path | None,
     parity: str = PlanOptions.parity,
+    gradients: str = TraceOptions.gradients,
 ) -> None:
     """Refuse unknown names and unwritable files before any long work. writes, reads : files of the command."""
     check_writable(*writes, reads=[reads])
@@ -189,6 +199,7 @@ def _check(
     choice("cost", cost, COSTS)
     choice("effort", effort, EFFORTS)
     choice("parity", parity, PARITIES)
+    choice("gradients", gradients, GRADIENTS)
 
 
 def _write_timeline(made: Plan, limit: int | None, svg: Path | None) -> Path | None:

@@ -14,7 +14,7 @@ from ..progress import telling
 from ..show.text import graph_table
 from .answer import Answer, Whole
 from .models import file_of, trace_model
-from .options import Batch, Json, Model, Out, Target, Unused, check_writable
+from .options import Batch, Gradients, Json, Model, Out, Target, Unused, check_writable
 
 if TYPE_CHECKING:
     from ..model.graph import Graph
@@ -35,13 +35,14 @@ def trace(
     target: Target = None,
     optimizer: Optimizer = None,
     unused: Unused = None,
+    gradients: Gradients = "kept",
     out: Out = None,
     json: Json = False,
 ) -> Answer:
     """Capture a model's training step. --out writes the graph, which `solve` and `frontier` read without PyTorch."""
     check_writable(out, reads=[file_of(model)])
     with telling(None):
-        graph = trace_model(model, batch, target, optimizer, unused or ()).graph
+        graph = trace_model(model, batch, target, optimizer, unused or (), gradients).graph
     if out is not None:
         write_json(out, graph_to_json(graph))
     wrote = [] if out is None else [Whole(f"wrote {name(str(out))}")]

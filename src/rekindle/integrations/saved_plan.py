@@ -93,6 +93,7 @@ def _asked(model: nn.Module, options: Mapping[str, Any]) -> _Asked:
             given["optimizer"],
             torch_accept.must_save(model, given["must_save"]),
             unused=accept_unused(given["unused"]),
+            gradients=given["gradients"] if Goal.parse(*(given[k] for k in _OWN)).fraction is None else "kept",
         ),
         None if given["parts"] is None else torch_accept.parts(model, given["parts"]),
         bool(given["check"]),
@@ -133,7 +134,7 @@ def _traced(model: nn.Module, sample: Any, asked: _Asked) -> Trace:
     how = asked.captured
     return trace(
         model, sample, loss=how.loss, optimizer=how.optimizer, must_save=how.must_save, unused=how.unused,
-        progress=asked.options.progress,
+        gradients=how.gradients, progress=asked.options.progress,
     )  # fmt: skip
 
 

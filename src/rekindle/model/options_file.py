@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..ask import EFFORTS, LOSSES, PARITIES, PlanOptions, TraceOptions
+from ..ask import EFFORTS, GRADIENTS, LOSSES, PARITIES, PlanOptions, TraceOptions
 from ..errors import FormatError
 from ..printed import value
 from .formats import Reader
@@ -36,6 +36,8 @@ def to_json(asked: PlanOptions, captured: TraceOptions) -> dict[str, Any]:
         doc["must_save"] = list(captured.must_save)
     if captured.unused:
         doc["unused"] = list(captured.unused)
+    if captured.gradients != TraceOptions.gradients:
+        doc["gradients"] = captured.gradients
     if captured.target is not None:
         doc["target"] = captured.target
     if captured.attention is not None:
@@ -57,20 +59,21 @@ def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOpt
     read = _Options(reader)
     asked = replace(
         asked,
-        effort=read.effort(),
+        effort=read.one_of("effort", EFFORTS, PlanOptions.effort),
         time_limit=read.time_limit(),
         seed=read.seed(asked.seed),
         cache=read.cache(),
-        parity=read.parity(),
+        parity=read.one_of("parity", PARITIES, PlanOptions.parity),
     )
     captured = TraceOptions(
-        loss=read.loss(),
+        loss=read.one_of("loss", LOSSES, TraceOptions.loss),
         target=read.name("target", "device"),
         optimizer=read.name("optimizer", "optimizer"),
         must_save=read.names("must_save", "submodules"),
         unused=read.names("unused", "results"),
         state_bytes=read.state_bytes(),
         attention=read.name("attention", "device"),
+        gradients=read.one_of("gradients", GRADIENTS, TraceOptions.gradients),
     )
     return asked, captured
 
@@ -98,20 +101,14 @@ class _Options:
     def seed(self, default: int) -> int:
         return self._fields.whole("seed", default)
 
-    def effort(self) -> str:
-        effort = self._fields.text("effort", PlanOptions.effort)
-        if effort not in EFFORTS:
-            raise self._wrong("effort", f"be one of {', '.join(EFFORTS)}", effort)
-        return effort
+    def one_of(self, key: str, choices: tuple[str, ...], default: str) -> str:
+        given = self._fields.text(key, default)
+        if given not in choices:
+            raise self._wrong(key, f"be one of {', '.join(choices)}", given)
+        return given
 
     def cache(self) -> bool:
         return self._fields.flag("cache", PlanOptions.cache)
-
-    def parity(self) -> str:
-        parity = self._fields.text("parity", PlanOptions.parity)
-        if parity not in PARITIES:
-            raise self._wrong("parity", f"be {' or '.join(PARITIES)}", parity)
-        return parity
 
     def name(self, key: str, kind: str) -> str | None:
         if not self._is_given(key):
@@ -120,12 +117,6 @@ class _Options:
         if not _is_printable(text, NAME_MOST_LETTERS):
             raise FormatError(f"{self._fields.where}: {value(text)} is no {kind}'s name")
         return text
-
-    def loss(self) -> str:
-        loss = self._fields.text("loss", TraceOptions.loss)
-        if loss not in LOSSES:
-            raise self._wrong("loss", "be auto or all", loss)
-        return loss
 
     def names(self, key: str, kind: str) -> tuple[str, ...]:
         """A list of names. kind : in errors, the things that they name."""

@@ -31,7 +31,9 @@ def sentence(plan: Plan) -> str:
         parts.append(f"smallest reachable about {format_bytes(plan.smallest_known_bytes)}")
     parts.append(f"solved in {plan.solve_seconds:.1f} s")
     left_out = getattr(plan.trace, "not_counted", "") if plan.goal.budget is not None else ""
-    return ", ".join(parts) + (f"; not counted: {left_out}" if left_out else "")
+    saved = getattr(plan.trace, "saved", "")
+    tail = f"; not counted: {left_out}" if left_out else ""
+    return ", ".join(parts) + tail + (f"; gradients count from the start of the step: {saved}" if saved else "")
 
 
 def cost_claim(plan: Plan) -> str:

@@ -194,6 +194,9 @@ class _Choice:
     def _within(self, limit: int) -> Plan:
         """The cheapest plan within a budget in bytes."""
         graph, best = self.traced.graph, None
+        if limit < single_op(graph).bytes:
+            self.traced = self.traced.without_guesses()
+            graph = self.traced.graph
         if limit >= single_op(graph).bytes:
             best = self._unless_refused(self._captured)
             roomy = limit > graph.resident_bytes + SETTINGS.roomy * self.floor

@@ -32,7 +32,8 @@ def with_rewrites(traced: Trace, steps: Sequence[Rewrite], bits: Bits | None = N
 
 def with_captured(traced: Trace, captured: Captured) -> Trace:
     """The trace with another captured step in place of its own, without costs."""
-    made = lower(captured, traced.graph.name, traced.graph.resident_bytes, traced.options.must_save)
+    how = traced.options
+    made = lower(captured, traced.graph.name, traced.graph.resident_bytes, how.must_save, how.gradients)
     return replace(traced, graph=made.graph, lowered=made, origin=traced.as_captured)
 
 

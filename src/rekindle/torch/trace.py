@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,10 +13,10 @@ from torch.fx import Node
 from .. import notices
 from ..accept import callback, choice
 from ..accept import unused as accept_unused
-from ..ask import LOSSES, TraceOptions
-from ..errors import TraceError
+from ..ask import GRADIENTS, LOSSES, TraceOptions
+from ..errors import InfeasibleBudget, TraceError
 from ..kernels import companion
-from ..model.graph import Graph
+from ..model.graph import OPERATOR, Graph
 from ..model.plan import Plan
 from ..progress import Progress, announce, telling
 from . import accept
@@ -39,15 +39,18 @@ from .capture.normalise import lower
 from .capture.number_places import attributes_set, name_of, replaced
 from .capture.numbers import Attribute, Numbers, Place
 from .capture.private import is_fake, store_of_processes
-from .capture.sharded import local, own_class
+from .capture.sharded import own_class
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
-from .costs.node_costs import modelled_costs, node_costs
+from .costs.node_costs import known_workspaces, modelled_costs, node_costs
 from .costs.optimizer_names import names
 from .costs.optimizers import not_counted, state_bytes
 from .plan_for_all import Costs, costs_for_all, with_costs
+from .resident import gradient_bytes, resident_bytes
 from .rewrite.shape_only import without_shapes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Trace:
     spec : the structure of the call's arguments, by name of forward's parameters.
     not_counted : text that names the optimizer state that a budget in bytes leaves out; "" if nothing is left out.
     state_bytes : bytes of optimizer state that are counted.
+    gradient_bytes : bytes of a gradient for every trained parameter.
+    saved : text that says what another choice of `gradients` would save; "" if nothing is known.
     origin : of a rewritten step, the trace of the step as it was captured; None: this is that trace. See `rewritten`.
     """
 
@@ -77,6 +82,8 @@ class Trace:
     spec: Any = None
     not_counted: str = ""
     state_bytes: int = 0
+    gradient_bytes: int = 0
+    saved: str = ""
     origin: Trace | None = field(default=None, repr=False)
 
     @property
@@ -99,6 +106,44 @@ class Trace:
         graph = _costed(self.lowered, self.fake, target, progress, measure)
         return replace(self.with_graph(graph), options=replace(self.options, target=target))
 
+    def planned(self, make: Callable[[Graph], T]) -> T:
+        """What `make` finds for the graph. Before a budget is refused, guessed workspaces are measured, or left out."""
+        try:
+            return make(self.graph)
+        except InfeasibleBudget:
+            if (sure := self.without_guesses()) is self:
+                raise
+        return make(sure.graph)
+
+    def without_guesses(self) -> Trace:
+        """The same trace with no workspace that was guessed. Such ops run now; those that cannot run count none."""
+        if self.fake or self.options.target is not None:
+            return self
+        ops, calls = self.graph.ops, self.lowered.calls
+        at = [i for i, c in enumerate(calls) if c.kind == OPERATOR and c.node is not None]
+        sizes = [op.workspace for op in ops]
+        for i, size in zip(at, known_workspaces([n for i in at if (n := calls[i].node) is not None]), strict=True):
+            sizes[i] = size
+        if sizes == [op.workspace for op in ops]:
+            return self
+        return self.with_graph(self.graph.with_costs([op.seconds for op in ops], sizes))
+
+    def with_gradients(self, gradients: str) -> Trace:
+        """The same trace, for a loop that treats gradients in this way."""
+        low, graph, how = self.lowered, self.graph, self.options
+        if gradients == how.gradients:
+            return self
+        more = self.gradient_bytes * ((gradients == "kept") - (how.gradients == "kept"))
+        made = lower(low.captured, graph.name, graph.resident_bytes + more, how.must_save, gradients)
+        costs = [(o.seconds, o.flops, o.workspace) for o in graph.ops]
+        at = [i for i, c in enumerate(made.calls) if c.kind == OPERATOR]
+        counted = with_costs(made.graph, at, [costs[i] for i in at])
+        origin = None if self.origin is None else self.origin.with_gradients(gradients)
+        options = replace(how, gradients=gradients)
+        return replace(
+            self, graph=counted, lowered=replace(made, graph=counted), options=options, origin=origin, saved=""
+        )
+
     def with_graph(self, graph: Graph) -> Trace:
         """The same trace with the same graph, of other costs."""
         return self if graph is self.graph else replace(self, graph=graph, lowered=replace(self.lowered, graph=graph))
@@ -113,6 +158,7 @@ def trace(
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     unused: Sequence[str] = (),
+    gradients: str = "kept",
     progress: Progress = None,
 ) -> Trace:
     """Capture one training step of `model` called with `sample`.
@@ -135,6 +181,10 @@ def trace(
         place, so that no memory is held for them. A name is the key of a dict or ModelOutput, the field of a dataclass or
         named tuple, or an index as text ("1"); dots join the names of nested results ("aux.logits"). Calls that run
         plain, as in `eval()` and under `no_grad`, return all results.
+    gradients : how the training loop treats the `.grad` of parameters. "kept": a gradient for every trained parameter counts
+        during the whole step, so that any loop is safe. "fresh": they are None when a step begins, as after
+        `optimizer.zero_grad()`, so each counts from when backward has made it. "consumed": an optimizer inside backward uses up
+        and frees each gradient as it comes; its own temporary memory is not counted. A loop that does otherwise gets a warning.
     progress : as in `rekindle.plan`.
 
     Raises
@@ -152,10 +202,11 @@ def trace(
         devices.get(target)
     marks = accept.must_save(model, must_save)
     choice("loss", loss, LOSSES)
+    choice("gradients", gradients, GRADIENTS)
     args, kwargs = call_arguments(sample)
     accept.parameters(model, tree.flatten((args, kwargs))[0])
     gpu = None if devices.capability(target) is None else target
-    options = TraceOptions(loss, target, optimizer, tuple(marks), attention=gpu, unused=accept_unused(unused))
+    options = TraceOptions(loss, target, optimizer, tuple(marks), None, gpu, accept_unused(unused), gradients)
     companion.start()  # the search is compiled while the model is traced and its operators are timed
     with telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
@@ -231,15 +282,16 @@ def _trace_call(
     write_in_place(captured)
     name = type(model).__name__
     held = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, call.tensors, held) + newly_held(model, captured) + (state or 0)
-    lowered = lower(captured, name, resident, options.must_save)
+    resident = resident_bytes(model, call.tensors, held, options.gradients) + newly_held(model, captured) + (state or 0)
+    lowered = lower(captured, name, resident, options.must_save, options.gradients)
     ignored = [*captured.changed, *(name_of(p, None) for p in numbers.places if isinstance(p, Attribute))]
     expected = Expected.of(model, reads.by_path(model), ignored, captured.written_places)
     key = replace(call, spec=replaced(call.spec, {p: type(x) for p, x in (inputs or {}).items()})).key
     left_out = not_counted(model) if state is None else ""
     made = Trace(
-        lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0
-    )
+        lowered.graph, lowered, key, expected, name, fake, options, module_kinds(model), call.spec, left_out, state or 0,
+        gradient_bytes=gradient_bytes(model),
+    )  # fmt: skip
     return made.costed(options.target, progress) if inputs is None else made
 
 
@@ -340,13 +392,3 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
     """The module's own forward, even if the module is planned already."""
     forward = model.forward
     return getattr(forward, "plain", forward)
-
-
-def resident_bytes(model: nn.Module, tensors: Iterable[torch.Tensor], more: Iterable[torch.Tensor] = ()) -> int:
-    """Bytes held during the whole step: parameters, buffers, inputs, and a gradient for every trained parameter."""
-    seen: dict[Any, int] = {}
-    for t in [*model.parameters(), *model.buffers(), *tensors, *more]:
-        s = local(t).untyped_storage()
-        seen[s._cdata] = s.nbytes()
-    trained = [local(p) for p in model.parameters() if p.requires_grad]
-    return sum(seen.values()) + sum(p.numel() * p.element_size() for p in trained)

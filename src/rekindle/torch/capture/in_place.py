@@ -15,8 +15,8 @@ from torch import fx
 
 from . import hidden_writes
 from .captured import Captured, Writing
-from .node_tensors import is_member, storage_bytes, tensors_of
-from .overwrites import OVERWRITES
+from .node_tensors import is_member, storage_bytes, tensors_of, with_values
+from .overwrites import OVERWRITES, may_overwrite
 
 aten = torch.ops.aten
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
@@ -114,7 +114,8 @@ def _element_wise(c: Captured, n: fx.Node, mutated: _Mutated) -> None:
     if not isinstance(p, fx.Node) or not mutated.only_between(p, n, n) or any(u.op != "output" for u in n.users):
         return
     before, after = p.meta["val"], n.meta["val"]
-    if (before.shape, before.dtype, before.device) != (after.shape, after.dtype, after.device):
+    alike = (before.shape, before.dtype, before.device) == (after.shape, after.dtype, after.device)
+    if not alike or not may_overwrite(n.target, 0, with_values(n.args)):
         return
     del c.mutations[p]
     c.writing[n] = Writing(OVERWRITES[n.target][0], n.args)

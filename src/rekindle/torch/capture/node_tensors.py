@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -49,6 +50,19 @@ def tensors_of(n: fx.Node) -> list[tuple[int, torch.Tensor]]:
     if isinstance(val, tuple | list):
         return [(i, t) for i, t in enumerate(val) if isinstance(t, torch.Tensor)]
     return []
+
+
+def with_values(args: Any) -> Any:
+    """Arguments of a node with the fake tensor of each node among them in its place."""
+    return fx.map_arg(args, lambda n: n.meta.get("val"))
+
+
+def same_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether autograd stores this gradient as it is: it has the parameter's strides, or no gaps where that one has gaps."""
+    if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+        return gradient.is_contiguous()
+    both = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    return all(n == 1 or mine == its for n, mine, its in both)
 
 
 def is_member(n: fx.Node) -> bool:

@@ -11,6 +11,7 @@ Everything that PyTorch does implicitly becomes an explicit op here, so that one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -24,24 +25,28 @@ from . import rules
 from .captured import Captured
 from .lowered import Lowered, OpCall
 from .module_paths import is_marked, printable
-from .node_tensors import describe, is_view, storage_bytes, tensors_of
+from .node_tensors import describe, is_view, same_layout, storage_bytes, tensors_of
 from .phases import phases
 from .storages import Storages
 
 
-def lower(c: Captured, name: str, resident_bytes: int, must_save: Iterable[str] = ()) -> Lowered:
+def lower(
+    c: Captured, name: str, resident_bytes: int, must_save: Iterable[str] = (), gradients: str = "kept"
+) -> Lowered:
     """The Graph of a captured step. Seconds, FLOPs and workspaces are 0: `costs` fills them in.
 
     name : of the graph, for reports.
     resident_bytes : bytes that the caller holds during the whole step: parameters, buffers, inputs, and a gradient for
-        every trained parameter.
+        every trained parameter, if they are kept.
     must_save : patterns (`fnmatch`) of the paths of modules whose ops must run only once.
+    gradients : "kept": the caller has a gradient for every parameter, to which it adds. "fresh": it takes each gradient, and
+        holds it to the end of the step. "consumed": it takes each gradient, and frees it at once.
 
     Raises
     ------
     TraceError : an op returns both new tensors and views, or a result depends on its own gradient.
     """
-    return _Lowering(c, tuple(must_save)).build(name, resident_bytes)
+    return _Lowering(c, tuple(must_save), gradients).build(name, resident_bytes)
 
 
 class _Lowering:
@@ -53,8 +58,8 @@ class _Lowering:
     awaited : the same token, where nothing else makes forward run that op before it ends.
     """
 
-    def __init__(self, c: Captured, must_save: tuple[str, ...]):
-        self.c, self.must_save = c, must_save
+    def __init__(self, c: Captured, must_save: tuple[str, ...], gradients: str):
+        self.c, self.must_save, self.gradients = c, must_save, gradients
         self.phases = phases(c)
         self.storages = Storages()
         self.ops: list[Op] = []
@@ -210,20 +215,37 @@ class _Lowering:
         # The gradient of an input stays with the caller from the moment it is handed over. Where its op could run again, a
         # schedule would free it meanwhile and believe that it had gained its bytes.
         theirs = {v for p, g in self.c.gradients.items() if p not in self.c.params for v in s.behind(g)}
+        sharing = Counter(v for g in self.c.gradients.values() for v in s.behind(g))
         before = list(zip(self.ops, self.calls, strict=True))
         self.ops, self.calls = [], []
         for i, (op, call) in enumerate(before):
             inplace = tuple(v for v in op.inplace if v not in held)
             self._add(replace(op, inplace=inplace, recompute=op.recompute and theirs.isdisjoint(op.outputs)), call)
             for p in due.get(i, []):
-                token = s.new(0)
                 values = s.behind(self.c.gradients[p])
+                taken = [v for v in values if sharing[v] == 1 and v not in held]
+                made, copied, over = self._given(p, taken)
+                token = s.new(made)
                 whose = self.c.params.get(p) or self.c.buffers.get(p) or "input"
                 handed = _op(ACCUMULATE, values, [token], module=printable(whose))
-                self._add(replace(handed, backward=True), OpCall(ACCUMULATE, p))
+                self._add(replace(handed, backward=True, workspace=copied, inplace=over), OpCall(ACCUMULATE, p))
                 self.keep.append(token)
                 if p not in self.c.params:
                     self.keep += values
+
+    def _given(self, p: fx.Node, alone: list[int]) -> tuple[int, int, tuple[int, ...]]:
+        """(bytes that `.grad` holds from the hand-over on, workspace of the hand-over, values that become `.grad`).
+
+        Where there is no `.grad`, autograd takes the gradient itself if that is laid out as its parameter, and nothing else
+        refers to it; else it makes a copy. alone : the values behind the gradient that it has for itself.
+        """
+        if self.gradients == "kept" or p not in self.c.params:
+            return 0, 0, ()
+        gradient, fresh = self.c.gradients[p].meta["val"], self.gradients == "fresh"
+        if alone and same_layout(gradient, p.meta["val"]):
+            return (sum(self.storages.values[v].bytes for v in alone), 0, tuple(alone)) if fresh else (0, 0, ())
+        size = gradient.numel() * gradient.element_size()
+        return (size, 0, ()) if fresh else (0, size, ())
 
 
 def _op(

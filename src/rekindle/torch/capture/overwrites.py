@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,24 @@ import torch
 from .tensor_iterator import result_strides
 
 aten = torch.ops.aten
+_FITS: dict[Callable[..., Any], Callable[..., bool]] = {}  # call that overwrites only sometimes -> when
+
+
+def where_it_fits(fits: Callable[..., bool], over: Callable[..., Any], op: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that writes over an argument if `fits` says of the call's arguments that it can, and else makes a new result."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return over(*args, **kwargs) if fits(*args) else op(*args, **kwargs)
+
+    _FITS[call] = fits
+    return call
+
+
+def may_overwrite(target: Any, position: int, args: Sequence[Any]) -> bool:
+    """Whether the call of `target` that writes over the argument at this position does so for such arguments, fake ones too.
+    The graph counts no memory for an overwrite, so it asks the same question as the step that runs."""
+    fits = _FITS.get(OVERWRITES[target][position])
+    return fits is None or fits(*args)
 
 
 def _unary(inplace: Any) -> dict[int, Callable[..., Any]]:
@@ -24,34 +42,33 @@ def _grad_input(out: Any) -> dict[int, Callable[..., Any]]:
 
 
 def _binary(op: Any, inplace: Any, out: Any) -> dict[int, Callable[..., Any]]:
-    def second(a: Any, b: Any, **kwargs: Any) -> Any:
-        # A gradient from the loss may have other strides than in the graph: eager's result has those of the first argument.
-        return out(a, b, **kwargs, out=b) if _may_hold(b, a) else op(a, b, **kwargs)
-
-    return {0: inplace, 1: second}
+    return {0: inplace, 1: where_it_fits(_keeps_strides(1), lambda a, b, **k: out(a, b, **k, out=b), op)}
 
 
 def _where(position: int) -> Callable[..., Any]:
-    def call(c: Any, a: Any, b: Any) -> Any:
-        over, other = (a, b) if position == 1 else (b, a)
-        return aten.where.self_out(c, a, b, out=over) if _may_hold(over, other) else aten.where.self(c, a, b)
-
-    return call
+    op, out = aten.where.self, aten.where.self_out
+    return where_it_fits(_keeps_strides(position), lambda *args: out(*args, out=args[position]), op)
 
 
-def _may_hold(over: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the result of an element-wise op on both has the strides of the tensor that it is to be written over."""
-    if over.shape != other.shape or over.stride() == other.stride():
-        return True
-    return 0 in other.stride() and 0 not in over.stride() and result_strides(over.shape, (over, other)) == over.stride()
+def _keeps_strides(position: int) -> Callable[..., bool]:
+    """Whether an element-wise op of tensors gives its result the strides of the argument at this position. A gradient from the
+    loss may have other strides than in the graph, and a part of a larger tensor has gaps."""
+
+    def fits(*args: torch.Tensor) -> bool:
+        over = args[position]
+        if all(a.stride() == over.stride() and a.shape == over.shape for a in args):
+            return True
+        return result_strides(over.shape, args) == over.stride()
+
+    return fits
 
 
 def _rows(op: Any, out: Any, name: str = "out") -> dict[int, Callable[..., Any]]:
-    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
-        # Such a kernel gives a contiguous result, and writes wrong numbers over an argument that is not.
-        return out(x, *args, **kwargs, **{name: x}) if x.is_contiguous() else op(x, *args, **kwargs)
+    # Such a kernel gives a contiguous result, and writes wrong numbers over an argument that is not.
+    def over(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return out(x, *args, **kwargs, **{name: x})
 
-    return {0: call}
+    return {0: where_it_fits(lambda x, *_: x.is_contiguous(), over, op)}
 
 
 def _scatter(x: torch.Tensor, part: torch.Tensor, *where: Any, **kwargs: Any) -> torch.Tensor:

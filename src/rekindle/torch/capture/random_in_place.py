@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .overwrites import where_it_fits
 from .own_ops import OwnOp, define
 from .private import FunctionalTensor, OpOverload
 from .tensor_iterator import result_strides
@@ -35,15 +36,11 @@ def _draw_like(draw: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _draw_over(draw: Callable[..., Any]) -> Callable[..., Tensor]:
-    like = _draw_like(draw)
-
     def call(x: Tensor, *numbers: float) -> Tensor:
-        if not _is_dense(x):
-            return like(x, *numbers)
         draw(x, *numbers)
         return x
 
-    return call
+    return where_it_fits(lambda x, *_: _is_dense(x), call, _draw_like(draw))
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -9,8 +9,8 @@ from torch import fx
 
 from ...model.graph import Value
 from . import rules
-from .node_tensors import Part, bytes_spanned, storage_bytes, tensors_of
-from .overwrites import OVERWRITES
+from .node_tensors import Part, bytes_spanned, storage_bytes, tensors_of, with_values
+from .overwrites import OVERWRITES, may_overwrite
 
 
 class Storages:
@@ -93,7 +93,7 @@ class Storages:
             storage = t.untyped_storage()._cdata
             others = [x for o in n.all_input_nodes if o is not a for _, x in tensors_of(o)]
             apart = all(x.untyped_storage()._cdata != storage for x in others)
-            if whole and same and apart:
+            if whole and same and apart and may_overwrite(n.target, position, with_values(n.args)):
                 rows.setdefault(v, position)
         return rows
 

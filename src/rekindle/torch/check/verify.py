@@ -46,7 +46,8 @@ class Check:
         up in another order in every step. Such a gradient is about as close to the plain step's as those are to each other,
         and is no difference.
     predicted_peak_bytes, measured_peak_bytes, plain_peak_bytes : activation peaks: bytes above what is held before the
-        step and stays (parameters, buffers, inputs, a gradient for every trained parameter); the plain one is measured.
+        step and stays (parameters, buffers, inputs, a gradient for every trained parameter, if the loop keeps them); the
+        plain one is measured.
     plain_seconds, planned_seconds : one step each, measured with the instruments on.
     flops_overhead : extra FLOPs of the executed step / FLOPs of the plain one, counted; None if not asked for.
     differences : the differences, in words.
@@ -209,7 +210,12 @@ def check_step(
         if count_flops and theirs is not None:
             counts = [flops(s, f) for f in (planned, plain)]
             extra = counts[0] / counts[1] - 1 if counts[1] else None
-        top = run(s, planned, "planned", Way.HELD).peak if held else None
+        as_trained = s.consumed() if planned.plan.trace_options.gradients == "consumed" else s
+        if as_trained is not s:  # the steps that were compared had to keep their gradients
+            ours.peak = run(as_trained, planned, "planned").peak
+            if theirs is not None:
+                theirs.peak = run(as_trained, plain, "plain").peak
+        top = run(as_trained, planned, "planned", Way.HELD).peak if held else None
         cause = ""
         if found.differences:
             way = Way.ONCE if once else Way.TWICE
@@ -248,16 +254,21 @@ def _waits_with_slices(planned: PlannedForward) -> bool:
 
 
 def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForward) -> Subject:
-    trace, unused = planned.plan.trace, planned.plan.trace_options.unused
+    trace, how = planned.plan.trace, planned.plan.trace_options
 
     def loss_of(result: Any) -> torch.Tensor:
-        return loss(as_if_left_out(result, unused))
+        return loss(as_if_left_out(result, how.unused))
 
-    return subject(model, sample, loss_of, [] if trace is None else trace.lowered.captured.written_parameters)
+    return subject(
+        model, sample, loss_of, [] if trace is None else trace.lowered.captured.written_parameters, how.gradients
+    )
 
 
-def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written: Sequence[str] = ()) -> Subject:
-    """The model and its sample, for steps that are compared. written : parameters to which forward writes.
+def subject(
+    model: nn.Module, sample: Any, loss: LossOf = default_loss, written: Sequence[str] = (), gradients: str = "kept"
+) -> Subject:
+    """The model and its sample, for steps that are compared. written : parameters to which forward writes. gradients : as in
+    `rekindle.trace`; steps that are compared do not use them up.
 
     Raises
     ------
@@ -281,7 +292,8 @@ def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, written:
         )
     others = sorted({d.type for d in devices} - {"cpu", "cuda"})
     device = torch.device("cuda", cuda[0]) if cuda else torch.device(others[0] if others else "cpu")
-    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, list(written))
+    start = "kept" if gradients == "kept" else "fresh"
+    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, list(written), start)
 
 
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .measurement import Measurement, op_of
-from .op_classes import WITH_WORKSPACE, op_class
+from .op_classes import op_class
+from .operator_calls import kind_of
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ class Fits:
 
     def __init__(self, known: Mapping[str, Measurement]):
         timed: dict[str, list[tuple[float, float]]] = {}
-        self._sized: dict[str, list[tuple[int, float]]] = {}  # (bytes moved, workspace per byte) by kind
+        self._sized: dict[str, list[tuple[int, int, str]]] = {}  # (bytes moved, workspace, key) by operator
         for key in sorted(known):
             m, op = known[key], op_of(key)
             for kind in (op, _class(op), ""):
                 if m.seconds is not None and m.seconds > 0 and m.roofline > 0:
                     timed.setdefault(kind, []).append((m.roofline, m.seconds))
-                if m.workspace is not None and m.moved > 0:
-                    self._sized.setdefault(kind, []).append((m.moved, m.workspace / m.moved))
+            if m.workspace is not None and m.moved > 0:
+                self._sized.setdefault(op, []).append((m.moved, m.workspace, key))
         self._fits = {kind: fitted(samples, alone=kind == "" or kind[0] == "<") for kind, samples in timed.items()}
         self._calls = {kind: len(samples) for kind, samples in timed.items()}
 
@@ -86,18 +87,20 @@ class Fits:
         own = fit.misfit**2 / (fit.misfit**2 + noise**2)
         return predicted * (m.seconds / predicted) ** own
 
-    def workspace(self, op: str, moved: int) -> int:
-        """Workspace of a call of `op` that moves so many bytes, from the two measured calls that are nearest in size.
+    def workspace(self, key: str, moved: int) -> int:
+        """Workspace of a call that moves so many bytes, from the two measured calls of its kind (`kind_of`) that are nearest in
+        size; 0 where there is none.
 
-        The larger of their shares counts: a peak that was predicted too low breaks a budget.
+        The larger of their shares counts: a peak that was predicted too low breaks a budget. A call takes no more than those
+        of its kind take that move as many bytes.
         """
-        known = self._sized.get(op)
-        if not known and op_class(op) in WITH_WORKSPACE:
-            known = self._sized.get(_class(op))
+        kind = kind_of(key)
+        known = [(size, held) for size, held, other in self._sized.get(op_of(key), ()) if kind_of(other) == kind]
         if not known or moved <= 0:
             return 0
         near = sorted(known, key=lambda c: (abs(math.log(c[0] / moved)), c))[:2]
-        return math.ceil(max(share for _, share in near) * moved - 1e-6)
+        guess = math.ceil(max(held / size for size, held in near) * moved - 1e-6)
+        return min(guess, max(held for _, held in known)) if moved <= max(known)[0] else guess
 
 
 def _class(op: str) -> str:

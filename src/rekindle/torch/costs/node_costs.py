@@ -88,6 +88,24 @@ def modelled_costs(nodes: Iterable[Node], target: str | None = None) -> list[Cos
     return _in_order(per_node, {c: _modelled(c) for c in counts})
 
 
+def known_workspaces(nodes: Iterable[Node]) -> list[int]:
+    """Bytes of workspace of each node, none of them guessed: those that are not known are measured now, and count as 0 where
+    that fails."""
+    per_node, counts = _distinct(nodes, None)
+    found: dict[OperatorCall, int | None] = {c: workspace_bytes(c.target, c.args, c.kwargs) for c in counts}
+    for device_type in sorted({c.device.type for c in counts}):
+        group = [c for c in counts if c.device.type == device_type and c.key is not None and found[c] is None]
+        if not group or not at_hand(group[0].device):
+            continue
+        known = _Known(group[0].device)
+        for c in group:
+            assert c.key is not None
+            found[c] = None if (m := known.get(c.key)) is None else m.workspace
+        if todo := [c for c in group if found[c] is None]:
+            found |= _run(todo, counts).workspace
+    return [0 if call is None else found[call] or 0 for call in per_node]
+
+
 def _modelled(call: OperatorCall) -> Cost:
     """The roofline; the workspace of ATen's operators is not modelled and counts as 0."""
     return Cost(call.roofline, call.flops, workspace_bytes(call.target, call.args, call.kwargs) or 0)
@@ -162,9 +180,7 @@ def _measured(
     if todo:
         if progress is not None:
             progress(f"measuring {len(todo)} operators ({len(calls) - len(todo)} known)")
-        run, made = measure_cuda if calls[0].device.type == "cuda" else measure_cpu, Measured()
-        with undisturbed(todo):
-            run(todo, counts, made)
+        made = _run(todo, counts)
         for call in todo:
             assert call.key is not None
             ran = call in made.rounds
@@ -178,6 +194,14 @@ def _measured(
     return found | known.put(new)
 
 
+def _run(todo: Sequence[OperatorCall], counts: Mapping[OperatorCall, int]) -> Measured:
+    """What is measured of calls on one kind of device."""
+    run, made = measure_cuda if todo[0].device.type == "cuda" else measure_cpu, Measured()
+    with undisturbed(todo):
+        run(todo, counts, made)
+    return made
+
+
 def _costs(calls: Sequence[OperatorCall], known: Mapping[str, Measurement]) -> dict[OperatorCall, Cost]:
     """A cost for every call: as measured, less what is likely noise, or from the fits to all known measurements."""
     fits = Fits(known)
@@ -189,6 +213,8 @@ def _costs(calls: Sequence[OperatorCall], known: Mapping[str, Measurement]) -> d
         held = None if m is None else m.workspace
         if held is None:
             held = workspace_bytes(call.target, call.args, call.kwargs)
-        return Cost(seconds, call.flops, fits.workspace(op, call.bytes_moved) if held is None else held)
+        if held is None:
+            held = 0 if call.key is None else fits.workspace(call.key, call.bytes_moved)
+        return Cost(seconds, call.flops, held)
 
     return {call: cost(call) for call in calls}

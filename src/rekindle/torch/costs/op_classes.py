@@ -17,8 +17,6 @@ _PARTS = {
     ),
 }  # fmt: skip
 ELEMENT_WISE = "element-wise"
-# Classes whose kernels may need a workspace in proportion to their operands. Kernels of the others seldom do, each by itself.
-WITH_WORKSPACE = ("convolution", "product", "normalisation", "reduction")
 
 
 def op_class(op: str) -> str:

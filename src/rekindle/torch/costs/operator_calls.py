@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import operator
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,3 +145,40 @@ def _key(op: Any, args: Any, kwargs: Any) -> str | None:
     except TypeError:  # submodules, generators, symbolic sizes, …
         return None
     return f"{op}({', '.join(parts)})"
+
+
+# In a key: (number, dtype and device, sizes, strides) of a tensor, or a whole number.
+_TENSOR_OR_NUMBER = re.compile(r"(\d+):(\w+@\w+)\[([^\]]*)\]/(\[[^\]]*\]|\w+)|\b\d+\b")
+_LARGE = 16  # whole numbers above it are sizes: kernels, steps, paddings and dimensions seldom are as large. A guess
+
+
+@functools.lru_cache(4096)
+def kind_of(key: str) -> str:
+    """The key with the sizes of its tensors left out: calls of one kind differ in sizes alone, and run the same kernel.
+
+    Tensors keep their number of dimensions, type, device and order in memory, and the weight of a convolution the size of its
+    kernel. Whole numbers are kept as far as they are small.
+    """
+    weight = ("2" if "backward" in key.partition("(")[0] else "1") if _is_convolution(key.partition("(")[0]) else ""
+
+    def kind(m: re.Match[str]) -> str:
+        number, what, sizes, strides = m.groups()
+        if number is None:
+            return m[0] if int(m[0]) <= _LARGE else "n"
+        shape = [int(n) for n in sizes.split(", ") if n]
+        kernel = shape[2:] if number == weight else ""
+        order = _layout(shape, strides) if strides.startswith("[") else strides
+        return f"{what}{len(shape)}{order}{kernel}"
+
+    return _TENSOR_OR_NUMBER.sub(kind, key)
+
+
+def _layout(shape: Sequence[int], strides: str) -> str:
+    """How a tensor lies in memory, whatever its sizes. Dimensions of size 1 lie anywhere."""
+    steps = [int(s) for s in strides[1:-1].split(", ") if s]
+    dims = [d for d, n in enumerate(shape) if n > 1]
+    order = sorted(dims, key=lambda d: -steps[d])
+    last = [d for d in (0, *range(2, len(shape)), 1) if d in dims]
+    gaps = 1 + sum((shape[d] - 1) * steps[d] for d in dims) != math.prod(shape)
+    name = "" if order == dims else "last" if order == last else str(order)
+    return f"{name}{' with gaps' if gaps else ''}"

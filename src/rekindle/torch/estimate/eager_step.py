@@ -26,6 +26,7 @@ from ..capture.private import FakeTensorMode, disable_autocast
 from ..capture.trace_errors import trace_error
 from ..costs import devices
 from ..run.as_before import as_before
+from ..run.measured_step import used_up
 from .dropout import DropoutOfGpu
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin
@@ -40,15 +41,19 @@ class StepOptions:
     """How the step runs.
 
     optimizer : an optimizer, its class or a name; None: no optimizer steps. loss : result of the model -> scalar.
-    keeps_gradients : gradients stay from step to step and are added to. device : its roofline gives seconds; on a GPU its
-    kernels run. rounded : bytes of a storage -> bytes that the allocator takes for it.
+    gradients : as in `rekindle.estimate`. device : its roofline gives seconds; on a GPU its kernels run.
+    rounded : bytes of a storage -> bytes that the allocator takes for it.
     """
 
     optimizer: Any
     loss: LossOf | None
-    keeps_gradients: bool
+    gradients: str
     device: devices.Device
     rounded: Callable[[int], int]
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return self.gradients == "kept"
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,9 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
     FakeTensorMode.cache_clear()  # results that another mode cached may lack the sizes of storages
     gc.collect()
     undone = as_before(model, given=[*t.args, *t.kwargs.values()], fake=True)  # what hooks of the user's reach
-    with undone, _surroundings(t, o), watch.gradients_counted([] if o.keeps_gradients else parameters), watch:
+    counted = parameters if o.gradients == "fresh" else []
+    consumed = used_up(parameters if o.gradients == "consumed" else [])
+    with undone, _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:
         with t.mode:
             with watch.paths.followed(model), t.known_values():
                 result = model(*t.args, **t.kwargs)

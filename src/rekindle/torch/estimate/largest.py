@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ... import accept as core_accept
-from ...ask import Goal, PlanOptions
+from ...arguments import choice
+from ...ask import GRADIENTS, Goal, PlanOptions
 from ...errors import TraceError, UsageError
 from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
 from ...estimates.estimate import Estimate
@@ -32,6 +33,7 @@ def largest_batch(
     first: int = FIRST,
     plans: bool = True,
     effort: str = "normal",
+    gradients: str | None = None,
     progress: Progress = None,
 ) -> LargestBatch:
     """The largest batch whose training step fits the budget: an int, the largest one with a plan.
@@ -46,6 +48,8 @@ def largest_batch(
         own memory and the allocator's rounding.
     optimizer, target : as in `rekindle.estimate`. first : the batch to begin with.
     plans : False: only the plain step is looked at, in less time.
+    gradients : as in `rekindle.trace`, for both steps; None: "fresh" for the plain step and "kept" for planned ones, which is
+        safe for any loop.
     effort, progress : as in `rekindle.plan`. A higher effort may find a plan for a larger batch.
 
     Raises
@@ -64,9 +68,11 @@ def largest_batch(
         raise UsageError(f"budget={budget!r} is a fraction; give the memory of the device, such as '24GiB'")
     options = core_accept.search(PlanOptions(goal, effort=effort, progress=progress))
     limit = goal.budget
+    if gradients is not None:
+        choice("gradients", gradients, GRADIENTS)
 
     check(model, optimizer)
-    request = Request(model, optimizer, device_of(model, target), progress=progress)
+    request = Request(model, optimizer, device_of(model, target), gradients=gradients or "fresh", progress=progress)
 
     @functools.cache
     def estimated(batch: int) -> Estimate:
@@ -80,7 +86,9 @@ def largest_batch(
 
     with telling(progress):
         plain = largest(plain_need, limit, first)
-        batches = PlannedBatches(Model(model, make_sample, optimizer, target), limit, options, estimated)
+        batches = PlannedBatches(
+            Model(model, make_sample, optimizer, target, gradients or "kept"), limit, options, estimated
+        )
         best, why = plain, "" if plans else "plans=False"
         if plans:
             try:

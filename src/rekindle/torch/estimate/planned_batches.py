@@ -33,12 +33,13 @@ from .watch import OPTIMIZER
 
 @dataclass(frozen=True)
 class Model:
-    """A model whose batches are planned. optimizer, target : as in `rekindle.estimate`."""
+    """A model whose batches are planned. optimizer, target, gradients : as in `rekindle.estimate`."""
 
     model: nn.Module
     make_sample: Callable[[int], Any]
     optimizer: Any
     target: str | None
+    gradients: str
 
 
 class PlannedBatches:
@@ -103,9 +104,8 @@ class PlannedBatches:
         announce(options.progress, f"planning batch {batch} within {format_bytes(self._limit)}")
 
         def make(traced: Trace, options: PlanOptions) -> Plan:
-            made = plan_graph(
-                traced.graph, options, finish=stages.finish(traced.lowered), bookkeeping=bookkeeping(traced)
-            )
+            how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": bookkeeping(traced)}
+            made = traced.planned(lambda graph: plan_graph(graph, options, **how))
             return replace(made, trace=traced.with_graph(made.graph))
 
         # Of a rewritten step of fake tensors it is not known what its kernels take beside their results.
@@ -122,7 +122,10 @@ class PlannedBatches:
             if any(t.is_meta and not is_fake(t) for t in [*model.parameters(), *tensors]):
                 t = twin(model, args, kwargs)
                 model, sample = t.model, t.kwargs or t.args
-            made = trace(model, sample, optimizer=m.optimizer, target=m.target, progress=self._options.progress)
+            made = trace(
+                model, sample, optimizer=m.optimizer, target=m.target, gradients=m.gradients,
+                progress=self._options.progress,
+            )  # fmt: skip
             self._traces[batch] = with_usual_workspace(made) if made.fake and m.target is None else made
         return self._traces[batch]
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...arguments import choice
+from ...ask import GRADIENTS
 from ...errors import UsageError
 from ...estimates import allocator, band
 from ...estimates.estimate import Estimate, ModuleFigures
@@ -23,7 +24,6 @@ from .eager_step import LossOf, Step, StepOptions, run
 from .kernel_memory import KernelMemory
 from .watch import FORWARD, OPTIMIZER, Moment
 
-GRADIENTS = ("none", "kept")
 HEAVIEST = 10  # modules that an estimate lists
 
 
@@ -33,7 +33,7 @@ def estimate(
     optimizer: torch.optim.Optimizer | type | str | None = "adamw",
     *,
     loss: LossOf | None = None,
-    gradients: str = "none",
+    gradients: str = "fresh",
     target: str | None = None,
     progress: Progress = None,
 ) -> Estimate:
@@ -48,8 +48,9 @@ def estimate(
     model, sample : as in `rekindle.trace`; real, on the meta device, or fake. They stay as they are.
     optimizer : an optimizer, its class or a name such as "adamw"; None: no optimizer.
     loss : function from the model's result to a scalar; None: the result's own loss, or the sum of all that requires grad.
-    gradients : "none": they are set to None before each step, as `optimizer.zero_grad()` does; "kept": they stay, and each
-        step adds to them.
+    gradients : "fresh" (or "none"): they are set to None before each step, as `optimizer.zero_grad()` does; "kept": they stay,
+        and each step adds to them; "consumed": an optimizer inside backward uses each one up. Its own temporary memory is not
+        counted then.
     target : name of a GPU that the step is for; None: the device of the model, where meta counts as the CPU. On a GPU,
         attention, dropout and the optimizer run by its kernels, and rounding and the framework's overhead count.
     progress : as in `rekindle.plan`.
@@ -60,11 +61,12 @@ def estimate(
     UsageError : an argument makes no sense, or the model cannot be trained as it is.
     """
     accept.process("estimate")
+    gradients = "fresh" if gradients == "none" else gradients
     choice("gradients", gradients, GRADIENTS)
     if loss is not None and not callable(loss):
         raise UsageError(f"loss={loss!r:.80} cannot be called; give a function from the model's result to a scalar")
     check(model, optimizer)
-    request = Request(model, optimizer, device_of(model, target), loss, gradients == "kept", progress)
+    request = Request(model, optimizer, device_of(model, target), loss, gradients, progress)
     return request.of(sample)
 
 
@@ -87,7 +89,7 @@ class Request:
     optimizer: Any
     device: devices.Device
     loss: LossOf | None = None
-    keeps_gradients: bool = False
+    gradients: str = "fresh"
     progress: Progress = None
 
     @cached_property
@@ -100,7 +102,7 @@ class Request:
         """The estimate for a sample."""
         call, begin = accept.sample(sample), time.monotonic()
         rounded = allocator.as_it_is if self.device.capability is None else allocator.rounded_on_gpu
-        options = StepOptions(self.optimizer, self.loss, self.keeps_gradients, self.device, rounded)
+        options = StepOptions(self.optimizer, self.loss, self.gradients, self.device, rounded)
         self.memory.again()
         with telling(self.progress):
             announce(self.progress, f"stepping a copy of {type(self.model).__name__} made of fake tensors")
@@ -161,7 +163,7 @@ def _estimate(model: nn.Module, step: Step, o: StepOptions, memory: KernelMemory
         seconds=sum(m.seconds for m in step.moments),
         device=o.device.name,
         optimizer=_named(o.optimizer),
-        gradients="kept" if o.keeps_gradients else "none",
+        gradients=o.gradients,
         band=band.CPU if capability is None else None,
         notes=tuple(notes),
         took_seconds=time.monotonic() - begin,

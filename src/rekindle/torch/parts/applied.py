@@ -24,7 +24,9 @@ from ...parts.ways import Way, as_part_plan, figures, ways
 from ...sizes import format_bytes
 from ..capture import private, tree
 from ..capture.lock import LOCK
+from ..resident import gradient_bytes
 from ..run import stages, unused
+from ..run.left_over import left_over
 from ..run.own_forward import InPlaceOfForward
 from ..run.planned import PlannedForward, planned_forward
 from ..run.travel import WHERE, as_text, from_text
@@ -47,6 +49,7 @@ class PartsForward(InPlaceOfForward):
         super().__init__(model)
         self.plan, self._watches, self._training = plan, watches, model.training
         self._told = False  # the log, that the model makes no cache
+        self._counts_on = "" if plan.captured.gradients == "kept" else plan.captured.gradients
 
     @private.not_traced_by_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,6 +58,9 @@ class PartsForward(InPlaceOfForward):
         model = self._model()
         if model is None or not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
+        if self._counts_on and any(p.grad is not None for p in model.parameters()) and not LOCK.mine:
+            notices.warn(left_over(model, self._counts_on, gradient_bytes(model)))
+            self._counts_on = ""
         with without_caches(model, self.plan.keeps_caches) as makes_one:
             if makes_one and not self._told:
                 self._told = True

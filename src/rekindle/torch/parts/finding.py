@@ -211,8 +211,9 @@ class Finder:
         args, kwargs = given.call.arguments
         # The model reads all results of its submodules, so none is left out.
         how = replace(
-            self.captured, loss="all", optimizer=None, must_save=self._marks(path, module), state_bytes=0, unused=()
-        )
+            self.captured, loss="all", optimizer=None, must_save=self._marks(path, module), state_bytes=0, unused=(),
+            gradients="kept",
+        )  # fmt: skip
         with accept.gradients_on(), given.surroundings(module), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*the argument", RekindleWarning)  # such a part is refused below
             accept.module(module)

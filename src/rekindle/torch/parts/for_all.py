@@ -66,7 +66,7 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
     RekindleError : as `plan_parts`.
     """
     model = request.model
-    s = subject(model, request.sample)
+    s = subject(model, request.sample, gradients=request.captured.gradients)
     if s.fake is not None:
         raise UsageError(
             f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"
@@ -116,7 +116,7 @@ def bound_here(request: Request, plan: PartsPlan) -> PartsPlan:
     ------
     RekindleError : they do not fit the model, do not give the plain step's numbers, or exceed the budget here.
     """
-    s = subject(request.model, request.sample)
+    s = subject(request.model, request.sample, gradients=request.captured.gradients)
     with (
         accept.gradients_on(),
         gradients_as_before(request.model, s.sample.tensors),

@@ -27,8 +27,9 @@ from ..check.verify import subject
 from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
 from ..ranks import Turns
+from ..resident import resident_bytes
 from ..run.measured_step import Outcome, Subject, Way, gradients_as_before, run
-from ..trace import plain_forward, resident_bytes
+from ..trace import plain_forward
 from .between import Between, Watched, between
 from .caches import matter, without_caches
 from .choices import Choices, Chosen
@@ -88,7 +89,7 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
     ParityError : a step with planned parts does not give the plain step's numbers.
     """
     begin = time.monotonic()
-    s = subject(request.model, request.sample)
+    s = subject(request.model, request.sample, gradients=request.captured.gradients)
     with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
         keeps = matter(s) if keeps_caches is None else keeps_caches
         with without_caches(request.model, keeps):
@@ -150,7 +151,7 @@ class _Planning:
         self.theirs: Outcome | None = None  # the plain step
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
-        self.resident = resident_bytes(self.model, s.sample.tensors) + state
+        self.resident = resident_bytes(self.model, s.sample.tensors, (), request.captured.gradients) + state
 
     def plan(self, begin: float) -> PartsPlan:
         """The plans. begin : when work on the request began, in seconds of `time.monotonic`."""
@@ -172,12 +173,19 @@ class _Planning:
         announce(self.options.progress, "running a plain step")
         with contextlib.suppress(torch.OutOfMemoryError):
             self.theirs = self._run("plain", self._levels())
+            if self._uses_up:  # the step that was measured has no gradients to compare with
+                self.theirs = replace(self._run("plain"), peak=self.theirs.peak)
 
     def _run(self, which: str, levels: Levels | None = None) -> Outcome:
         """One step of the model as it is now, which all processes take if the model is sharded."""
         if self.request.turns is not None:
             self.request.turns.take()
-        return run(self.s, plain_forward(self.model), which, Way.HELD, levels)
+        s = self.s.consumed() if self._uses_up and levels is not None else self.s
+        return run(s, plain_forward(self.model), which, Way.HELD, levels)
+
+    @property
+    def _uses_up(self) -> bool:
+        return self.request.captured.gradients == "consumed"
 
     def _measure(self, chosen: Chosen) -> Between:
         """A step with these ways: what it holds outside of the parts.
@@ -192,10 +200,12 @@ class _Planning:
         with (
             without_caches(self.model, self.choices.keeps_caches),
             self.choices.applied(chosen) as forwards,
-            watched.watching(forwards),
         ):
             try:
-                ours = self._run("planned", levels)
+                with watched.watching(forwards):
+                    ours = self._run("planned", levels)
+                if self._uses_up:
+                    ours = self._run("planned")
             except RekindleError as e:
                 raise self._fails(e) from e
         if self.request.check and self.theirs is not None:

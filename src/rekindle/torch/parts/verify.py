@@ -70,7 +70,7 @@ def verify(
 
 
 def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_flops: bool) -> Check:
-    s = subject(model, sample, loss)
+    s = subject(model, sample, loss, gradients=plan.captured.gradients)
     plain = plain_forward(model)
     fake = s.fake is not None
     with (
@@ -86,6 +86,11 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
         found, cause = compare(ours, theirs, fake), ""
         if found.differences:
             cause = explained(type(model).__name__, partial(_plain, s, plain), partial(_planned, s, plain, plan))
+        if plan.captured.gradients == "consumed":
+            s = s.consumed()
+            ours.peak = _planned(s, plain, plan).peak
+            if theirs is not None:
+                theirs.peak = _plain(s, plain).peak
         held = _planned(s, plain, plan, Way.HELD).peak
         extra = None
         if count_flops and theirs is not None:

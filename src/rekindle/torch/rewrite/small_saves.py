@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..capture.overwrites import where_it_fits
 from ..capture.own_ops import OwnOp, define
 from .bit_rows import BitLayout
 from .memory_order import dropout_strides, element_wise_strides, strides_of_packed
@@ -106,12 +107,16 @@ def zero_by_bits(g: Tensor, bits: Tensor, strides: Sequence[int]) -> Tensor:
     return out
 
 
-def zero_over(g: Tensor, bits: Tensor, strides: Sequence[int]) -> Tensor:
-    """`zero_by_bits`, written over g unless the result has other strides."""
-    if element_wise_strides(g.shape, strides, g.stride()) != g.stride():
-        return zero_by_bits(g, bits, strides)
+def _zero_over(g: Tensor, bits: Tensor, strides: Sequence[int]) -> Tensor:
     _zero(g, bits, strides, g)
     return g
+
+
+def _zeroed_fits(g: Tensor, bits: Tensor, strides: Sequence[int]) -> bool:
+    return element_wise_strides(g.shape, strides, g.stride()) == g.stride()
+
+
+zero_over = where_it_fits(_zeroed_fits, _zero_over, zero_by_bits)
 
 
 def _zero(g: Tensor, bits: Tensor, strides: Sequence[int], out: Tensor) -> None:
@@ -152,12 +157,16 @@ def dropout_backward_by_bits(g: Tensor, bits: Tensor, strides: Sequence[int], sc
     return out
 
 
-def drop_over(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float) -> Tensor:
-    """`dropout_backward_by_bits`, written over g unless the result has other strides."""
-    if dropout_strides(g.shape, g.stride(), strides, g.device) != g.stride():
-        return dropout_backward_by_bits(g, bits, strides, scale)
+def _drop_over(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float) -> Tensor:
     _drop(g, bits, strides, scale, g)
     return g
+
+
+def _dropped_fits(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float) -> bool:
+    return dropout_strides(g.shape, g.stride(), strides, g.device) == g.stride()
+
+
+drop_over = where_it_fits(_dropped_fits, _drop_over, dropout_backward_by_bits)
 
 
 def _drop(g: Tensor, bits: Tensor, strides: Sequence[int], scale: float, out: Tensor) -> None:
@@ -202,5 +211,10 @@ ZERO_BY_BITS = define(
 )
 DROPOUT_BACKWARD_BY_BITS = define(
     "dropout_backward_by_bits(Tensor g, Tensor bits, int[] strides, float scale) -> Tensor",
-    OwnOp(dropout_backward_by_bits, _fake_dropped, _drop_workspace, over={0: drop_over}),
+    OwnOp(
+        dropout_backward_by_bits,
+        _fake_dropped,
+        _drop_workspace,
+        over={0: drop_over},
+    ),
 )

@@ -22,6 +22,7 @@ from ..trace import Trace
 from .execute import Runner
 from .program import build
 
+LOOKS_AT_USE = 3  # at this use it is looked once whether a loop that may keep gradients has set them to None
 # Index of a tensor of the call; or (submodule, attribute). None is the module itself, to which no reference may be held.
 Place = int | tuple[nn.Module | None, str]
 
@@ -48,6 +49,7 @@ class Bound:
     plan, trace : the plan and the trace that it was made for, rewritten as the plan says.
     guards : tell whether the module is still as it was captured.
     turn : number of the module's planned call in which it ran last. uses : how often it ran.
+    had_gradient : whether a parameter had a gradient when the call began; None: nobody looked.
 
     Raises
     ------
@@ -62,6 +64,8 @@ class Bound:
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0
+        self.had_gradient: bool | None = None
+        self._looks = traced.options.gradients != "kept"
         self.guards = Guards(model, traced.expected)
         self.numbers = traced.lowered.captured.numbers
         self.questions = traced.lowered.captured.questions
@@ -97,7 +101,10 @@ class Bound:
                 tensors[place] if isinstance(place, int) else getattr(model if place[0] is None else place[0], place[1])
             )
 
-        made = self.runner([find(s) for s in places.sources], self._numbers_now(model, call))
+        inputs = [find(s) for s in places.sources]
+        looks = self._looks or self.uses == LOOKS_AT_USE
+        self.had_gradient = self.runner.has_gradient(inputs) if looks else None
+        made = self.runner(inputs, self._numbers_now(model, call))
         for (owner, leaf), output, source in places.assigned:
             setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
         in_order = iter(made)

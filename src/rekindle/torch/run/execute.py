@@ -255,6 +255,7 @@ class Runner:
         self.read_by_stage = [[place[p] for p in read] for read in program.read]
         self._saved_by_eager = {place[p] for p in saved_by_eager(lowered)}
         self.watched_inputs = sorted(self._saved_by_eager.union(*self.read_by_stage))
+        self._parameters = [place[p] for p in c.gradients if p in c.params]
         self.differentiable = set(c.tangents.values()) | set(c.ignored_outputs)
         self._tangents = list(c.tangents)
         self.waiting: weakref.WeakSet[TrainingStep] = weakref.WeakSet()  # calls whose backward has not begun
@@ -325,6 +326,10 @@ class Runner:
     def may_part(self) -> bool:
         """Whether the program adds up a gradient inside that it can also hand over in parts."""
         return bool(self._parts)
+
+    def has_gradient(self, inputs: list[Any]) -> bool:
+        """Whether one of the call's parameters has a gradient now."""
+        return any(inputs[i].is_leaf and inputs[i].grad is not None for i in self._parameters)
 
     def trained(self, inputs: list[Any]) -> frozenset[int]:
         """ids of a call's input tensors to which gradients come."""

@@ -15,7 +15,7 @@ from ..capture import rng, rules
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import Part, is_member
 from ..capture.private import OpOverload
-from .gradient_sums import each, join
+from .gradient_sums import each, join, own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "members", "numbers")
@@ -37,6 +37,7 @@ class Expressions:
             "replay": rng.replay,
             "join": join,
             "each": each,
+            "own": own,
         }
         self._names: dict[Any, str] = {}
         self._late = {c.node for c, op in zip(lowered.calls, lowered.graph.ops, strict=True) if op.backward}

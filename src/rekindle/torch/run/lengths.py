@@ -18,7 +18,8 @@ from ..capture.module_call import Key, ModuleCall
 from ..capture.normalise import lower
 from ..capture.pattern import Pattern
 from ..capture.resize import Anatomy
-from ..trace import Trace, newly_held, resident_bytes
+from ..resident import resident_bytes
+from ..trace import Trace, newly_held
 from .bound import answered
 from .witness import Witness
 
@@ -205,7 +206,8 @@ def _same_state(one: Trace, other: Trace) -> bool:
 def _as_trace(model: nn.Module, call: ModuleCall, key: Key, like: Trace, captured: Any) -> Trace:
     """The captured step as a trace with modelled costs. like : the trace of another size."""
     held: list[torch.Tensor] = [*captured.constants.values(), *(t for *_, t in plain_tensors(model))]
-    resident = resident_bytes(model, call.tensors, held) + newly_held(model, captured) + like.state_bytes
-    lowered = lower(captured, like.module_name, resident, like.options.must_save)
+    how = like.options
+    resident = resident_bytes(model, call.tensors, held, how.gradients) + newly_held(model, captured) + like.state_bytes
+    lowered = lower(captured, like.module_name, resident, how.must_save, how.gradients)
     made = replace(like, graph=lowered.graph, lowered=lowered, key=key, spec=call.spec)
     return made.costed(like.options.target, measure=False)

@@ -79,7 +79,10 @@ class LoadedPlan:
         limit = self._plan.goal.budget
         if limit is None:
             return ""
-        peak = simulate(fits.graph, LastReads(fits.lowered).heeded(fits.graph, self._plan.schedule)).peak_bytes
+        schedule = LastReads(fits.lowered).heeded(fits.graph, self._plan.schedule)
+        peak = simulate(fits.graph, schedule).peak_bytes
+        if peak > limit:  # by workspaces that were guessed?
+            peak = simulate(fits.without_guesses().graph, schedule).peak_bytes
         if peak <= limit:
             return ""
         return (

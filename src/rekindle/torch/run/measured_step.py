@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -68,7 +68,7 @@ class Subject:
     """A model, its sample and its loss, for steps that are compared.
 
     fake : the fake mode of the tensors, or None. device : its allocator is measured. cuda : indices of the GPUs.
-    written : parameters to which forward writes.
+    written : parameters to which forward writes. gradients : as in `rekindle.trace`: how the step finds and treats them.
     """
 
     model: nn.Module
@@ -78,6 +78,11 @@ class Subject:
     device: torch.device
     cuda: list[int]
     written: list[str]
+    gradients: str = "kept"
+
+    def consumed(self) -> Subject:
+        """The same, for a step that uses up each gradient as it comes, and so returns none."""
+        return replace(self, gradients="consumed")
 
 
 def run(
@@ -111,9 +116,10 @@ def run(
         as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
         forward_instead(s.model, forward),
         _naming(s.model, which),
+        used_up(p for p in s.model.parameters() if p.requires_grad and s.gradients == "consumed"),
     ):
         for p in s.model.parameters():
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
+            p.grad = torch.zeros_like(p) if p.requires_grad and s.gradients == "kept" else None
         before = _rng(s)
         begin = time.perf_counter()
         with sharded_again(s.model):
@@ -170,6 +176,21 @@ def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterat
             t.grad = grad
         for h, content in off:
             h.update(content)
+
+
+@contextlib.contextmanager
+def used_up(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, the gradients of these parameters are freed as they come, as by an optimizer that steps in backward."""
+
+    def free(p: torch.Tensor) -> None:
+        p.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(free) for p in parameters]
+    try:
+        yield
+    finally:
+        for h in handles:
+            h.remove()
 
 
 def _backward(value: torch.Tensor) -> None:

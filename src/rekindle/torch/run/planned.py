@@ -20,6 +20,7 @@ from ..capture.module_call import ModuleCall
 from ..trace import Trace
 from . import unused
 from .bound import Bound
+from .left_over import left_over
 from .new_call import NewCall
 from .own_forward import InPlaceOfForward
 from .replanner import Replan, Replanner
@@ -116,7 +117,10 @@ class PlannedForward(InPlaceOfForward):
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
-                return found[0](model, found[1])
+                result = found[0](model, found[1])
+                if found[0].had_gradient is not None:
+                    self._say_of_gradients(model, found[0])
+                return result
             result = plain(*args, **kwargs)
             if not model.training and not self._in_eval:
                 self._steps_in_eval.watch(result)
@@ -172,6 +176,17 @@ class PlannedForward(InPlaceOfForward):
         bound.turn = self._turn
         bound.uses += 1
         return bound, call
+
+    def _say_of_gradients(self, model: nn.Module, bound: Bound) -> None:
+        """Says once that the loop treats gradients otherwise than the plan counts them."""
+        traced = bound.trace
+        if bound.had_gradient and traced.options.gradients != "kept":
+            self._replanner.warned.warn(
+                left_over(model, traced.options.gradients, traced.gradient_bytes), kind="gradients"
+            )
+        saved = "" if bound.had_gradient or bound.plan.trace is None else bound.plan.trace.saved
+        if saved and len(bound.runner.waiting) == 1 and not self._checked:  # the backward of earlier calls is over
+            self._replanner.say(f"{type(model).__name__}: its loop leaves no gradients from step to step; {saved}")
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:

@@ -149,7 +149,7 @@ class Replanner:
             return self.bind(new.model, fits, with_sums_here(self.plan, fits))
         if found is not None and self._loaded.is_for_later_calls(found):
             self._loaded.first_is_over()
-            self._say(
+            self.say(
                 f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
                 "the loaded plan is for the later calls"
             )
@@ -252,7 +252,7 @@ class Replanner:
         self.plans.note_changing(places)
         names = ", ".join(name_of(p, new.call.spec) for p in places)
         are = "is an input" if len(places) == 1 else "are inputs"
-        self._say(f"{new.words}: {names} {are} of its plan from now on, made in {new.took:.1f} s")
+        self.say(f"{new.words}: {names} {are} of its plan from now on, made in {new.took:.1f} s")
         return bound
 
     def _with_inputs(self, new: NewCall, like: Bound, places: tuple[Place, ...]) -> Bound | None:
@@ -328,11 +328,12 @@ class Replanner:
 
     def _tell(self, new: NewCall, made: Replanned, how: str = "") -> None:
         """One line for a new plan, and once the hint how to need fewer. how : the cause, if the module changed."""
-        self._say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
+        self.say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
         if not how and (hint := self._new_shapes.hint(new.key[0])):
-            self._say(f"{type(new.model).__name__}: {hint}")
+            self.say(f"{type(new.model).__name__}: {hint}")
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """One line of news, on stderr unless the user asked for silence."""
         notices.say(line, aloud=self._options.progress is not False)
 
 

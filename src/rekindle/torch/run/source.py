@@ -138,6 +138,8 @@ class Source:
                 if call.node not in self.sums.handed_over.values():
                     self.lines.append(f"    out.append({self.text.tensor(captured.gradients[call.node], False)})")
                     handed.append(call.node)
+                if s.into is not None:
+                    self._delete(s.into)
             elif placeholder is not None:
                 handed += [placeholder] * self._hand_over(s, call)
             else:
@@ -226,7 +228,8 @@ class Source:
         assert call.node is not None
         so_far, part = call.node.args
         parts = [part] if unaliased(so_far) in self.sums.handed_over else [so_far, part]
-        self.lines += [f"    out.append({self.text.argument(x, call.node)})" for x in parts]
+        shown = [(x, self.text.argument(x, call.node)) for x in parts]
+        self.lines += [f"    out.append({f'own({s})' if x in self.low.views else s})" for x, s in shown]
         self.lines.append(f"    {self.text.name_of((call.node, 0))} = None")
         if s.into is not None:
             self._delete(s.into)
