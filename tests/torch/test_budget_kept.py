@@ -134,8 +134,8 @@ def test_the_room_for_results_is_not_given_up() -> None:
     with pytest.raises(InfeasibleBudget, match="128.0 KiB results, which a training loop holds") as e:
         rekindle.plan(trace, least.peak_bytes + 64, solver="dtr")
     assert e.value.bound_bytes <= e.value.smallest_peak
-    # a bare graph knows no loop: the judge's peak alone has to fit
-    assert rekindle.plan(trace.graph, least.peak_bytes + 64, solver="dtr").peak_bytes == least.peak_bytes
+    # a bare graph knows no loop, nor hooks that write parameters inside backward: the judge's peak alone has to fit
+    assert rekindle.plan(trace.graph, least.peak_bytes + 64, solver="dtr").peak_bytes <= least.peak_bytes
     # and so it is for a fraction of the plain peak
     fraction = least.activation_peak_bytes / least.baseline_activation_bytes + 1e-6
     assert rekindle.plan(trace, fraction, solver="dtr").peak_bytes == least.peak_bytes
