@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.torch.capture import rng
+from rekindle.torch.capture.as_before import as_before
 from rekindle.torch.costs.cache import environment
 from rekindle.torch.costs.clock import Measured
 from rekindle.torch.costs.clock_cuda import measure_cuda
 from rekindle.torch.costs.levels import Levels
 from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.costs.operator_calls import call_of
-from rekindle.torch.run.as_before import as_before
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device, or the one of tools/cuda_without_a_device.py"
@@ -71,7 +71,7 @@ def test_the_random_state_is_saved_and_put_back() -> None:
 def test_steps_that_are_no_training_leave_the_random_state(net: tuple[Net, Tensor]) -> None:
     model, x = net
     before = rng.state("cuda:0")
-    with as_before(model, given=[x]):
+    with as_before(model, [x]):
         model(x)
         assert rng.state("cuda:0") != before
     assert rng.state("cuda:0") == before

@@ -21,10 +21,10 @@ from marks import few, sweep
 from models_in_parts import Experts, Packed, differing, opt, packed, routed, train, words
 from refused import left_alone
 from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, RekindleWarning, TraceError, UsageError
+from rekindle.torch.capture.as_before import as_before
 from rekindle.torch.check.verify import subject
 from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.parts import recording
-from rekindle.torch.run.measured_step import gradients_as_before
 
 QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
 
@@ -399,7 +399,7 @@ def test_layers_left_out_that_equal_others_need_no_more_forwards(monkeypatch: py
         real(self, saving, seed)
 
     monkeypatch.setattr(recording._Recorder, "run", noted)
-    with gradients_as_before(model, []):
+    with as_before(model):
         found = recording.record(subject(model, sample))
     layers = [found[f"model.decoder.layers.{i}"] for i in range(6)]
     assert seeds == [None]

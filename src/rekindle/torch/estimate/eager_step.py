@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
+from ..capture.as_before import as_before
 from ..capture.attempts import SETTINGS, failing_class
 from ..capture.attention import AttentionOfGpu
 from ..capture.capture import quiet
@@ -122,7 +123,7 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
     watch = StepWatch(known, o.rounded, o.device, memory)
     FakeTensorMode.cache_clear()  # results that another mode cached may lack the sizes of storages
     gc.collect()
-    undone = as_before(model, given=[*t.args, *t.kwargs.values()], fake=True)  # what hooks of the user's reach
+    undone = as_before(model, [*t.args, *t.kwargs.values()], captures=True, fake=True)  # what hooks of the user's reach
     counted = parameters if o.gradients == "fresh" else []
     consumed = used_up(parameters if o.gradients == "consumed" else [])
     with undone, _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:
