@@ -17,7 +17,7 @@ from .private import tree_leaves
 from .restorable import SETTINGS, PutBack
 from .rng import cuda_indices
 from .side_effects import SideEffects
-from .tensor_state import Tensors, put_gradients_away
+from .tensor_state import Tensors, plainly, put_gradients_away
 
 
 class Before:
@@ -63,23 +63,27 @@ def as_before(
     with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(t for _, t in own)):
         effects.watch()
         own += effects.tensors(of_module=True)
-        kept = Tensors([] if captures else own, [*own, *effects.tensors(of_module=False)], SETTINGS.bytes_most)
+        most = SETTINGS.bytes_most
+        with plainly():
+            kept = Tensors(
+                [
+                    *((k, t, most if captures else None) for k, t in own),
+                    *((k, t, most) for k, t in effects.tensors(False)),
+                ]
+            )
         attributes, before = Attributes(model), Before(kept, effects)
         states = [] if fake else [(g, g.get_state()) for g in held if isinstance(g, torch.Generator)]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
-
-        def put_attributes_back() -> None:
-            before.changes = attributes.restore()
-
         try:
-            with kept:
+            with kept.as_base():
                 if not captures:
                     put_gradients_away(t for _, t in own)
                 yield before
         finally:
-            back("attributes", put_attributes_back)
-            for name, step in kept.steps():
-                back(name, step)
+            back("attributes", lambda: setattr(before, "changes", attributes.restore()))
+            with plainly():
+                for name, way_back in kept.ways_back():
+                    back(name, way_back)
             for g, state in states:
                 back("a generator", functools.partial(g.set_state, state))
             back("Python's random state", lambda: random.setstate(python))

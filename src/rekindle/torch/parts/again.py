@@ -135,7 +135,7 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
             if isinstance(x, tree.PLAIN)
         }  # fmt: skip
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
-        wrote = versions != [t._version for t in seen] or before.tensors.changed()
+        wrote = versions != [t._version for t in seen] or any(map(before.tensors.differs, seen))
     effects, changes = before.effects, before.changes
     changed = changes.assigned or changes.collected or set(changes.other) - plain
     return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)
