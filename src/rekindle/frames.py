@@ -78,7 +78,8 @@ class ChangeFinder:
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         of_python = str(frame.f_globals.get("__name__", "")).partition(".")[0] in sys.stdlib_module_names - {"__main__"}
-        return self._step if is_users(frame) and not of_python else None
+        made_up = of_python or frame.f_code.co_filename.startswith("<")
+        return self._step if is_users(frame) and not made_up else None
 
     def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
         self._compare()

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.torch.capture import rng
-from rekindle.torch.capture.as_before import as_before
 from rekindle.torch.costs.cache import environment
 from rekindle.torch.costs.clock import Measured
 from rekindle.torch.costs.clock_cuda import measure_cuda
 from rekindle.torch.costs.levels import Levels
 from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.costs.operator_calls import call_of
+from rekindle.torch.run.as_before import as_before
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device, or the one of tools/cuda_without_a_device.py"

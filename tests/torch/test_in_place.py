@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rekindle
 from marks import every
 from rekindle.bench.compiled import compiled
-from rekindle.torch.capture.as_before import same
 from rekindle.torch.costs.operator_calls import costs_nothing
+from rekindle.torch.run.as_before import same
 
 
 class Count(TorchDispatchMode):

@@ -20,8 +20,8 @@ import rekindle
 from branching import ONES, PADDED, Linear, Masked, gradients, masked, ops
 from rekindle.errors import PlanMismatch, TraceError
 from rekindle.torch.capture import capture, tree
-from rekindle.torch.capture.as_before import same
 from rekindle.torch.run import new_call, refusals
+from rekindle.torch.run.as_before import same
 from strategies import examples
 
 

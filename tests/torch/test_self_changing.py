@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import itertools
 import random
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 
 import rekindle
 from rekindle.torch.capture import tensor_state
-from rekindle.torch.capture.as_before import as_before
 from rekindle.torch.capture.tensor_state import fingerprint
+from rekindle.torch.run.as_before import as_before, same
 from strategies import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -336,3 +337,122 @@ def test_every_verb_once(verb: str) -> None:
     torch.manual_seed(0)
     model = Model([made(c, None) for c in every], [])
     as_it_was(model, True, lambda x: VERBS[verb](model, x))
+
+
+class Changing(nn.Module):
+    """Changes its tensors by `change` in each call, or in the first call alone."""
+
+    def __init__(self, change: Callable[[Any, Tensor], Any], first_call_alone: bool):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.scale = nn.Parameter(torch.rand(8))
+        self.frozen = nn.Parameter(torch.rand(8, 8), requires_grad=False)
+        self.register_buffer("square", torch.rand(8, 8))
+        self.register_buffer("ranges", torch.empty(0))
+        self.change, self.first_call_alone, self.begun = change, first_call_alone, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x).tanh().sin()).tanh()
+        if not (self.begun and self.first_call_alone):
+            with torch.no_grad():
+                self.change(self, h)
+            self.begun = self.first_call_alone
+        return (h @ self.frozen.clone() * self.scale + self.square.sum(0) + self.ranges.sum()).sin()
+
+
+def step(model: nn.Module, x: Tensor) -> dict[str, Any]:
+    for p in model.parameters():
+        p.grad = None
+    loss = model(x).square().sum()
+    loss.backward()
+    state = {k: t.clone() for k, t in model.state_dict().items()}
+    found = {"loss": loss.detach()} | {f"gradient of {k}": p.grad for k, p in model.named_parameters()} | state
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.01 * (0 if p.grad is None else p.grad)
+    return found
+
+
+def trains_as_eager(model: nn.Module, plan: Callable[[nn.Module, Tensor], Any]) -> None:
+    plain = copy.deepcopy(model)
+    plan(model, torch.rand(64, 8))
+    for i in range(4):
+        x = torch.rand(64 if i < 3 else 48, 8)
+        ours, its = step(model, x), step(plain, x)
+        assert ours.keys() == its.keys()
+        assert [k for k in its if not same(ours[k], its[k])] == []
+
+
+# fmt: off
+MOVES: dict[str, Callable[[Any, Tensor], Any]] = {
+    "data": lambda m, h: setattr(m.frozen, "data", m.frozen * 0.9),  # data
+    "data of a buffer": lambda m, h: setattr(m.square, "data", m.square * h.mean()),  # data of a buffer
+    "set_": lambda m, h: m.square.set_(m.square * 0.9),  # set_
+    "t_": lambda m, h: m.square.t_(),  # t_
+    "as_strided_": lambda m, h: m.square.as_strided_((8, 8), m.square.stride()[::-1]),  # as_strided_
+    "a flag": lambda m, h: m.frozen.requires_grad_(not m.frozen.requires_grad),  # a flag
+    "a hook": lambda m, h: m.scale.register_hook(lambda g: 2 * g),  # a hook
+    "a gradient": lambda m, h: setattr(m.scale, "grad", h.mean(0)),  # a gradient
+    "replaced": lambda m, h: setattr(m, "frozen", nn.Parameter(m.frozen * 0.9, requires_grad=False)),  # replaced
+    "by torch": lambda m, h: nn.utils.vector_to_parameters(torch.ones(64), [m.frozen]),  # by torch
+    "resized": lambda m, h: m.ranges.resize_(len(m.ranges) + 8).fill_(h.mean()),  # resized
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_a_forward_that_moves_its_tensors_is_refused_by_its_line(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Changing(MOVES[kind], first_call_alone=False)
+    with pytest.raises(rekindle.TraceError) as error:
+        planned(model, torch.rand(64, 8), strict=True)
+    with open(__file__) as lines:
+        line = next(i for i, text in enumerate(lines, 1) if text.endswith(f"  # {kind}\n"))
+    assert f"{__file__}:{line}," in str(error.value)
+    assert kind == "resized" or "plan the submodules that do no such thing: parts=['a', 'b']" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_a_first_call_that_moves_tensors_runs_plain_and_later_ones_by_the_plan(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Changing(MOVES[kind], first_call_alone=True)
+    trains_as_eager(model, lambda m, x: planned(m, x, strict=True))
+    assert sum(b.uses for b in model.forward.bounds) == 3
+
+
+@pytest.mark.parametrize("name", ["frozen", "square"])
+@pytest.mark.parametrize("write", [lambda t, h: t.data.copy_(t * 0.9 + h.mean()), lambda t, h: t.mul_(0.9)])
+def test_writes_in_place_train_as_eager(name: str, write: Callable[[Tensor, Tensor], Any]) -> None:
+    torch.manual_seed(0)
+    trains_as_eager(Changing(lambda m, h: write(getattr(m, name), h), first_call_alone=False), planned)
+
+
+class Momentum(nn.Module):
+    """MoCo's own update of its key encoder, `t.data = …`, before it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.online(x)
+        with torch.no_grad():
+            for p, t in zip(self.online.parameters(), self.target.parameters(), strict=True):
+                t.data = t.data * 0.9 + p.data * 0.1
+        return q * self.target(x)
+
+
+def test_the_part_that_is_left_is_planned() -> None:
+    torch.manual_seed(0)
+    model = Momentum()
+    trains_as_eager(model, planned)
+    assert type(model.online.forward).__name__ == "PartForward"
+
+
+def test_observers_that_resize_their_buffers_at_the_first_call() -> None:
+    quantization = pytest.importorskip("torch.ao.quantization")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)).train()
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    trains_as_eager(quantization.prepare_qat(model), planned)

@@ -20,7 +20,6 @@ from ... import notices
 from ...ask import TraceOptions
 from ...errors import TraceError
 from . import tree
-from .as_before import as_before
 from .attempts import check_stateless, export_joint
 from .attention import AttentionOfGpu
 from .attributes import kind_of, tensors_as_buffers, tensors_in_attributes
@@ -28,6 +27,7 @@ from .captured import Captured
 from .eager_strides import eager_strides
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
+from .kept import kept
 from .module_paths import printable
 from .numbers import Numbers
 from .private import (
@@ -80,7 +80,7 @@ def capture(
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
     given = by_parameter(*tree.unflatten([None] * len(tensors), spec))
     fake = fake_mode_of([*tensors, *model.parameters()]) is not None
-    with as_before(model, given, captures=True, fake=fake) as before:
+    with kept(model, given, captures=True, fake=fake) as before:
         captured = _capture(flat, tensors, None if capability is None else AttentionOfGpu(capability))
     effects = before.effects
     if effects.drawn:

@@ -25,7 +25,7 @@ from .loss import loss_index
 from .numbers import Numbers
 from .private import checkpoints_noted, is_fake, mutations_of, place_of
 from .surroundings import is_cast_once
-from .trace_errors import SETS_STATE, moves
+from .trace_errors import moves
 from .values import constants
 
 
@@ -200,8 +200,7 @@ class FlatForward(nn.Module):
             raise TraceError(
                 f"forward makes the parameter{'s' * (len(new) > 1)} {', '.join(new)} itself{f' at {line}' if at else ''}, "
                 "which a planned step cannot do. Make them in __init__; or, if only the first call makes them, call the model "
-                "once before planning",
-                reason=SETS_STATE,
+                "once before planning"
             )
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Runs the user's forward to learn something, and puts everything back as it was."""
+"""Puts back as it was everything that code of a model may change."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .private import tree_leaves
 from .restorable import SETTINGS, PutBack
 from .rng import cuda_indices
 from .side_effects import SideEffects
-from .tensor_state import Tensors, plainly, put_gradients_away
+from .tensor_state import Tensors, plainly
 
 
 class Before:
-    """A model as it was before the code inside of `as_before`.
+    """A model as it was before the code inside of `kept`.
 
     tensors : its tensors. effects : the Python objects that its code reaches. changes : of attributes; set at the end.
     """
@@ -38,17 +38,17 @@ class Before:
 
 
 @contextlib.contextmanager
-def as_before(
+def kept(
     model: nn.Module, given: Iterable[Any] | Mapping[str, Any] = (), *, captures: bool = False, fake: bool = False
 ) -> Iterator[Before]:
     """Put everything back at the end that code inside may change, whether it fails or not.
 
     This covers parameters, buffers and tensors in attributes (objects, memory, shapes, flags, gradients, hooks, version
     counters), attributes, random states (torch's on the CPU and on the model's GPUs, Python's, NumPy's, generators in
-    attributes) and the Python objects that forward and hooks reach. Inside, tensors have neither gradients nor hooks.
+    attributes) and the Python objects that forward and hooks reach.
 
     given : the arguments of forward, and the objects in them; a mapping gives them names for `SideEffects`.
-    captures : no step runs inside on real tensors, so contents are copied up to a size, and gradients and hooks stay.
+    captures : no step runs inside on real tensors, so that contents are copied up to `RestoreSettings.bytes_most` alone.
     fake : the tensors hold no numbers that could be put back.
 
     Raises
@@ -62,27 +62,20 @@ def as_before(
     effects, back = SideEffects(model, {k: x for k, x in objects.items() if not isinstance(x, torch.Tensor)}), PutBack()
     with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(t for _, t in own)):
         effects.watch()
-        own += effects.tensors(of_module=True)
-        most = SETTINGS.bytes_most
+        most, far = SETTINGS.bytes_most, effects.tensors(of_module=False)
+        near = [(k, t, most if captures else None) for k, t in (*own, *effects.tensors(of_module=True))]
         with plainly():
-            kept = Tensors(
-                [
-                    *((k, t, most if captures else None) for k, t in own),
-                    *((k, t, most) for k, t in effects.tensors(False)),
-                ]
-            )
-        attributes, before = Attributes(model), Before(kept, effects)
+            tensors = Tensors([*near, *((k, t, most) for k, t in far)])
+        attributes, before = Attributes(model), Before(tensors, effects)
         states = [] if fake else [(g, g.get_state()) for g in held if isinstance(g, torch.Generator)]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
         try:
-            with kept.as_base():
-                if not captures:
-                    put_gradients_away(t for _, t in own)
+            with tensors.as_base():
                 yield before
         finally:
             back("attributes", lambda: setattr(before, "changes", attributes.restore()))
             with plainly():
-                for name, way_back in kept.ways_back():
+                for name, way_back in tensors.ways_back():
                     back(name, way_back)
             for g, state in states:
                 back("a generator", functools.partial(g.set_state, state))
@@ -90,12 +83,3 @@ def as_before(
             back("NumPy's random state", lambda: np.random.set_state(numpy))
             effects.put_back(back)
             back.finish()
-
-
-def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Bitwise equality (NaN equals NaN); None equals None."""
-    if a is None or b is None:
-        return a is b
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())

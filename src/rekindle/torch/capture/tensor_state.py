@@ -56,6 +56,11 @@ class Tensors:
         finally:
             _AROUND.reset(token)
 
+    def without_gradients(self) -> None:
+        """Take gradients and their hooks (an optimizer that steps in backward, say) off the tensors."""
+        for x in self._tensors.values():
+            x.without_gradient()
+
     def differs(self, t: torch.Tensor) -> bool:
         """Whether the tensor was not there, or has another place, shape or content."""
         with plainly():
@@ -124,6 +129,11 @@ class _Tensor:
         """Whether the tensor lies elsewhere, or has another shape."""
         return bool(_geometry(self._t) != self._geometry)
 
+    def without_gradient(self) -> None:
+        for k in self._hooks:
+            self._t.grad = None
+            _refill(getattr(self._t, k) or {}, {})
+
     def put_back(self) -> None:
         t = self._t
         if self.moved() or t.layout is not torch.strided:
@@ -143,15 +153,6 @@ class _Tensor:
             _refill(vars(t), self._fields)
         if self._version is not None and t._version != self._version:
             set_version_counter((t,), (self._version,))  # an autograd graph that saved the tensor finds what it expects
-
-
-def put_gradients_away(tensors: Iterable[torch.Tensor]) -> None:
-    """Take gradients and their hooks (an optimizer that steps in backward, say) off tensors that are noted."""
-    for t in tensors:
-        if t.is_leaf:
-            t.grad = None
-            for k in _HOOKS:
-                _refill(getattr(t, k) or {}, {})
 
 
 def fingerprint(content: torch.Tensor) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from math import inf
 
 import torch
 
-from ..capture.as_before import same
 from ..rewrite.closeness import NOTHING, Loose, difference, least_scale
+from ..run.as_before import same
 from ..run.measured_step import Outcome
 
 KINDS = ("loss", "gradients", "buffers", "rng")

@@ -15,9 +15,9 @@ from torch import nn
 from ...errors import RekindleError, TraceError
 from ...frames import users_line
 from ..capture import tree
-from ..capture.as_before import as_before
 from ..capture.private import fake_mode_of
 from ..costs.instrument import Instrument
+from ..run.as_before import as_before
 
 
 @dataclass(frozen=True)

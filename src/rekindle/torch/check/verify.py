@@ -16,7 +16,6 @@ from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from .. import accept
 from ..capture import tree
-from ..capture.as_before import as_before
 from ..capture.determinism import deterministic
 from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
@@ -24,6 +23,7 @@ from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run import variation
+from ..run.as_before import as_before
 from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
-from ..capture.as_before import as_before
 from ..capture.attempts import SETTINGS, failing_class
 from ..capture.attention import AttentionOfGpu
 from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
 from ..capture.eager_strides import eager_strides
+from ..capture.kept import kept
 from ..capture.loss import default_loss
 from ..capture.private import FakeTensorMode, disable_autocast
 from ..capture.trace_errors import trace_error
@@ -123,7 +123,7 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
     watch = StepWatch(known, o.rounded, o.device, memory)
     FakeTensorMode.cache_clear()  # results that another mode cached may lack the sizes of storages
     gc.collect()
-    undone = as_before(model, [*t.args, *t.kwargs.values()], captures=True, fake=True)  # what hooks of the user's reach
+    undone = kept(model, [*t.args, *t.kwargs.values()], captures=True, fake=True)  # what hooks of the user's reach
     counted = parameters if o.gradients == "fresh" else []
     consumed = used_up(parameters if o.gradients == "consumed" else [])
     with undone, _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:

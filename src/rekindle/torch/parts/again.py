@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ...parts.save_rule import SaveRule
 from ..capture import private, tree
-from ..capture.as_before import as_before
 from ..capture.flat import by_parameter
 from ..capture.lock import LOCK
+from ..run.as_before import as_before
 from ..run.own_forward import InPlaceOfForward
 from ..run.sample import copies, owned
 from ..trace import plain_forward

@@ -15,12 +15,12 @@ from ...parts.figures import Figures
 from ...parts.save_rule import SaveRule
 from ...parts.ways import Way, best
 from ..capture import tree
-from ..capture.as_before import as_before
 from ..capture.loss import default_loss
 from ..costs.flops import FlopCount
 from ..costs.instrument import Instrument
 from ..costs.levels import Levels
 from ..costs.op_tensors import storage_of
+from ..run.as_before import as_before
 from ..run.sample import copies, owned
 from ..trace import plain_forward
 from .again import AgainForward

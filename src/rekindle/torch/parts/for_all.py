@@ -20,10 +20,10 @@ from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept, ranks
 from ..capture import tree
-from ..capture.as_before import as_before
 from ..capture.determinism import deterministic
 from ..capture.sharded import any_fully_sharded, class_name
 from ..check.verify import subject
+from ..run.as_before import as_before
 from ..run.measured_step import Way, run
 from ..trace import call_arguments, plain_forward
 from .applied import Replan

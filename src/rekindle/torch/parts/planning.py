@@ -19,7 +19,6 @@ from ...parts.plan import PartsPlan
 from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
-from ..capture.as_before import as_before
 from ..capture.determinism import deterministic
 from ..capture.sharded import class_name
 from ..check.comparison import compare
@@ -29,6 +28,7 @@ from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
 from ..ranks import Turns
 from ..resident import resident_bytes
+from ..run.as_before import as_before
 from ..run.measured_step import Outcome, Subject, Way, run
 from ..trace import plain_forward
 from .between import Between, Watched, between

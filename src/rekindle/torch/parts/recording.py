@@ -14,10 +14,10 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..capture import module_call as calls
-from ..capture.as_before import as_before
 from ..capture.lock import LOCK
 from ..capture.module_call import Key, ModuleCall
 from ..capture.sharded import Whole, any_fully_sharded, is_fully_sharded, made_whole, sharded_again
+from ..run.as_before import as_before
 from ..run.measured_step import Subject
 from ..run.own_forward import forward_instead
 from ..run.sample import copies, owned

@@ -14,13 +14,13 @@ from ...errors import UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from .. import accept
-from ..capture.as_before import as_before
 from ..capture.determinism import deterministic
 from ..capture.loss import default_loss
 from ..check import verify as whole
 from ..check.comparison import compare
 from ..check.first_difference import explained
 from ..check.verify import Check, as_check, subject
+from ..run.as_before import as_before
 from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
-from ..capture.as_before import as_before, same
 from ..capture.private import disable_autocast
 from ..capture.sharded import local, sharded_again
 from ..costs.flops import FlopCount
 from ..costs.levels import Levels
 from ..costs.memory import allocator_peak, storage_peak
+from .as_before import as_before, same
 from .own_forward import forward_instead
 from .sample import Sample
 

@@ -15,14 +15,15 @@ from ... import notices
 from ...errors import RekindleError, TraceError
 from ...model.plan import Plan
 from ..capture import tree
-from ..capture.as_before import Before, as_before, same
 from ..capture.attributes import plain_tensors
+from ..capture.kept import Before
 from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
 from ..capture.private import disable_autocast, is_fake
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..rewrite.closeness import difference, least_scale, loose
+from .as_before import as_before, same
 from .bound import Bound
 from .sample import copies, owned
 from .variation import allowed

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..capture.as_before import same
 from ..capture.node_tensors import tensors_of
 from ..rewrite.closeness import difference, epsilon, least_scale
 from ..trace import Trace
+from .as_before import same
 from .communication import communicates
 
 log = logging.getLogger(__name__)
