@@ -26,8 +26,8 @@ from ..capture.loss import default_loss
 from ..capture.private import FakeTensorMode, disable_autocast
 from ..capture.trace_errors import trace_error
 from ..costs import devices
-from ..run.as_before import as_before
 from ..run.measured_step import used_up
+from ..run.shared_casts import block_of_its_own
 from .dropout import DropoutOfGpu
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin
@@ -126,7 +126,7 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
     undone = kept(model, [*t.args, *t.kwargs.values()], captures=True, fake=True)  # what hooks of the user's reach
     counted = parameters if o.gradients == "fresh" else []
     consumed = used_up(parameters if o.gradients == "consumed" else [])
-    with undone, _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:
+    with undone, block_of_its_own(), _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:
         with t.mode:
             with watch.paths.followed(model), t.known_values():
                 result = model(*t.args, **t.kwargs)

@@ -117,7 +117,7 @@ class Replanner:
         """
         if self.first_is_plain and self.plan.trace is not None and self.plan.trace.expected.differences(new.model):
             self.first_is_plain = False
-            self._say(
+            self.say(
                 f"{new.words}: it sets state that later calls find. It runs plain; the plan is for the later calls"
             )
             return None
