@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from .arguments import choice, flag
 from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
 from .candidates import Known
 from .carrying import RECEIVED, Replanned, replan_graph
-from .errors import RekindleError, TraceError, UsageError
+from .errors import TraceError, UsageError
 from .frontiers import frontier_graph
 from .model.graph import Graph
 from .model.plan import Plan
@@ -219,7 +218,7 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     """`apply`, with all that `checkpoint` adds.
 
     check : whether a plan for a new shape is tried on its call before it is used.
-    first : the plan of the very first call, if that call has another graph than the later ones.
+    first : the plan of the very first call, if that call has another graph than the later ones; `plan`: it runs plain.
     """
     from .torch.accept import module
     from .torch.parts.applied import parts_taken_off
@@ -231,7 +230,9 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
 
     with parts_taken_off(model):
         forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
-        if first is not None:
+        if first is plan:
+            forward.leave_first_plain()
+        elif first is not None:
             forward.serve_too(model, first)
         restore(model)
         forward.take_over(model)
@@ -310,7 +311,7 @@ def checkpoint(
     from .torch.parts.for_all import parts_for_all
     from .torch.parts.planning import Request
     from .torch.run.planned import NEW_SHAPE, set_aside
-    from .torch.run.trial import after_first_call
+    from .torch.run.trial import for_later_calls
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
 
     torch_accept.process("checkpoint")
@@ -352,6 +353,7 @@ def checkpoint(
         return found
 
     later: Plan | None = None
+    moves = False  # whether the first call moves or reshapes tensors of the model
     found: Plan | PartsPlan
     with telling(options.progress), old_objects_aside(), parts_taken_off(model), set_aside(model):
         sharded = None if strict else torch_accept.fully_sharded(model)
@@ -360,26 +362,28 @@ def checkpoint(
             arguments = call_arguments(sample)
             torch_accept.measurable(model, *arguments)
             with torch_accept.gradients_on():
-                probe(model, *arguments, plain_forward(model))
+                moves = probe(model, *arguments, plain_forward(model))
         request = Request(model, sample, options, captured, check, named, sharded)
         if named is not None or sharded is not None:
             found = parts_for_all(request)
         else:
+            if moves:
+                later = for_later_calls(model, *arguments_of_call(model, sample), planned, None)
             try:
-                found = planned()
+                found = later or planned()
             except TraceError as e:
-                if strict:
+                if not moves:
+                    later = for_later_calls(model, *arguments_of_call(model, sample), planned, e)
+                if later is None and strict:
                     raise
-                found = parts_for_all(replace(request, error=e))
+                found = later or parts_for_all(replace(request, error=e))
         if isinstance(found, PartsPlan):
             makes = f"; it makes all results, {', '.join(unused)} too" if unused else ""
             notices.say(f"{type(model).__name__}: {found.covered}{makes}", aloud=options.progress is not False)
             log.info(found.sentence)
-        elif found.trace.lowered.captured.settles and not found.trace.fake:
+        elif later is None and found.trace.lowered.captured.settles and not found.trace.fake:
             # The first call sets attributes that every later call finds: the plan should be for those later calls.
-            call, written = arguments_of_call(model, sample), found.trace.lowered.captured.written_parameters
-            with contextlib.suppress(RekindleError), after_first_call(model, *call, written):
-                later = planned()
+            later = for_later_calls(model, *arguments_of_call(model, sample), planned, None)
     if isinstance(found, PartsPlan):
         restore(model)
         return _apply_parts(model, found, on_new_shape, check)

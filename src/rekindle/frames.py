@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 _LIBRARIES = ("rekindle", "torch", "contextlib")
 
@@ -53,6 +55,40 @@ def users_line(e: BaseException) -> tuple[FrameType | None, str]:
 def line_of(frame: FrameType) -> str:
     """File, line, function and text of the line that a frame runs, in words."""
     return in_words(traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+
+
+class ChangeFinder:
+    """Context manager that finds the user's line after which `look` no longer gives its first answer: it looks at every line.
+
+    line : in words; "": none.
+    """
+
+    def __init__(self, look: Callable[[], Any]):
+        self._look, self._first, self.line = look, look(), ""
+        self._last: traceback.FrameSummary | None = None
+
+    def __enter__(self) -> ChangeFinder:
+        self._tracer = sys.gettrace()  # of a debugger
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._tracer)
+        self._compare()
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        of_python = str(frame.f_globals.get("__name__", "")).partition(".")[0] in sys.stdlib_module_names - {"__main__"}
+        made_up = of_python or frame.f_code.co_filename.startswith("<")
+        return self._step if is_users(frame) and not made_up else None
+
+    def _step(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self._compare()
+        self._last = traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        return self._step
+
+    def _compare(self) -> None:
+        if not self.line and self._last is not None and self._look() != self._first:
+            self.line = in_words(self._last)
 
 
 def in_short(words: str) -> str:

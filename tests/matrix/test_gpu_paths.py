@@ -71,7 +71,7 @@ def test_the_random_state_is_saved_and_put_back() -> None:
 def test_steps_that_are_no_training_leave_the_random_state(net: tuple[Net, Tensor]) -> None:
     model, x = net
     before = rng.state("cuda:0")
-    with as_before(model, given=[x]):
+    with as_before(model, [x]):
         model(x)
         assert rng.state("cuda:0") != before
     assert rng.state("cuda:0") == before

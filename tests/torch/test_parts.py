@@ -24,7 +24,7 @@ from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, Rek
 from rekindle.torch.check.verify import subject
 from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.parts import recording
-from rekindle.torch.run.measured_step import gradients_as_before
+from rekindle.torch.run.as_before import as_before
 
 QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
 
@@ -399,7 +399,7 @@ def test_layers_left_out_that_equal_others_need_no_more_forwards(monkeypatch: py
         real(self, saving, seed)
 
     monkeypatch.setattr(recording._Recorder, "run", noted)
-    with gradients_as_before(model, []):
+    with as_before(model):
         found = recording.record(subject(model, sample))
     layers = [found[f"model.decoder.layers.{i}"] for i in range(6)]
     assert seeds == [None]

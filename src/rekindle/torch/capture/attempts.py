@@ -22,7 +22,7 @@ from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
 from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from .random_state import only_draws
-from .trace_errors import trace_error
+from .trace_errors import MOVES, SETS_STATE, trace_error
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,10 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
             except UsageError:
                 raise  # an option that makes no sense for this model, however it is captured
             except Exception as e:
+                if (
+                    isinstance(e, TraceError) and e.reason == MOVES
+                ):  # however it is captured; once more, to find the line
+                    return _export(stack, flat, tensors)
                 failed.append((flat.progress, e))
                 kind = failing_class(e, flat.model)
                 if kind is None or kind in told:
@@ -139,7 +143,8 @@ def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: lis
         raise TraceError(
             f"the result of forward depends on {', '.join(names)}, which forward changes itself{where}; a plan is made for one "
             "graph. If only the first call sets it, call the model once before planning. If every call sets it, keep it in a "
-            "buffer, or change it outside of forward"
+            "buffer, or change it outside of forward",
+            reason=SETS_STATE,
         )
 
 

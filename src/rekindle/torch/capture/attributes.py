@@ -62,6 +62,7 @@ class Attributes:
         every = list(model.named_modules())
         self._scripted = [(name, m, script_attributes(m)) for name, m in every if isinstance(m, torch.jit.ScriptModule)]
         self._kept = [(name, m, dict(m.__dict__)) for name, m in every if not isinstance(m, torch.jit.ScriptModule)]
+        self._kinds = [type(m) for _, m, _ in self._kept]
         self._held = [(x, content(x)) for *_, now in self._kept for x in now.values() if isinstance(x, _CONTAINERS)]
 
     def restore(self, only_tensors: bool = False) -> Changes:
@@ -96,6 +97,9 @@ class Attributes:
             for k in [k for k, x in script_attributes(m).items() if not _equal(x, was[k])]:
                 found.other.append(f"{name}.{k}")
                 setattr(m, k, was[k])
+        for (_, m, _), kind in zip(self._kept, self._kinds, strict=True):
+            if type(m) is not kind:
+                m.__class__ = kind
         for x, held in self._held:
             if not _equal(x, held) and not (only_tensors and not _holds_tensors(x)):
                 refill(x, _with_zeros(content(x), held) if only_tensors else held)

@@ -27,6 +27,7 @@ from .captured import Captured
 from .eager_strides import eager_strides
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
+from .kept import kept
 from .module_paths import printable
 from .numbers import Numbers
 from .private import (
@@ -39,8 +40,7 @@ from .private import (
     tracing,
 )
 from .random_state import no_other_random
-from .rng import cuda_indices
-from .side_effects import ARGUMENT, VARIABLES, SideEffects, is_kept_for_itself
+from .side_effects import ARGUMENT, VARIABLES, is_kept_for_itself
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -78,8 +78,11 @@ def capture(
     real = by_values and not any(map(is_fake, tensors))
     flat = FlatForward(model, forward, spec, options, tensors, real, numbers)
     kinds = {k: kind_of(t) for k, t in tensors_in_attributes(model).items()}
-    with SideEffects(model, by_parameter(*tree.unflatten([None] * len(tensors), spec))) as effects:
+    given = by_parameter(*tree.unflatten([None] * len(tensors), spec))
+    fake = fake_mode_of([*tensors, *model.parameters()]) is not None
+    with kept(model, given, captures=True, fake=fake) as before:
         captured = _capture(flat, tensors, None if capability is None else AttentionOfGpu(capability))
+    effects = before.effects
     if effects.drawn:
         raise TraceError(
             f"forward of {type(model).__name__} draws from a random generator of its own ({', '.join(effects.drawn)}), whose "
@@ -124,7 +127,6 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         # outputs share a storage, nor its size: the graph would depend on earlier traces.
         FakeTensorMode.cache_clear()
         if mode is None:
-            stack.enter_context(torch.random.fork_rng(devices=cuda_indices([*tensors, *model.parameters()])))
             # Tensors from elsewhere (globals, closures) become constants of the graph.
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             stack.enter_context(tracing(TracingContext(mode)))
@@ -140,7 +142,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         )  # fmt: skip
         if attention is not None:
             captured.elsewhere = tuple(sorted(attention.replaced))
-        read_joint_graph(captured)
+        read_joint_graph(captured, model)
     return captured
 
 

@@ -99,15 +99,6 @@ class Captured:
         """The tensors that the caller holds: parameters, buffers, inputs, constants."""
         return [*self.params, *self.buffers, *self.inputs, *self.constants]
 
-    @property
-    def written_parameters(self) -> list[str]:
-        """Names of the parameters that forward writes to."""
-        targets = {
-            *self.mutations,
-            *(p for w in self.writing.values() for p in w.placeholders),
-        }
-        return [name for p, name in self.params.items() if p in targets]
-
 
 def base_of(n: fx.Node) -> fx.Node:
     """The node of which `n` is a slice, or n itself."""

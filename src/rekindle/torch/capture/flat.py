@@ -12,7 +12,7 @@ from torch import nn
 
 from ...ask import TraceOptions
 from ...errors import TraceError
-from ...frames import line_of, users_frame
+from ...frames import ChangeFinder, line_of, users_frame
 from . import lru_caches, tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
@@ -23,8 +23,9 @@ from .left_out import without_unused
 from .lines_that_set import line_that_sets
 from .loss import loss_index
 from .numbers import Numbers
-from .private import checkpoints_noted, is_fake, mutations_of
+from .private import checkpoints_noted, is_fake, mutations_of, place_of
 from .surroundings import is_cast_once
+from .trace_errors import moves
 from .values import constants
 
 
@@ -92,6 +93,9 @@ class FlatForward(nn.Module):
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
         self.filled: list[str] = []  # arguments whose lists, dicts or objects forward changed
         self.cached = False  # functions that keep their results kept tensors of a run
+        self.moving: list[
+            str
+        ] = []  # tensors of which a run before found that forward moves them: the line is looked for
         self.goes_on = False  # a run starts with the attributes that the run before left, except tensors
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -109,8 +113,8 @@ class FlatForward(nn.Module):
             with self._one_tensor_each():
                 leaves: dict[int | str, torch.Tensor] = {i: tensors[i] for i in self._given_once}
                 leaves |= {k: p for k, p in self.model.named_parameters() if k in self._cast_once}
-                watched = checkpoints_noted(self._inside_checkpoint)
-                with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count), watched:
+                watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved()
+                with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count), watched, still:
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
                     self._refuse_new_parameters()
         except Exception:
@@ -163,6 +167,27 @@ class FlatForward(nn.Module):
 
     def _times_written(self) -> dict[str, int]:
         return {k: mutations_of(t) for k, t in tensors_in_attributes(self.model).items()}
+
+    @contextlib.contextmanager
+    def _nothing_moved(self) -> Iterator[None]:
+        """Raise TraceError if code inside gives a parameter or buffer another place, shape, flag or hook, or replaces a
+        parameter: a capture sees only numbers that are written."""
+        tables = [(at, table) for at, m in self.model.named_modules() for table in (m._parameters, m._buffers)]
+        every = [(f"{at}.{k}".lstrip("."), table, k, t) for at, table in tables for k, t in table.items()]
+        standing = [x for x in every if x[3] is not None and (not self.moving or x[0] in self.moving)]
+        parameters = {id(p) for p in self.model.parameters()}
+
+        def look() -> list[Any]:
+            return [(place_of(t), id(table.get(k)) if id(t) in parameters else 0) for _, table, k, t in standing]
+
+        before = look()
+        finder = ChangeFinder(look) if self.moving else contextlib.nullcontext()
+        with finder:
+            yield
+        moved = [x[0] for x, was, now in zip(standing, before, look(), strict=True) if was != now]
+        if moved:
+            self.moving = moved
+            raise moves(self.model, moved, finder.line if isinstance(finder, ChangeFinder) else "")
 
     def _refuse_new_parameters(self) -> None:
         """Raise TraceError if forward has made parameters, which would be made anew in each planned step."""

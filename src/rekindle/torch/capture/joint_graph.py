@@ -6,20 +6,20 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ...errors import TraceError
 from . import tree
 from .captured import Captured
 from .module_paths import module_path, source_line
 from .private import aot, tree_leaves
-from .trace_errors import NO_BACKWARD
+from .trace_errors import NO_BACKWARD, moves
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
 
 
-def read_joint_graph(c: Captured) -> None:
-    """Fill in the nodes of `c` and their roles, from its joint graph.
+def read_joint_graph(c: Captured, model: nn.Module) -> None:
+    """Fill in the nodes of `c` and their roles, from the joint graph of the model.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def read_joint_graph(c: Captured) -> None:
         elif n.op == "call_function":
             _call(c, n, by_seq)
         elif n.op == "output":
-            _results(c, n, place)
+            _results(c, n, place, model)
     if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
         raise TraceError(
             f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no "
@@ -61,7 +61,7 @@ def _placeholder(c: Captured, n: fx.Node) -> None:
     elif isinstance(d, aot.TangentAOTInput):
         output: Any = d.output
         if isinstance(output, aot.InputMutationAOTOutput):
-            raise TraceError(_written(output.mutated_input))
+            raise TraceError(_written(output.mutated_input, c.graph_module.graph))
         c.tangents[n] = output.idx
     elif isinstance(d, aot.PlainAOTInput):
         c.inputs[n] = d.idx
@@ -69,12 +69,16 @@ def _placeholder(c: Captured, n: fx.Node) -> None:
         raise TraceError(f"the model takes an input of a kind that cannot be planned yet: {d}")
 
 
-def _written(what: Any) -> str:
+def _written(what: Any, graph: fx.Graph) -> str:
     if isinstance(what, aot.ParamAOTInput):
+        results = _outs(graph.output_node())
+        made = next(o for o, d in results if isinstance(d, aot.InputMutationAOTOutput) and d.mutated_input == what)
+        at = f" at {line}" if (line := source_line(made)) else ""
         return (
-            f"forward writes to the parameter {what.target.removeprefix(_PREFIX)!r}, which requires grad, and a plan cannot "
-            "tell of which of its two values the gradient is. Write to it outside of forward, under no_grad; or, if it is not "
-            "trained, call requires_grad_(False) on it before planning"
+            f"forward writes to the parameter {what.target.removeprefix(_PREFIX)!r}{at}, which requires grad, and a plan "
+            "cannot tell of which of its two values the gradient is. Write to it outside of forward, under no_grad; if only "
+            "the first call writes, call the model once before planning; or, if it is not trained, call "
+            "requires_grad_(False) on it before planning"
         )
     return "forward writes over a tensor that requires grad; clone it before it is changed"
 
@@ -115,18 +119,26 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
         by_seq.setdefault(seq, c.module_path[n])
 
 
-def _results(c: Captured, output: fx.Node, place: dict[Any, fx.Node]) -> None:
-    outs = list(tree_leaves(output.args[0], is_leaf=lambda x: x is None))
-    for o, d in zip(outs, output.meta["desc"], strict=True):
+def _results(c: Captured, output: fx.Node, place: dict[Any, fx.Node], model: nn.Module) -> None:
+    for o, d in _outs(output):
         if isinstance(d, aot.PlainAOTOutput):
             c.outputs.append(_without_copy(c, o))
         elif isinstance(d, aot.InputMutationAOTOutput):
-            c.mutations[place[d.mutated_input]] = o
+            p = place[d.mutated_input]
+            c.mutations[p] = o
+            name = c.params.get(p) or c.buffers.get(p)
+            if name and p.meta["val"].shape != o.meta["val"].shape:  # a kernel that resizes it
+                raise moves(model, [name], source_line(o))
         elif isinstance(d, aot.GradAOTOutput):
             if o is not None:
                 c.gradients[place[d.grad_of]] = o
         elif o is not None and not isinstance(d, _TOKENS):
             raise TraceError(f"the model returns a result of a kind that cannot be planned yet: {d}")
+
+
+def _outs(output: fx.Node) -> list[tuple[Any, Any]]:
+    """(node, AOTAutograd's descriptor) of each result."""
+    return list(zip(tree_leaves(output.args[0], is_leaf=lambda x: x is None), output.meta["desc"], strict=True))
 
 
 _TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t, type))

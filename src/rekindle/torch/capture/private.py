@@ -12,6 +12,7 @@ import linecache
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -42,8 +43,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 
 __all__ = ["DataDependentOutputException", "DeviceContext", "DispatchKey", "DynamicOutputShapeException", "FakeTensor",
            "FakeTensorMode", "FunctionalTensor", "HigherOrderOperator", "OpOverload", "StorageWeakRef", "TorchDispatchMode",
-           "TracingContext", "all_op_names", "aot", "aot_export_joint_with_descriptors", "disable_autocast", "disable_modes",
-           "dispatch_key_is_excluded", "from_functional_tensor", "function_modes", "function_modes_number", "functorch_config",
+           "TracingContext", "all_op_names", "aot", "aot_export_joint_with_descriptors", "disable_autocast",
+           "disable_function_overrides", "disable_modes", "dispatch_key_is_excluded",
+           "from_functional_tensor", "function_modes", "function_modes_number", "functorch_config",
            "in_kernel_invocation_manager", "inductor_config", "lazy_graph_module", "make_channels_last_strides_for",
            "make_contiguous_strides_for", "pytree", "set_version_counter", "suggest_memory_format", "sync_functional_tensor",
            "tracing", "tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten", "unset_fake_temporarily",
@@ -59,6 +61,9 @@ dispatch_key_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 will_run = torch._C._will_engine_execute_node  # an autograd node, in the backward that is running
 disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off for every device
 disable_modes = torch.utils._python_dispatch._disable_current_modes  # context manager: no dispatch mode is on
+disable_function_overrides = (
+    torch._C.DisableTorchFunction
+)  # context manager: neither modes nor classes change functions
 function_modes = torch.overrides._get_current_function_mode_stack
 function_modes_number = torch._C._len_torch_function_stack
 from_functional_tensor = torch._from_functional_tensor  # the tensor behind a functional one
@@ -71,7 +76,7 @@ FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"  # name of the logger that 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "an operator": ("_dispatch_cache", "_op_dk", "_overloadname", "_overloadpacket", "_schema"),
     "a storage": ("_cdata",),
-    "a tensor": ("_is_view", "_version", "_backward_hooks", "_post_accumulate_grad_hooks"),
+    "a tensor": ("_is_view", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_indices", "_values"),
     "an autograd function": ("_backward_cls",),
     "a module": ("_parameters", "_buffers", "_modules"),
     "a fake mode": ("_cached_dispatch_impl", "_dispatch_impl"),
@@ -89,6 +94,16 @@ def is_fake(t: torch.Tensor) -> bool:
 def fake_mode_of(tensors: Iterable[Any] = ()) -> FakeTensorMode | None:
     """The FakeTensorMode that is on, or that one of the tensors belongs to; None: there is none."""
     return torch._guards.detect_fake_mode(list(tensors))
+
+
+def place_of(t: torch.Tensor) -> Any:
+    """Where a tensor lies, its shape, its flag and its hooks, as a key; also of a tensor that is traced."""
+    moved = isinstance(t, FunctionalTensor) and torch._functionalize_was_storage_changed(t.elem)  # by set_
+    at = None if t.layout is not torch.strided else (t.untyped_storage()._cdata, t.stride(), t.storage_offset())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns where the gradient of a result is asked for
+        grad = id(t.grad)
+    return moved, at, t.shape, t.dtype, t.requires_grad, grad, tuple(t._backward_hooks or ())
 
 
 def fake_like(mode: FakeTensorMode, elem: torch.Tensor, device: torch.device) -> FakeTensor:
@@ -121,11 +136,6 @@ def backward_keeps_graph() -> bool:
 def saved_tensors_hooks_are_set() -> bool:
     """Whether default hooks on saved tensors are on, as torch.utils.checkpoint sets them."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def versions_preserved(tensors: tuple[torch.Tensor, ...]) -> contextlib.AbstractContextManager[Any]:
-    """Context manager after which the tensors have their old version numbers, whatever was written to them inside."""
-    return torch.autograd._unsafe_preserve_version_counter(tensors)
 
 
 def profiler_is_running() -> bool:

@@ -1,4 +1,5 @@
-"""Objects that can change, with their present content and a way to put it back."""
+"""Python objects that can change, with their present content and a way to put it back. Of a tensor only the version is looked
+at: `tensor_state` puts tensors back."""
 
 from __future__ import annotations
 
@@ -9,21 +10,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from ...errors import RekindleError
 from . import generators, tree
 from .callables import GlobalName
 from .containers import content, refill
 from .hooks import is_torchs
-from .private import set_version_counter
 
 
 @dataclass(frozen=True)
 class RestoreSettings:
-    """entries_most : a container of more entries, or a tensor of more elements, is not copied and not put back. A guess."""
+    """How much is copied. Both are guesses.
+
+    entries_most : a container of more entries, or an array of more elements, is not put back. bytes_most : nor is a tensor of
+    more bytes that belongs neither to the module nor to its call.
+    """
 
     entries_most: int = 100_000
+    bytes_most: int = 400_000
 
 
 SETTINGS = RestoreSettings()
@@ -47,6 +54,32 @@ def _is_full(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
+
+
+class PutBack:
+    """Puts things back one by one. One that fails does not stop the others; `finish` raises."""
+
+    def __init__(self) -> None:
+        self.failed: list[tuple[str, BaseException]] = []
+
+    def __call__(self, name: str, do: Callable[[], Any]) -> None:
+        """Call `do`, which puts back what is called `name` in messages."""
+        try:
+            do()
+        except BaseException as e:
+            self.failed.append((name, e))
+
+    def finish(self) -> None:
+        """Raise RekindleError if something was not put back, and the user's interruption if there was one."""
+        for _, e in self.failed:
+            if not isinstance(e, Exception):
+                raise e
+        if self.failed:
+            told = "; ".join(f"{name} ({type(e).__name__}: {e})" for name, e in self.failed)
+            raise RekindleError(
+                f"forward changes things that cannot be put back, so the model is not as it was: {told}. Restore its state "
+                "(load_state_dict), and plan submodules whose forward does not change them, with parts=…"
+            ) from self.failed[0][1]
 
 
 class Restorable:
@@ -104,7 +137,10 @@ def restorable(x: Any) -> Restorable | None:
 
         return Restorable(x, lambda: x.cell_contents if _is_full(x) else _NOTHING, set_cell)
     if isinstance(x, torch.Tensor):
-        return _tensor(x)
+        plain = type(x) in (torch.Tensor, nn.Parameter) and not x.is_inference()
+        return Restorable(x, lambda: x._version, lambda old: None) if plain else None
+    if isinstance(x, np.ndarray):
+        return _array(x)
     if isinstance(x, generators.OTHERS):
         was = generators.state(x)
         return Restorable(x, lambda: generators.key(generators.state(x)), lambda _: generators.set_state(x, was))
@@ -122,20 +158,11 @@ def restorable(x: Any) -> Restorable | None:
     return None
 
 
-def _tensor(x: torch.Tensor) -> Restorable | None:
-    """A tensor, known by its version; None for subclasses and inference tensors."""
-    if type(x) not in (torch.Tensor, nn.Parameter) or x.is_inference():
-        return None
-    copied = x.detach().clone() if x.layout is torch.strided and x.numel() <= SETTINGS.entries_most else None
+def _array(x: np.ndarray[Any, Any]) -> Restorable | None:
+    def write(old: bytes) -> None:
+        x[...] = np.frombuffer(old, x.dtype).reshape(x.shape)
 
-    def put_back(version: int) -> None:
-        if copied is not None:
-            with torch.no_grad():
-                x.copy_(copied)
-            # an autograd graph that saved it finds the version that it expects
-            set_version_counter((x,), (version,))
-
-    return Restorable(x, lambda: x._version, put_back)
+    return None if x.dtype.hasobject or x.size > SETTINGS.entries_most else Restorable(x, x.tobytes, write)
 
 
 def _same(x: Any, y: Any) -> bool:

@@ -23,7 +23,7 @@ from .callables import GlobalName, codes_of, global_names, names_in, prints_or_l
 from .containers import entries
 from .hooks import HOOKS, is_torchs, user_hooks
 from .restorable import SETTINGS as RESTORE
-from .restorable import Restorable, is_opaque, restorable
+from .restorable import PutBack, Restorable, is_opaque, restorable
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ _OF_EVERY_MODULE = set(nn.Module().__dict__)
 
 
 class SideEffects:
-    """Context manager around a trace: records side effects of the code inside, and undoes them at its end.
+    """The side effects of code that runs between `watch` and `put_back`, which undoes them.
 
     arguments : objects that the call is given, by name.
 
-    At the end these are set:
+    `put_back` sets these:
 
     changed : names of hooks and replaced forwards that had effects.
     dropped : names of objects that forward itself changed: in attributes, globals, variables of enclosing functions, arguments.
@@ -79,7 +79,8 @@ class SideEffects:
         self._by_name: dict[str, set[Any]] = {}
         self._steps = 0
 
-    def __enter__(self) -> SideEffects:
+    def watch(self) -> None:
+        """Note the objects that the code reaches, as they are now."""
         self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
         for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
             for name, holders in self._variables(kind.forward):
@@ -97,13 +98,13 @@ class SideEffects:
             for fn in list((getattr(self._model, attribute, None) or {}).values()):
                 if not is_torchs(fn):
                     deque(self._reach(fn), 0)
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def put_back(self, back: PutBack) -> None:
+        """Find what has changed, and put it back."""
         changed = {key for key, w in self._watched.items() if not w.same()}
         for key in changed:
             self.written.update(self._watched[key].places())
-            self._watched[key].restore()
+            back(f"an object of type {type(self._watched[key].x).__name__}", self._watched[key].restore)
         hooked = set().union(*self._by_hook) if self._by_hook else set()
         self.changed = [
             name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
@@ -120,6 +121,16 @@ class SideEffects:
                 self.dropped.append(name)
                 told |= changed & holders
         self._watched.clear()
+
+    def tensors(self, of_module: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name for messages, tensor) of the tensors that are watched. of_module : those in attributes of modules and in
+        arguments; else those in variables and hooks."""
+        own = {
+            k: name for name, holders in self._by_name.items() if not name.startswith(VARIABLES[:2]) for k in holders
+        }
+        for key, w in self._watched.items():
+            if isinstance(w.x, torch.Tensor) and (key in own) == of_module:
+                yield own.get(key, "a tensor in a variable"), w.x
 
     def hooks_that_set(self, attribute: str) -> list[str]:
         """Names of the hooks whose code mentions this attribute of a module.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
-from ...frames import users_line
+from ...frames import in_short, users_line
 from .module_paths import printable
 from .private import DataDependentOutputException, DynamicOutputShapeException, Scripted
 
@@ -28,6 +29,9 @@ _READS_MEMORY = "Cannot access data pointer of Tensor"  # torch's words
 # Reasons after which tensors behind the failing line may have another shape at each step.
 SHAPE_FROM_DATA, READS = "makes a shape depend on the data", "reads a tensor"
 NO_BACKWARD = "has no backward"  # such a submodule holds nothing
+# Reasons after which the next call may be another, since forward changes what the capture depends on.
+SETS_STATE, MOVES = "changes its own state", "moves or reshapes its own tensors"
+OF_FIRST_CALLS = (SETS_STATE, MOVES)
 
 
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:
@@ -93,6 +97,25 @@ def _scripted(e: BaseException, model: nn.Module) -> str:
     if inside:
         return f"the submodule {printable(inside[-1])!r}"
     return f"the function {printable(str(e))!r}" if isinstance(e, Scripted) else "a function"
+
+
+def moves(model: nn.Module, names: Sequence[str], line: str) -> TraceError:
+    """The error for a forward that does more to its model's tensors than write numbers into them. line : of the user's code."""
+    inside = [
+        k for k, m in model.named_children()
+        if any(p.requires_grad for p in m.parameters()) and not any(name.startswith(f"{k}.") for name in names)
+    ]  # fmt: skip
+    parts = f", or plan the submodules that do no such thing: parts={inside[:3]}" if inside else ""
+    more = f" and {len(names) - 3} others" if len(names) > 3 else ""
+    at = f" at {line}" if line else ""
+    return TraceError(
+        f"forward gives {', '.join(names[:3])}{more} another place, shape, flag or hook{at}. Planned steps write new numbers "
+        "into a module's tensors, and do nothing else to them. If only the first call does this, call the model once before "
+        "planning. If every call does, write in place (t.copy_(…) in place of t.data = …), do it outside of forward"
+        + parts,
+        line=in_short(line),
+        reason=MOVES,
+    )
 
 
 def _checks_a_distribution(e: BaseException) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +23,8 @@ from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run import variation
-from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, gradients_as_before, run
+from ..run.as_before import as_before
+from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
 from ..trace import call_arguments
@@ -187,7 +187,7 @@ def check_step(
     with (
         accept.gradients_on(),
         planned.silent(),
-        gradients_as_before(model, s.sample.tensors),
+        as_before(model, s.sample.tensors, fake=fake),
         s.fake or deterministic(),
     ):
         if _waits_with_slices(planned):
@@ -254,21 +254,17 @@ def _waits_with_slices(planned: PlannedForward) -> bool:
 
 
 def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForward) -> Subject:
-    trace, how = planned.plan.trace, planned.plan.trace_options
+    how = planned.plan.trace_options
 
     def loss_of(result: Any) -> torch.Tensor:
         return loss(as_if_left_out(result, how.unused))
 
-    return subject(
-        model, sample, loss_of, [] if trace is None else trace.lowered.captured.written_parameters, how.gradients
-    )
+    return subject(model, sample, loss_of, how.gradients)
 
 
-def subject(
-    model: nn.Module, sample: Any, loss: LossOf = default_loss, written: Sequence[str] = (), gradients: str = "kept"
-) -> Subject:
-    """The model and its sample, for steps that are compared. written : parameters to which forward writes. gradients : as in
-    `rekindle.trace`; steps that are compared do not use them up.
+def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, gradients: str = "kept") -> Subject:
+    """The model and its sample, for steps that are compared. gradients : as in `rekindle.trace`; steps that are compared do not
+    use them up.
 
     Raises
     ------
@@ -293,7 +289,7 @@ def subject(
     others = sorted({d.type for d in devices} - {"cpu", "cuda"})
     device = torch.device("cuda", cuda[0]) if cuda else torch.device(others[0] if others else "cpu")
     start = "kept" if gradients == "kept" else "fresh"
-    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, list(written), start)
+    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, start)
 
 
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:

@@ -21,12 +21,13 @@ from ..capture.attention import AttentionOfGpu
 from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
 from ..capture.eager_strides import eager_strides
+from ..capture.kept import kept
 from ..capture.loss import default_loss
 from ..capture.private import FakeTensorMode, disable_autocast
 from ..capture.trace_errors import trace_error
 from ..costs import devices
-from ..run.as_before import as_before
 from ..run.measured_step import used_up
+from ..run.shared_casts import block_of_its_own
 from .dropout import DropoutOfGpu
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin
@@ -122,10 +123,10 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
     watch = StepWatch(known, o.rounded, o.device, memory)
     FakeTensorMode.cache_clear()  # results that another mode cached may lack the sizes of storages
     gc.collect()
-    undone = as_before(model, given=[*t.args, *t.kwargs.values()], fake=True)  # what hooks of the user's reach
+    undone = kept(model, [*t.args, *t.kwargs.values()], captures=True, fake=True)  # what hooks of the user's reach
     counted = parameters if o.gradients == "fresh" else []
     consumed = used_up(parameters if o.gradients == "consumed" else [])
-    with undone, _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:
+    with undone, block_of_its_own(), _surroundings(t, o), watch.gradients_counted(counted), consumed, watch:
         with t.mode:
             with watch.paths.followed(model), t.known_values():
                 result = model(*t.args, **t.kwargs)

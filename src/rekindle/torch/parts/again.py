@@ -20,10 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ...parts.save_rule import SaveRule
 from ..capture import private, tree
-from ..capture.attributes import Attributes
 from ..capture.flat import by_parameter
 from ..capture.lock import LOCK
-from ..capture.side_effects import SideEffects
 from ..run.as_before import as_before
 from ..run.own_forward import InPlaceOfForward
 from ..run.sample import copies, owned
@@ -126,21 +124,18 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
     """Whether a forward of the module changes nothing but what it returns, and plain attributes, so that it may run twice."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
-    effects = SideEffects(module, by_parameter(args, kwargs))
-    with as_before(module, given=[*tensors, *args, *kwargs.values()]), given.surroundings(module):
+    with as_before(module, by_parameter(args, kwargs)) as before, given.surroundings(module):
         seen = [*tensors, *module.buffers(), *module.parameters()]
         versions = [t._version for t in seen]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
-        with effects:
-            attributes = Attributes(module)
-            with torch.no_grad(), private.scripted_refused(every=True):
-                plain_forward(module)(*args, **kwargs)
-            plain = {
-                f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
-                if isinstance(x, tree.PLAIN)
-            }  # fmt: skip
-            changes = attributes.restore()
+        with torch.no_grad(), private.scripted_refused(every=True):
+            plain_forward(module)(*args, **kwargs)
+        plain = {
+            f"{path}.{k}".lstrip(".") for path, m in module.named_modules() for k, x in m.__dict__.items()
+            if isinstance(x, tree.PLAIN)
+        }  # fmt: skip
         drew = python != random.getstate() or str(numpy) != str(np.random.get_state(legacy=False))
-        wrote = versions != [t._version for t in seen]
+        wrote = versions != [t._version for t in seen] or any(map(before.tensors.differs, seen))
+    effects, changes = before.effects, before.changes
     changed = changes.assigned or changes.collected or set(changes.other) - plain
     return not (changed or effects.changed or effects.dropped or effects.drawn or drew or wrote)

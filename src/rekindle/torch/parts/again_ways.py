@@ -21,7 +21,6 @@ from ..costs.instrument import Instrument
 from ..costs.levels import Levels
 from ..costs.op_tensors import storage_of
 from ..run.as_before import as_before
-from ..run.measured_step import gradients_as_before
 from ..run.sample import copies, owned
 from ..trace import plain_forward
 from .again import AgainForward
@@ -70,7 +69,7 @@ class _Trial:
     def ready(self) -> Iterator[_Trial]:
         """Inside, steps can be run; afterwards the module is as before."""
         module, call = self._module, self._given.call
-        with gradients_as_before(module, []), as_before(module), self._given.surroundings(module):
+        with as_before(module), self._given.surroundings(module):
             for p in module.parameters():
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
             self._twins = copies(call.tensors, owned(module))

@@ -23,7 +23,8 @@ from ..capture import tree
 from ..capture.determinism import deterministic
 from ..capture.sharded import any_fully_sharded, class_name
 from ..check.verify import subject
-from ..run.measured_step import Way, gradients_as_before, run
+from ..run.as_before import as_before
+from ..run.measured_step import Way, run
 from ..trace import call_arguments, plain_forward
 from .applied import Replan
 from .caches import matter, without_caches
@@ -71,7 +72,7 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
         raise UsageError(
             f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"
         )
-    with accept.gradients_on(), gradients_as_before(model, s.sample.tensors), deterministic():
+    with accept.gradients_on(), as_before(model, s.sample.tensors), deterministic():
         keeps = matter(s)
         with without_caches(model, keeps):
             found = find(request, s)
@@ -119,7 +120,7 @@ def bound_here(request: Request, plan: PartsPlan) -> PartsPlan:
     s = subject(request.model, request.sample, gradients=request.captured.gradients)
     with (
         accept.gradients_on(),
-        gradients_as_before(request.model, s.sample.tensors),
+        as_before(request.model, s.sample.tensors, fake=s.fake is not None),
         s.fake or deterministic(),
         without_caches(request.model, plan.keeps_caches),
     ):

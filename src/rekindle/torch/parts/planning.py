@@ -28,7 +28,8 @@ from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
 from ..ranks import Turns
 from ..resident import resident_bytes
-from ..run.measured_step import Outcome, Subject, Way, gradients_as_before, run
+from ..run.as_before import as_before
+from ..run.measured_step import Outcome, Subject, Way, run
 from ..trace import plain_forward
 from .between import Between, Watched, between
 from .caches import matter, without_caches
@@ -90,7 +91,8 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
     """
     begin = time.monotonic()
     s = subject(request.model, request.sample, gradients=request.captured.gradients)
-    with accept.gradients_on(), gradients_as_before(request.model, s.sample.tensors), s.fake or deterministic():
+    kept = as_before(request.model, s.sample.tensors, fake=s.fake is not None)
+    with accept.gradients_on(), kept, s.fake or deterministic():
         keeps = matter(s) if keeps_caches is None else keeps_caches
         with without_caches(request.model, keeps):
             found = found or find(request, s)

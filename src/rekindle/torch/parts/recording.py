@@ -207,7 +207,7 @@ def one_forward(
     if change is not None:
         change(tensors)
     with (
-        as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
+        as_before(s.model, s.sample.objects, fake=s.fake is not None),
         contextlib.ExitStack() as stack,
     ):
         if seed is not None:

@@ -20,7 +20,8 @@ from ..check import verify as whole
 from ..check.comparison import compare
 from ..check.first_difference import explained
 from ..check.verify import Check, as_check, subject
-from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, gradients_as_before, run
+from ..run.as_before import as_before
+from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
 from .caches import without_caches
@@ -76,7 +77,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_f
     with (
         accept.gradients_on(),
         _silent(model),
-        gradients_as_before(model, s.sample.tensors),
+        as_before(model, s.sample.tensors, fake=fake),
         s.fake or deterministic(),
     ):
         ours = _planned(s, plain, plan)

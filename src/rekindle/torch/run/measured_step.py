@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
-from ..capture.attributes import plain_tensors
 from ..capture.private import disable_autocast
 from ..capture.sharded import local, sharded_again
 from ..costs.flops import FlopCount
@@ -68,7 +67,7 @@ class Subject:
     """A model, its sample and its loss, for steps that are compared.
 
     fake : the fake mode of the tensors, or None. device : its allocator is measured. cuda : indices of the GPUs.
-    written : parameters to which forward writes. gradients : as in `rekindle.trace`: how the step finds and treats them.
+    gradients : as in `rekindle.trace`: how the step finds and treats them.
     """
 
     model: nn.Module
@@ -77,7 +76,6 @@ class Subject:
     fake: Any
     device: torch.device
     cuda: list[int]
-    written: list[str]
     gradients: str = "kept"
 
     def consumed(self) -> Subject:
@@ -113,7 +111,7 @@ def run(
         left.append(value.detach() + other.detach() if way is Way.TWICE else value.detach())
 
     with (
-        as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
+        as_before(s.model, s.sample.objects, fake=s.fake is not None) as kept,
         forward_instead(s.model, forward),
         _naming(s.model, which),
         used_up(p for p in s.model.parameters() if p.requires_grad and s.gradients == "consumed"),
@@ -133,7 +131,7 @@ def run(
         seconds = time.perf_counter() - begin
         rng = _rng(s)
         gradients = {k: None if p.grad is None else local(p.grad) for k, p in s.model.named_parameters()}
-        written = {k: b.detach().clone() for k, b in _carried(s).items()}
+        written = kept.written(s.model)
         of_inputs: list[str] = []
         if s.fake is None:
             for i, (name, t) in enumerate(zip(s.sample.names, tensors, strict=True)):
@@ -148,34 +146,14 @@ def run(
 
 def flops(s: Subject, forward: Callable[..., Any]) -> int:
     """FLOPs of one step. The steps that are compared are not counted, since counting gets between the model and its kernels."""
-    for p in s.model.parameters():
-        p.grad = None  # gradients of the compared steps would be added to
     args, kwargs, _ = s.sample.fresh()
     with (
-        as_before(s.model, s.written, given=s.sample.objects, fake=s.fake is not None),
+        as_before(s.model, s.sample.objects, fake=s.fake is not None),
         forward_instead(s.model, forward),
         FlopCount() as count,
     ):
         _backward(s.loss(s.model(*args, **kwargs)))
     return count.total
-
-
-@contextlib.contextmanager
-def gradients_as_before(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
-    """Put gradients back at the end; their hooks (an optimizer that steps in backward, say) are off inside."""
-    leaves: list[Any] = [*model.parameters(), *(t for t in tensors if t.is_leaf and t.requires_grad)]
-    before = [(t, t.grad) for t in leaves]
-    hooks = [h for t in leaves for h in (t._backward_hooks, t._post_accumulate_grad_hooks) if h]
-    off = [(h, dict(h)) for h in hooks]
-    for h in hooks:
-        h.clear()
-    try:
-        yield
-    finally:
-        for t, grad in before:
-            t.grad = grad
-        for h, content in off:
-            h.update(content)
 
 
 @contextlib.contextmanager
@@ -216,12 +194,6 @@ def _naming(model: nn.Module, which: str) -> Iterator[None]:
             f"the {which} step of {type(model).__name__} failed with {type(e).__name__}: {e}. The model is as it was; see that "
             "model(sample), its loss and backward work"
         ) from e
-
-
-def _carried(s: Subject) -> dict[str, torch.Tensor]:
-    """Buffers, tensors that are plain attributes, and parameters that forward writes to, by name."""
-    parameters = {k: s.model.get_parameter(k).detach() for k in s.written}
-    return dict(s.model.named_buffers()) | {name: t for name, _, _, t in plain_tensors(s.model)} | parameters
 
 
 def _rng(s: Subject) -> list[torch.Tensor]:

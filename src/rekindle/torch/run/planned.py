@@ -52,6 +52,10 @@ class PlannedForward(InPlaceOfForward):
         """Run this plan as well, for the calls that it was made for."""
         self._replanner.bind(model, plan.trace, plan)
 
+    def leave_first_plain(self) -> None:
+        """Run the first call plain that finds the module in another state than the plan's."""
+        self._replanner.first_is_plain = True
+
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
         self._off = False

@@ -77,6 +77,7 @@ class Replanner:
         self._trace_options = known_options(plan)
         self._loaded = LoadedPlan(plan, self._trace_options, self._options)
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
+        self.first_is_plain = False  # the plan is for the state in which a first call leaves the module
         if plan.trace is not None:
             check_same_module(model, plan.trace)
             self._lengths.add(plan.trace)
@@ -114,6 +115,12 @@ class Replanner:
         ParityError : the loaded plan runs an op in slices that are not proven to give the same bits on this device.
         UsageError : the module was sharded after it was planned, such that no plan can run.
         """
+        if self.first_is_plain and self.plan.trace is not None and self.plan.trace.expected.differences(new.model):
+            self.first_is_plain = False
+            self.say(
+                f"{new.words}: it sets state that later calls find. It runs plain; the plan is for the later calls"
+            )
+            return None
         if (name := sharded_parameter(new.model)) is not None:
             self._sharded(new, name)
             return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +12,27 @@ import torch
 from torch import nn
 
 from ... import notices
+from ...errors import RekindleError, TraceError
+from ...model.plan import Plan
 from ..capture import tree
 from ..capture.attributes import plain_tensors
+from ..capture.kept import Before
 from ..capture.left_out import as_if_left_out
 from ..capture.loss import default_loss
 from ..capture.module_call import ModuleCall
-from ..capture.private import disable_autocast
+from ..capture.private import disable_autocast, is_fake
+from ..capture.trace_errors import OF_FIRST_CALLS
 from ..rewrite.closeness import difference, least_scale, loose
 from .as_before import as_before, same
 from .bound import Bound
-from .measured_step import gradients_as_before
 from .sample import copies, owned
 from .variation import allowed
 from .witness import Witness
 
+log = logging.getLogger("rekindle")
 Forward = Callable[[list[torch.Tensor]], Any]
-_Outcome = tuple[torch.Tensor, dict[str, torch.Tensor | None]]  # the loss, gradients by name
+_Tensors = dict[str, torch.Tensor | None]
+_Outcome = tuple[torch.Tensor, _Tensors, _Tensors]  # the loss; gradients, and tensors that forward writes, by name
 
 
 def differences(
@@ -51,26 +57,31 @@ def differences(
 
         return run
 
-    written = bound.trace.lowered.captured.written_parameters
+    given = [*call.tensors, *tree.leaves(call.spec)]
 
     def step(forward: Forward, watching: Witness | None = None) -> _Outcome:
-        given = [*call.tensors, *tree.leaves(call.spec)]
-        with gradients_as_before(model, []), as_before(model, written, given=given):
-            return _step(model, forward, call.tensors, watching)
+        with as_before(model, given) as before:
+            return _step(before, model, forward, call.tensors, watching)
 
     outcomes: list[_Outcome] = []
-    with contextlib.suppress(torch.OutOfMemoryError):
+    with contextlib.suppress(torch.OutOfMemoryError), as_before(model, given):
         for forward, watching in ((planned, None), (eager(witness.of_forward(plain) if witness else plain), witness)):
             outcomes.append(step(forward, watching))
     if len(outcomes) < 2:
         if witness is not None:
             witness.values.clear()
         return []
-    (ours, mine), (theirs, its) = outcomes
+    (ours, mine, left), (theirs, its, its_left) = outcomes
     may, parameters = loose(bound.trace.lowered.captured), {k for k, _ in model.named_parameters()}
     apart = may.parameters | (its.keys() - parameters if may.inputs else set())
     least = least_scale(its.values()) if apart else 0.0
     found = [] if _agree(ours, theirs, may.most if may.results else 0.0, 0.0) else ["the loss"]
+    names = [
+        k
+        for k in its_left | left
+        if not _agree(left.get(k), its_left.get(k), may.most if k in may.written else 0.0, 0.0)
+    ]
+    found += [f"{', '.join(names[:3])}, to which forward writes"] if names else []
     wrong = [k for k in its if not _agree(mine[k], its[k], may.most if k in apart else 0.0, least)]
     if wrong and not found:  # by fused attention, as two plain steps differ too?
         vary, least = allowed(bound.trace, its, wrong, lambda: step(eager(plain))[1]), least_scale(its.values())
@@ -91,12 +102,13 @@ def _agree(one: torch.Tensor | None, other: torch.Tensor | None, most: float, le
 
 
 def _step(
+    before: Before,
     model: nn.Module,
     forward: Callable[[list[torch.Tensor]], Any],
     given: list[torch.Tensor],
     witness: Witness | None,
 ) -> _Outcome:
-    """(the loss, gradients by name) of one step."""
+    """One step. before : the model before it."""
     twins = copies(given, owned(model))
     leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
     leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
@@ -107,16 +119,28 @@ def _step(
         loss = default_loss(forward(twins))
         with disable_autocast():
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return loss.detach(), dict(zip(leaves, gradients, strict=True))
+    return loss.detach(), dict(zip(leaves, gradients, strict=True)), {**before.written(model)}
 
 
-@contextlib.contextmanager
-def after_first_call(
-    model: nn.Module, call: ModuleCall, forward: Callable[..., Any], written: Sequence[str] = ()
-) -> Iterator[None]:
-    """Inside, the module is as its first plain call leaves it, with the attributes that forward sets then (position indices,
-    states). Afterwards it is as it was. written : parameters to which forward writes."""
+def for_later_calls(
+    model: nn.Module, call: ModuleCall, forward: Callable[..., Any], plan: Callable[[], Plan], error: TraceError | None
+) -> Plan | None:
+    """The plan that `plan` makes while the module is as its first plain call leaves it, with the tensors and attributes that
+    forward sets then (ranges, position indices, states). Afterwards the module is as it was. None: there is no such plan.
+
+    error : why the first call cannot be captured. Where that call changes nothing that a capture depends on, later ones cannot
+        be captured either.
+    """
+    if any(t.is_meta or is_fake(t) for t in [*model.parameters(), *call.tensors]):
+        return None
     args, kwargs = call.form.arguments(tree.unflatten(copies(call.tensors, owned(model)), call.spec))
-    with as_before(model, written, given=[*call.tensors, *tree.leaves(call.spec)]):
-        forward(*args, **kwargs)
-        yield
+    with as_before(model, [*call.tensors, *tree.leaves(call.spec)]) as before:
+        try:
+            forward(*args, **kwargs)
+            if error is None or error.reason in OF_FIRST_CALLS or before.tensors.moved():
+                return plan()
+        except Exception as e:
+            if isinstance(e, RekindleError) and not isinstance(e, TraceError):
+                raise  # later calls can be captured, but the goal cannot be met
+            log.info("%s has no plan for its later calls: %r", type(model).__name__, e)
+    return None
