@@ -91,7 +91,7 @@ OVERWRITES: dict[Any, dict[int, Callable[..., Any]]] = {
     aten.elu.default: _unary(aten.elu_.default),
     aten.neg.default: _unary(aten.neg_.default),
     aten.div.Scalar: _unary(aten.div_.Scalar),
-    aten.mul.Scalar: _unary(aten.mul_.Scalar),
+    aten.mul.Scalar: _unary(aten.mul_.Tensor),  # `mul_.Scalar` rounds the number to half precision first
     aten.add.Scalar: _unary(aten.add_.Scalar),
     aten.add.Tensor: _binary(aten.add.Tensor, aten.add_.Tensor, aten.add.out),
     aten.mul.Tensor: _binary(aten.mul.Tensor, aten.mul_.Tensor, aten.mul.out),
