@@ -44,6 +44,7 @@ from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
 from .costs.node_costs import modelled_costs, node_costs
+from .costs.op_tensors import dense_parts
 from .costs.optimizer_names import names
 from .costs.optimizers import not_counted, state_bytes
 from .plan_for_all import Costs, costs_for_all, with_costs
@@ -345,8 +346,9 @@ def plain_forward(model: nn.Module) -> Callable[..., Any]:
 def resident_bytes(model: nn.Module, tensors: Iterable[torch.Tensor], more: Iterable[torch.Tensor] = ()) -> int:
     """Bytes held during the whole step: parameters, buffers, inputs, and a gradient for every trained parameter."""
     seen: dict[Any, int] = {}
-    for t in [*model.parameters(), *model.buffers(), *tensors, *more]:
-        s = local(t).untyped_storage()
+    held = [*model.parameters(), *model.buffers(), *tensors, *more]
+    for t in [part for whole in held for part in dense_parts(local(whole))]:
+        s = t.untyped_storage()
         seen[s._cdata] = s.nbytes()
     trained = [local(p) for p in model.parameters() if p.requires_grad]
     return sum(seen.values()) + sum(p.numel() * p.element_size() for p in trained)

@@ -71,7 +71,7 @@ FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"  # name of the logger that 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "an operator": ("_dispatch_cache", "_op_dk", "_overloadname", "_overloadpacket", "_schema"),
     "a storage": ("_cdata",),
-    "a tensor": ("_is_view", "_version", "_backward_hooks", "_post_accumulate_grad_hooks"),
+    "a tensor": ("_is_view", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_indices", "_values"),
     "an autograd function": ("_backward_cls",),
     "a module": ("_parameters", "_buffers", "_modules"),
     "a fake mode": ("_cached_dispatch_impl", "_dispatch_impl"),

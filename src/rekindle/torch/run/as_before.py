@@ -17,7 +17,7 @@ from ..capture.private import versions_preserved
 from ..capture.rng import cuda_indices
 from ..capture.side_effects import SideEffects
 from ..costs.instrument import Instrument
-from ..costs.op_tensors import storage_of, tensors_in
+from ..costs.op_tensors import dense_parts, storage_of, tensors_in
 from .shared_casts import block_of_its_own
 
 
@@ -78,8 +78,10 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     """Bitwise equality (NaN equals NaN); None equals None."""
     if a is None or b is None:
         return a is b
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
+    if len(dense_parts(a)) > 1:  # sparse
+        return all(map(same, dense_parts(a), dense_parts(b)))
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
@@ -90,7 +92,7 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
 def _put_back(t: torch.Tensor, old: torch.Tensor) -> None:
     with torch.no_grad():
         now = _once(t)
-        if t.layout is not torch.strided or not same(now, old):
+        if not same(now, old):
             now.copy_(old)
 
 
