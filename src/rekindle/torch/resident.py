@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .capture.sharded import local
+from .costs.op_tensors import dense_parts
 
 
 def resident_bytes(
@@ -16,8 +17,9 @@ def resident_bytes(
 ) -> int:
     """Bytes held during the whole step: parameters, buffers, inputs, and kept gradients."""
     seen: dict[Any, int] = {}
-    for t in [*model.parameters(), *model.buffers(), *tensors, *more]:
-        s = local(t).untyped_storage()
+    held = [*model.parameters(), *model.buffers(), *tensors, *more]
+    for t in [part for whole in held for part in dense_parts(local(whole))]:
+        s = t.untyped_storage()
         seen[s._cdata] = s.nbytes()
     return sum(seen.values()) + (gradient_bytes(model) if gradients == "kept" else 0)
 

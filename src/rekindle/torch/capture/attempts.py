@@ -22,7 +22,7 @@ from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
 from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from .random_state import only_draws
-from .trace_errors import MOVES, SETS_STATE, trace_error
+from .trace_errors import MOVES, SETS_STATE, changed_in_backward, trace_error
 
 log = logging.getLogger(__name__)
 
@@ -166,13 +166,16 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
             joint = aot_export_joint_with_descriptors(stack, flat, tuple(tensors), {})
         if why := inner_checkpoints.refusal(flat, joint.graph_module.graph):
             raise why
-        return joint
     except RuntimeError as e:
         raise (inner_checkpoints.refusal(flat, e) or e) from e
     finally:
         # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in
         # backward.
         late = state.restore()
-        assigned = [k for k, t in late.assigned.items() if flat.inside.get(k) is not t]
+        assigned = [k for k, t in late.assigned.items() if not any(t is x for x in flat.inside)]
         flat.late = [*late.collected, *late.other, *assigned]
-        flat.inside = {}
+        flat.inside = []
+        changed, functions = flat.end_backward()
+    if changed or assigned:
+        raise changed_in_backward([*changed, *assigned], functions)
+    return joint

@@ -18,6 +18,7 @@ from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attribute
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
+from .hooks import described, is_torchs
 from .known_values import KnownValues, Question
 from .left_out import without_unused
 from .lines_that_set import line_that_sets
@@ -83,8 +84,12 @@ class FlatForward(nn.Module):
         self.assigned: dict[str, Assigned] = {}
         self.kinds: dict[str, Kind] = {}  # of the tensors in `assigned`
         self.changes = Changes()  # of attributes, in the last run
-        self.inside: dict[str, torch.Tensor] = {}  # tensors in attributes at the end of the last run
+        self.inside: list[torch.Tensor] = []  # tensors in attributes during the last run
         self.late: list[str] = []  # attributes that backward changed
+        # Tables of the module's attributes, parameters and buffers, as forward left them in the last run: backward finds them so.
+        self._left: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._before_backward: dict[str, Any] = {}  # parameter or buffer -> its marks then
+        self._ends: list[Any] = []  # the autograd nodes of the results of the last run
         self.checkpoints: list[Inner] = []  # of the last run
         self.progress = 0  # ops run, in all runs of the last attempt
         self.cast: set[int | str] = set()  # leaves that autocast has cast once, in the last run
@@ -117,16 +122,18 @@ class FlatForward(nn.Module):
                 with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count), watched, still:
                     found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
                     self._refuse_new_parameters()
+                    self._left = [(x, dict(x)) for m in self.model.modules() for x in _tables(m)]
         except Exception:
             lru_caches.emptied(self.model, everywhere=True)  # a tensor of another run may be what it failed on
             raise
         finally:
             self.unseen, self.questions = layout.unseen, known.questions
             self.progress += known.calls
+            self.inside = list(tensors_in_attributes(self.model).values())
             self.changes = state.restore(only_tensors=self.goes_on)
+            self.inside += tensors_in_attributes(self.model).values()
             now = _held_by(arguments)
             self.filled = [k for k in before if now[k] != before[k]]
-            self.inside = tensors_in_attributes(self.model)
             self.cached = lru_caches.emptied(self.model) or self.cached
         if self._unused:  # first of all, so that nothing of the graph reads them
             found, self.output_spec, self.no_results = without_unused(found, self.output_spec, self._unused, self._loss)
@@ -153,7 +160,33 @@ class FlatForward(nn.Module):
                 self.ignored[i] = names[i]
                 returned[i] = t.detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
-        return tuple([t.clone() for t in returned])
+        copies = tuple([t.clone() for t in returned])
+        self._before_backward, self._ends = self._marks(), [t.grad_fn for t in copies if t.grad_fn is not None]
+        for node in self._ends:
+            node.register_prehook(self._begin_backward)
+        return copies
+
+    def _begin_backward(self, _: Any) -> None:
+        """Backward begins: torch has taken the tensors of the trace out of the module, and code in backward may read them."""
+        for table, held in self._left:
+            table.update(held)
+        self._left = []
+
+    def _marks(self) -> dict[str, Any]:
+        """name -> (the tensor, how often it was written to, its Python attributes, its gradient), of parameters and buffers."""
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {k: (t, mutations_of(t), set(vars(t)), t.grad) for k, t in named}
+
+    def end_backward(self) -> tuple[list[str], list[str]]:
+        """(what backward changed of the module's tensors beside the gradients that it returned, the user's autograd Functions
+        that the last run called); autograd's graph of that run is let go of."""
+        found: list[str] = []
+        for k, (t, times, held, grad) in self._before_backward.items():
+            found += [k] * (mutations_of(t) != times) + [f"{k}.grad"] * (t.grad is not grad)
+            found += [f"{k}.{x}" for x in sorted({*vars(t)} - held)]
+        functions = _functions_behind(self._ends)
+        self._before_backward, self._ends, self._left = {}, [], []
+        return found, functions
 
     @contextlib.contextmanager
     def _inside_checkpoint(self, preserves: bool) -> Iterator[None]:
@@ -219,6 +252,26 @@ class FlatForward(nn.Module):
         finally:
             for table, leaf, t in reversed(swapped):
                 table[leaf] = t
+
+
+def _functions_behind(nodes: list[Any]) -> list[str]:
+    """The user's autograd Functions behind nodes of autograd's graph, as "Adjoint (train.py:88)"."""
+    found: dict[str, None] = {}
+    seen, stack = set(), list(nodes)
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack += [n for n, _ in node.next_functions]
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(own := node._forward_cls):
+            found[described(own.backward).replace("backward", own.__name__, 1)] = None
+    return list(found)
+
+
+def _tables(m: nn.Module) -> tuple[dict[str, Any], ...]:
+    """The tables in which a module holds its attributes, parameters and buffers."""
+    return () if isinstance(m, torch.jit.ScriptModule) else (m.__dict__, m._parameters, m._buffers)
 
 
 def by_parameter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

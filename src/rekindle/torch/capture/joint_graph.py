@@ -53,7 +53,9 @@ def read_joint_graph(c: Captured, model: nn.Module) -> None:
 
 
 def _placeholder(c: Captured, n: fx.Node) -> None:
-    d = n.meta["desc"]
+    d, t = n.meta["desc"], n.meta.get("val")
+    if isinstance(t, torch.Tensor) and t.layout is not torch.strided and not n.users:
+        n.meta["val"] = None  # a sparse buffer that no op reads
     if isinstance(d, aot.ParamAOTInput):
         c.params[n] = d.target.removeprefix(_PREFIX)
     elif isinstance(d, aot.BufferAOTInput):
@@ -108,7 +110,8 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
     for t in tree_leaves(n.meta.get("val")):
         if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
             raise TraceError(
-                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}; only dense tensors can be planned",
+                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}, and only dense tensors can be planned. "
+                "Use a dense one: to_dense(), or sparse=False for an embedding. rekindle.checkpoint plans the parts around it",
                 reason="makes a tensor that is not dense",
             )
     c.nodes.append(n)

@@ -25,6 +25,8 @@ _LEAVES_OUT = re.compile(
 )
 
 
+_NO_LAYOUT = "layout_impl is only implemented for TensorImpl"  # torch's words for a compressed sparse tensor
+NAMES_MOST = 3  # in a message
 _READS_MEMORY = "Cannot access data pointer of Tensor"  # torch's words
 # Reasons after which tensors behind the failing line may have another shape at each step.
 SHAPE_FROM_DATA, READS = "makes a shape depend on the data", "reads a tensor"
@@ -60,7 +62,7 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
             f"torch.distributions checks the values of its arguments at {where}, and raises an error if they are not valid. "
             "A plan is made for one graph, whatever the data: give validate_args=False to that distribution, or call "
             "torch.distributions.Distribution.set_default_validate_args(False) before planning",
-            reason=READS,
+            reason="lets torch.distributions check values: validate_args=False",
         )
     if data_dependent:
         return TraceError(
@@ -84,9 +86,43 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
             reason="runs TorchScript",
         )
     text = str(e).strip().splitlines()
+    if "sparse" in str(e).lower() or _NO_LAYOUT in str(e):
+        return TraceError(
+            f"the model works on a sparse tensor at {where}, whose size a plan cannot count on. rekindle.checkpoint plans the "
+            "parts around that line; to plan the whole, use a dense tensor there: to_dense(), or sparse=False for an embedding",
+            reason="works on a sparse tensor",
+        )
+    backwards = [f.f_code.co_name for f, _ in traceback.walk_tb(e.__traceback__)].count("_engine_run_backward")
+    if backwards > 1:
+        return TraceError(
+            f"code that runs in backward calls backward() itself at {where}, which adds to .grad of parameters by the way. Let the "
+            "autograd Function take the parameters as arguments, and return what torch.autograd.grad gives for them. "
+            "rekindle.checkpoint plans the parts around such code",
+            reason="calls backward() in backward",
+        )
+    if backwards and isinstance(e, AttributeError | LookupError | TypeError):
+        return TraceError(
+            f"code that runs in backward fails at {where}: {type(e).__name__}: {text[0] if text else ''}. While a call is captured, "
+            "lists and dicts that forward or its hooks fill are empty again before backward begins, and a planned step runs no code "
+            "of hooks but what computes. Take such hooks off before planning; rekindle.checkpoint plans the parts around them",
+            reason="runs code in backward that reads what forward filled",
+        )
     return TraceError(
         f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
         "Check that the call works with this sample; plan the submodules around that line if it must stay"
+    )
+
+
+def changed_in_backward(names: Sequence[str], functions: Sequence[str]) -> TraceError:
+    """The error for backward code that changes more than the gradients which it returns. names : of what it changes. functions :
+    the user's autograd Functions in the step."""
+    what = ", ".join(map(printable, names[:NAMES_MOST])) + (f" and {len(names) - NAMES_MOST} more" * (len(names) > NAMES_MOST))
+    where = f" (forward calls {', '.join(functions)})" if functions else ""
+    return TraceError(
+        f"code that runs in backward sets or writes to {what}{where}, beside the gradients that it returns; a planned step does not "
+        "run it. Let an autograd Function take what needs gradients as arguments and return the gradients; take hooks that keep "
+        "something off before planning. rekindle.checkpoint plans the parts around such code",
+        reason=f"sets {what} in backward",
     )
 
 
@@ -120,8 +156,12 @@ def moves(model: nn.Module, names: Sequence[str], line: str) -> TraceError:
 
 def _checks_a_distribution(e: BaseException) -> bool:
     """Whether the values were asked for by a distribution of torch that checks its arguments."""
-    frames = [f.f_globals.get("__name__", "") for f, _ in traceback.walk_tb(e.__traceback__)]
-    return any(str(name).startswith("torch.distributions.") for name in frames)
+    frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
+    return any(
+        str(f.f_globals.get("__name__", "")).startswith("torch.distributions.")
+        and f.f_code.co_name in ("__init__", "_validate_sample")  # sampling may read values too, whatever is checked
+        for f in frames
+    )
 
 
 def _leaves_layers_out(frame: FrameType | None, model: nn.Module) -> tuple[str, float] | None:

@@ -28,6 +28,17 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return found
 
 
+def dense_parts(t: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors of which a tensor is made: itself, or the indices and values of a sparse one."""
+    if t.layout is torch.sparse_coo:
+        return [t._indices(), t._values()]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices(), t.values()]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [t.ccol_indices(), t.row_indices(), t.values()]
+    return [t]
+
+
 def storage_of(t: torch.Tensor) -> Any:
     """The storage of a tensor; None for a tensor without one (sparse layouts)."""
     try:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..capture.kept import Before, kept
+from ..costs.op_tensors import dense_parts
 from .shared_casts import block_of_its_own
 
 
@@ -33,6 +34,8 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     """Bitwise equality (NaN equals NaN); None equals None."""
     if a is None or b is None:
         return a is b
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
+    if len(dense_parts(a)) > 1:  # sparse
+        return all(map(same, dense_parts(a), dense_parts(b)))
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
