@@ -152,7 +152,7 @@ def parametrized_once() -> nn.Module:
 
 
 def fresh(name: str) -> nn.Module:
-    """The same each time. Copies of tensors that share memory do not share it; parametrized modules have a class of their own."""
+    """The same each time. Copies of tensors that share memory do not; parametrized modules have a class of their own."""
     torch.manual_seed(3)
     return copy.deepcopy(parametrized_once()) if name == "parametrized" else MODELS[name]()
 

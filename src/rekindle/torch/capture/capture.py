@@ -155,7 +155,9 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # parameters are leaves
+            warnings.filterwarnings(
+                "ignore", "The .grad attribute of a Tensor that is not a leaf"
+            )  # parameters are leaves
             yield
     finally:
         logger.setLevel(level)

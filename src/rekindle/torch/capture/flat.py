@@ -86,7 +86,7 @@ class FlatForward(nn.Module):
         self.changes = Changes()  # of attributes, in the last run
         self.inside: list[torch.Tensor] = []  # tensors in attributes during the last run
         self.late: list[str] = []  # attributes that backward changed
-        # Tables of the module's attributes, parameters and buffers, as forward left them in the last run: backward finds them so.
+        # Tables of the module's attributes, parameters and buffers, as the last forward left them: backward finds them so.
         self._left: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._before_backward: dict[str, Any] = {}  # parameter or buffer -> its marks then
         self._ends: list[Any] = []  # the autograd nodes of the results of the last run

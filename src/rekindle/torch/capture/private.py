@@ -77,7 +77,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "an operator": ("_dispatch_cache", "_op_dk", "_overloadname", "_overloadpacket", "_schema"),
     "a storage": ("_cdata",),
     "a tensor": ("_is_view", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_indices", "_values"),
-    "an autograd function": ("_backward_cls",),
+    "an autograd function": ("_backward_cls", "_forward_cls"),
     "a module": ("_parameters", "_buffers", "_modules"),
     "a fake mode": ("_cached_dispatch_impl", "_dispatch_impl"),
     "a library": ("_destroy",),

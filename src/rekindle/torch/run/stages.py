@@ -80,7 +80,7 @@ class LastReads:
 
 
 def sharing_memory(low: Lowered, p: fx.Node) -> list[fx.Node]:
-    """The inputs of the step that use memory of this one, itself among them. Slices of a buffer that lie side by side do not."""
+    """The inputs of the step that use memory of this one, itself among them. Slices of a buffer side by side do not."""
     first, end = span(p.meta["val"])
     others = [q for q, _ in low.parts[low.value_of[(p, 0)]] if q is not p]
     return [p, *(q for q in others if (at := span(q.meta["val"]))[0] < end and first < at[1])]
