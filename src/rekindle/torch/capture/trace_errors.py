@@ -103,9 +103,9 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     if backwards and isinstance(e, AttributeError | LookupError | TypeError):
         return TraceError(
             f"code that runs in backward fails at {where}: {type(e).__name__}: {text[0] if text else ''}. While a call is "
-            "captured, lists and dicts that forward or hooks fill are empty again before backward begins, and a planned step runs "
-            "no code of hooks but what computes. Take such hooks off before planning; rekindle.checkpoint plans the parts around "
-            "them",
+            "captured, lists and dicts that forward or hooks fill are empty again before backward begins, and a planned step "
+            "runs no code of hooks but what computes. Take such hooks off before planning; rekindle.checkpoint plans the parts "
+            "around them",
             reason="runs code in backward that reads what forward filled",
         )
     return TraceError(
@@ -123,8 +123,8 @@ def changed_in_backward(names: Sequence[str], functions: Sequence[str]) -> Trace
     where = f" (forward calls {', '.join(functions)})" if functions else ""
     return TraceError(
         f"code that runs in backward sets or writes to {what}{where}, beside the gradients that it returns; a planned step "
-        "does not run it. Let an autograd Function take what needs gradients as arguments and return the gradients; take hooks that "
-        "keep something off before planning. rekindle.checkpoint plans the parts around such code",
+        "does not run it. Let an autograd Function take what needs gradients as arguments and return the gradients; take hooks "
+        "that keep something off before planning. rekindle.checkpoint plans the parts around such code",
         reason=f"sets {what} in backward",
     )
 
