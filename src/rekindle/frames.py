@@ -11,7 +11,8 @@ _LIBRARIES = ("rekindle", "torch", "contextlib")
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether a frame runs code of neither PyTorch nor Rekindle, nor a context manager's. Packages with similar names (torchvision) are the user's."""
+    """Whether a frame runs the user's code, not PyTorch's, Rekindle's or contextlib's. Packages with similar names (torchvision)
+    are the user's."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES
 
 

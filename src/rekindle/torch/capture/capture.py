@@ -41,6 +41,7 @@ from .private import (
 from .random_state import no_other_random
 from .rng import cuda_indices
 from .side_effects import ARGUMENT, VARIABLES, SideEffects, is_kept_for_itself
+from .trace_errors import changed_in_backward
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -90,6 +91,8 @@ def capture(
     captured.settles = flat.cached or any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
+    if late := flat.late_tensors:
+        raise changed_in_backward(late, [name for k in late for name in by_hooks.get(k, ())])
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
     dropped = {*(changed - by_hooks.keys()), *effects.dropped, *(f"{ARGUMENT}{k}" for k in flat.filled)}
     captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
@@ -153,7 +156,9 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # parameters are leaves
+            warnings.filterwarnings(
+                "ignore", "The .grad attribute of a Tensor that is not a leaf"
+            )  # parameters are leaves
             yield
     finally:
         logger.setLevel(level)

@@ -106,8 +106,9 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
     for t in tree_leaves(n.meta.get("val")):
         if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
             raise TraceError(
-                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}, and only dense tensors can be planned. "
-                "Use a dense one: to_dense(), or sparse=False for an embedding. rekindle.checkpoint plans the parts around it",
+                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}, and only dense tensors can be "
+                "planned. Use a dense one: to_dense(), or sparse=False for an embedding. rekindle.checkpoint plans the parts "
+                "around it",
                 reason="makes a tensor that is not dense",
             )
     c.nodes.append(n)

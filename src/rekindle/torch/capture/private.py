@@ -73,6 +73,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "a storage": ("_cdata",),
     "a tensor": ("_is_view", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_indices", "_values"),
     "an autograd function": ("_backward_cls",),
+    "a node of an autograd function": ("_forward_cls",),
     "a module": ("_parameters", "_buffers", "_modules"),
     "a fake mode": ("_cached_dispatch_impl", "_dispatch_impl"),
     "a library": ("_destroy",),

@@ -232,8 +232,8 @@ def parts_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def may_be_part(module: nn.Module) -> bool:
-    """Whether a plan could save anything in the module: a single layer of torch.nn, but for recurrent ones, is one operator, and
-    TorchScript runs its modules by itself."""
+    """Whether a plan could save anything in the module: a single layer of torch.nn, but for recurrent ones, is one operator,
+    and TorchScript runs its modules by itself."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
