@@ -9,15 +9,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-_LIBRARIES = ("rekindle", "torch", "contextlib")
+LIBRARIES = frozenset(("rekindle", "torch")) | sys.stdlib_module_names
 
 
 def is_users(frame: FrameType) -> bool:
-    """Whether a frame runs code of neither PyTorch nor Rekindle, nor a context manager's.
-
-    Packages with similar names (torchvision) are the user's.
-    """
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES
+    """Whether a frame runs the user's code: not PyTorch's, Rekindle's or Python's own. Packages with similar names
+    (torchvision) are the user's."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in LIBRARIES
 
 
 def users_frame() -> FrameType | None:
@@ -45,7 +43,7 @@ def users_line(e: BaseException) -> tuple[FrameType | None, str]:
     layer = own
     frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
     for frame, line in zip(frames, traceback.extract_tb(e.__traceback__), strict=True):
-        if line.filename.startswith("<") or frame.f_globals.get("__name__") == "contextlib":
+        if line.filename.startswith("<"):
             continue
         if is_users(frame):
             own = frame, line

@@ -109,8 +109,10 @@ def objects() -> dict[str, Callable[[], Any]]:
         "a storage": lambda: torch.ones(1).untyped_storage(),
         "a tensor": lambda: torch.ones(1, requires_grad=True),
         "an autograd function": lambda: Twice,
+        "a node of an autograd function": lambda: Twice.apply(torch.ones(1, requires_grad=True)).grad_fn,
         "a module": lambda: nn.Linear(1, 1),
         "a fake mode": torch._subclasses.FakeTensorMode,
+        "a scripted module": lambda: torch.jit.script(nn.Linear(1, 1)),
         "a library": lambda: torch.library.Library("rekindle_of_tests", "FRAGMENT"),
     }
 

@@ -175,7 +175,8 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
         assigned = [k for k, t in late.assigned.items() if not any(t is x for x in flat.inside)]
         flat.late = [*late.collected, *late.other, *assigned]
         flat.inside = []
+        flat.late_tensors = assigned
         changed, functions = flat.end_backward()
-    if changed or assigned:
-        raise changed_in_backward([*changed, *assigned], functions)
+    if changed:
+        raise changed_in_backward(changed, functions)
     return joint

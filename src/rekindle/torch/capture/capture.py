@@ -41,6 +41,7 @@ from .private import (
 )
 from .random_state import no_other_random
 from .side_effects import ARGUMENT, VARIABLES, is_kept_for_itself
+from .trace_errors import changed_in_backward
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -93,6 +94,8 @@ def capture(
     captured.settles = flat.cached or any(kinds.get(k) != kind for k, kind in flat.kinds.items())
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
+    if late := flat.late_tensors:
+        raise changed_in_backward(late, [name for k in late for name in by_hooks.get(k, ())])
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
     dropped = {*(changed - by_hooks.keys()), *effects.dropped, *(f"{ARGUMENT}{k}" for k in flat.filled)}
     captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))

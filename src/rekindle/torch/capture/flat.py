@@ -86,7 +86,8 @@ class FlatForward(nn.Module):
         self.changes = Changes()  # of attributes, in the last run
         self.inside: list[torch.Tensor] = []  # tensors in attributes during the last run
         self.late: list[str] = []  # attributes that backward changed
-        # Tables of the module's attributes, parameters and buffers, as the last forward left them: backward finds them so.
+        self.late_tensors: list[str] = []  # those of them that it set to tensors
+        # Tables of the module's attributes, parameters and buffers, as the last run left them: backward finds them so.
         self._left: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._before_backward: dict[str, Any] = {}  # parameter or buffer -> its marks then
         self._ends: list[Any] = []  # the autograd nodes of the results of the last run
@@ -255,7 +256,7 @@ class FlatForward(nn.Module):
 
 
 def _functions_behind(nodes: list[Any]) -> list[str]:
-    """The user's autograd Functions behind nodes of autograd's graph, as "Adjoint (train.py:88)"."""
+    """The user's autograd Functions behind nodes of autograd's graph, as "the Function Adjoint (train.py:88)"."""
     found: dict[str, None] = {}
     seen, stack = set(), list(nodes)
     while stack:
@@ -265,7 +266,7 @@ def _functions_behind(nodes: list[Any]) -> list[str]:
         seen.add(node)
         stack += [n for n, _ in node.next_functions]
         if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(own := node._forward_cls):
-            found[described(own.backward).replace("backward", own.__name__, 1)] = None
+            found[f"the Function {described(own.backward).replace('backward', own.__name__, 1)}"] = None
     return list(found)
 
 

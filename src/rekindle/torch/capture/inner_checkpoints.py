@@ -16,8 +16,8 @@ NAMES_MOST = 2  # of tensors, in a message
 def refusal(flat: FlatForward, found: fx.Graph | Exception) -> TraceError | None:
     """Why no graph stands for eager's step, because of torch.utils.checkpoint inside of forward; None: it changes nothing.
 
-    found : the joint graph, or the error that ended the attempt. A captured backward runs no forward again, so the graph has
-    what forward does once.
+    found : the joint graph, or the error that ended the attempt. A captured backward runs no forward again, so the graph does
+    once what forward does.
     """
     if isinstance(found, Exception):
         inner = next(iter(flat.checkpoints), None)
@@ -31,10 +31,9 @@ def refusal(flat: FlatForward, found: fx.Graph | Exception) -> TraceError | None
         if inner.written:
             names = ", ".join(map(printable, inner.written[:NAMES_MOST]))
             more = f" and {len(inner.written) - NAMES_MOST} more" if len(inner.written) > NAMES_MOST else ""
-            why = f"so each step writes to {names}{more} twice: in forward, and in backward again. A plan writes once"
-            return _error(
-                inner, "", f", which writes to {names} again in backward", why, "; each step then writes once"
-            )
+            why = f"so each step writes to {names}{more} twice: in forward, and where backward runs it again. A plan would once"
+            effect = f", which writes to {names} again in backward"
+            return _error(inner, "", effect, why, "; each step then writes once")
         if draws and not inner.preserves:
             why = "so backward draws other random numbers than forward. A plan draws the same"
             return _error(inner, "with preserve_rng_state=False", "", why, ", or give preserve_rng_state=True")

@@ -12,7 +12,7 @@ from ...errors import TraceError
 from . import tree
 from .captured import Captured
 from .module_paths import module_path, source_line
-from .private import aot, tree_leaves
+from .private import OpOverload, aot, tree_leaves
 from .trace_errors import NO_BACKWARD, moves
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule
@@ -110,8 +110,9 @@ def _call(c: Captured, n: fx.Node, by_seq: dict[Any, str]) -> None:
     for t in tree_leaves(n.meta.get("val")):
         if isinstance(t, torch.Tensor) and t.layout is not torch.strided:
             raise TraceError(
-                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}, and only dense ones can be planned. "
-                "Use a dense one: to_dense(), or sparse=False for an embedding. rekindle.checkpoint plans the parts around it",
+                f"{n.target} in {path or 'the model'} makes a tensor of layout {t.layout}, and only dense tensors can be "
+                "planned. Use a dense one: to_dense(), or sparse=False for an embedding. rekindle.checkpoint plans the parts "
+                "around it",
                 reason="makes a tensor that is not dense",
             )
     c.nodes.append(n)
@@ -148,7 +149,11 @@ _TOKENS = tuple(t for k, t in vars(aot).items() if "Token" in k and isinstance(t
 
 
 def _drop_tokens(graph: fx.Graph) -> None:
-    """Turn ops that torch orders by tokens, such as checks of linear algebra, into plain calls; the tokens stay unused."""
+    """Turn ops that torch orders by tokens, such as checks of linear algebra, into plain calls; the tokens stay unused. Marks
+    for profilers (`record_function`) go: they compute nothing."""
+    for n in reversed(list(graph.nodes)):
+        if isinstance(n.target, OpOverload) and n.target.namespace == "profiler":
+            graph.erase_node(n)
     for n in list(graph.nodes):
         if n.op == "call_function" and n.target is torch.ops.higher_order.with_effects:
             token, op, *args = n.args

@@ -7,9 +7,9 @@ import sys
 from functools import lru_cache
 from types import CodeType
 
+from ...frames import LIBRARIES
 from ...printed import printable
 
-_LIBRARIES = frozenset(("torch", "rekindle")) | sys.stdlib_module_names
 _END = "rekindle.torch.capture.attempts"  # its frames call the capture: what is above them runs the capture
 _ZOO = "rekindle.zoo"  # models like the user's own
 PARTS_MOST = 2  # of a file's path that are kept
@@ -34,7 +34,7 @@ def _kind(code: CodeType, module: str) -> str | None:
     """The short name of the file of the user's code; "": the frame that began the capture; None: a library's frame."""
     if module == _END:
         return ""
-    is_library = module.partition(".")[0] in _LIBRARIES and not module.startswith(_ZOO)
+    is_library = module.partition(".")[0] in LIBRARIES and not module.startswith(_ZOO)
     return None if is_library or code.co_filename.startswith("<") else short_file(code.co_filename, module)
 
 

@@ -80,9 +80,9 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         )
     if isinstance(e, Scripted) or "TorchScript interpreter" in str(e):
         return TraceError(
-            f"TorchScript (torch.jit) runs {_scripted(e, model)} at {where}. It optimises its code itself, with other bits "
-            "or kernels from call to call, so it cannot be captured. rekindle.checkpoint plans the parts around it; to plan "
-            "it too, use the module or function that it was made from",
+            f"TorchScript (torch.jit) runs {_scripted(e, model)} at {where}. It optimises its code by itself, with other bits "
+            "or kernels from call to call, so its code cannot be captured. rekindle.checkpoint plans the parts around it; to "
+            "plan it too, use the module or function that it was made from",
             reason="runs TorchScript",
         )
     text = str(e).strip().splitlines()
@@ -95,17 +95,16 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     backwards = [f.f_code.co_name for f, _ in traceback.walk_tb(e.__traceback__)].count("_engine_run_backward")
     if backwards > 1:
         return TraceError(
-            f"code that runs in backward calls backward() itself at {where}, which adds to .grad of parameters by the way. Let "
-            "the autograd Function take the parameters as arguments, and return what torch.autograd.grad gives for them. "
+            f"code in backward calls backward() itself at {where}, which adds to .grad of parameters by the way. Let the "
+            "autograd Function take the parameters as arguments, and return what torch.autograd.grad gives for them. "
             "rekindle.checkpoint plans the parts around such code",
             reason="calls backward() in backward",
         )
     if backwards and isinstance(e, AttributeError | LookupError | TypeError):
         return TraceError(
-            f"code that runs in backward fails at {where}: {type(e).__name__}: {text[0] if text else ''}. While a call is "
-            "captured, lists and dicts that forward or hooks fill are empty again before backward begins, and a planned step "
-            "runs no code of hooks but what computes. Take such hooks off before planning; rekindle.checkpoint plans the parts "
-            "around them",
+            f"code in backward fails at {where}: {type(e).__name__}: {text[0] if text else ''}. While a call is captured, "
+            "lists and dicts that forward or its hooks fill are empty again before backward begins, and a planned step does "
+            "not fill them. Take such hooks off before planning; rekindle.checkpoint plans the parts around them",
             reason="runs code in backward that reads what forward filled",
         )
     return TraceError(
@@ -114,17 +113,16 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     )
 
 
-def changed_in_backward(names: Sequence[str], functions: Sequence[str]) -> TraceError:
-    """The error for backward code that changes more than the gradients which it returns. names : of what it changes.
-    functions : the user's autograd Functions in the step."""
-    what = ", ".join(map(printable, names[:NAMES_MOST])) + (
-        f" and {len(names) - NAMES_MOST} more" * (len(names) > NAMES_MOST)
-    )
-    where = f" (forward calls {', '.join(functions)})" if functions else ""
+def changed_in_backward(names: Sequence[str], by: Sequence[str]) -> TraceError:
+    """The error for code in backward that changes more than the gradients which it returns. names : of what it changes.
+    by : code that may be meant, in words."""
+    more = f" and {len(names) - NAMES_MOST} more" if len(names) > NAMES_MOST else ""
+    what = ", ".join(map(printable, names[:NAMES_MOST])) + more
+    where = f" ({', '.join(by[:NAMES_MOST])})" if by else ""
     return TraceError(
-        f"code that runs in backward sets or writes to {what}{where}, beside the gradients that it returns; a planned step "
-        "does not run it. Let an autograd Function take what needs gradients as arguments and return the gradients; take hooks "
-        "that keep something off before planning. rekindle.checkpoint plans the parts around such code",
+        f"code in backward{where} sets or writes to {what}, beside the gradients that it returns; a planned step would not. "
+        "Let an autograd Function take what needs gradients as arguments, and return the gradients; take hooks off that keep "
+        "more. rekindle.checkpoint plans the parts around such code",
         reason=f"sets {what} in backward",
     )
 

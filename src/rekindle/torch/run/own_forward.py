@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import pickle
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -85,11 +86,27 @@ def _arrived(kind: type[Self], model: nn.Module, own: Callable[..., Any] | None,
     return made
 
 
+class _Instead:
+    """A function that stands in place of a module's forward for a while."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any], before: Callable[..., Any] | None):
+        self._module, self._forward, self._before = module, forward, before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._before is not None:
+            return copy.deepcopy(self._before, memo)
+        return type(self._module).forward.__get__(memo.get(id(self._module), self._module))
+
+
 @contextlib.contextmanager
 def forward_instead(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the module has this forward."""
+    """Inside, the module has this forward. Copies that the model makes of itself meanwhile have the one of before."""
     before = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
+    is_bound = isinstance(forward, InPlaceOfForward | types.MethodType)  # a copy of it belongs to the copied module
+    module.__dict__["forward"] = forward if is_bound else _Instead(module, forward, before)
     try:
         yield
     finally:
