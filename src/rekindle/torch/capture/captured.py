@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from .hidden_writes import STATISTICS
 from .known_values import Question
 from .numbers import Numbers
 from .private import FakeTensorMode, fake_mode_of
@@ -31,8 +32,9 @@ class Writing(NamedTuple):
 
     @property
     def placeholders(self) -> list[fx.Node]:
-        """The placeholders among the arguments, whole or by a slice: a batch norm in slices writes parts of its statistics."""
-        return [base_of(a) for a in self.args if isinstance(a, fx.Node)]
+        """The placeholders that it writes to, whole or by a slice: a batch norm in slices writes parts of its statistics."""
+        declared = [i for i, a in enumerate(self.target._schema.arguments) if a.alias_info and a.alias_info.is_write]
+        return [base_of(self.args[i]) for i in declared or STATISTICS if isinstance(self.args[i], fx.Node)]
 
 
 @dataclass

@@ -21,6 +21,7 @@ from ..rewritten import as_planned, proven_here
 from ..trace import Trace
 from .execute import Runner
 from .program import build
+from .second import PlainAgain, Second
 
 LOOKS_AT_USE = 3  # at this use it is looked once whether a loop that may keep gradients has set them to None
 # Index of a tensor of the call; or (submodule, attribute). None is the module itself, to which no reference may be held.
@@ -62,6 +63,7 @@ class Bound:
         if traced.fake and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
             traced = proven_here(traced, plan)
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
+        self._again = PlainAgain(model, traced, self.runner.given)
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0
         self.had_gradient: bool | None = None
@@ -88,8 +90,8 @@ class Bound:
         self.guards.let_go()
         self._places = None
 
-    def __call__(self, model: nn.Module, call: ModuleCall) -> Any:
-        """The module's result for a call that it serves."""
+    def __call__(self, model: nn.Module, call: ModuleCall, planned: Any = None) -> Any:
+        """The module's result for a call that it serves. planned : the planned forward that is called, if one is."""
         tensors, places = call.tensors, self._places
         if (
             places is None or places.modules != self.guards.modules
@@ -104,7 +106,7 @@ class Bound:
         inputs = [find(s) for s in places.sources]
         looks = self._looks or self.uses == LOOKS_AT_USE
         self.had_gradient = self.runner.has_gradient(inputs) if looks else None
-        made = self.runner(inputs, self._numbers_now(model, call))
+        made = self.runner(inputs, self._numbers_now(model, call), Second(self._again, call, planned, inputs))
         for (owner, leaf), output, source in places.assigned:
             setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
         in_order = iter(made)
