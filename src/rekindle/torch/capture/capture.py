@@ -40,7 +40,7 @@ from .private import (
     tracing,
 )
 from .random_state import no_other_random
-from .side_effects import ARGUMENT, VARIABLES, is_kept_for_itself
+from .side_effects import VARIABLES, is_kept_for_itself
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -94,7 +94,7 @@ def capture(
     changed = {*flat.changes.collected, *flat.changes.other, *flat.late}
     by_hooks = {k: names for k in changed if (names := effects.hooks_that_set(k))}
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
-    dropped = {*(changed - by_hooks.keys()), *effects.dropped, *(f"{ARGUMENT}{k}" for k in flat.filled)}
+    dropped = {*(changed - by_hooks.keys()), *effects.dropped}
     captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
     _warn_of_dropped(model, tuple(captured.dropped))
     return captured
@@ -138,7 +138,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         captured = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,
-            changed=(*flat.changes.other, *flat.changes.collected), cast_once=frozenset(flat.cast),
+            fills=flat.fills, changed=(*flat.changes.other, *flat.changes.collected), cast_once=frozenset(flat.cast),
         )  # fmt: skip
         if attention is not None:
             captured.elsewhere = tuple(sorted(attention.replaced))

@@ -12,6 +12,7 @@ from .hidden_writes import STATISTICS
 from .known_values import Question
 from .numbers import Numbers
 from .private import FakeTensorMode, fake_mode_of
+from .tree import Branch
 
 
 class Assigned(NamedTuple):
@@ -66,6 +67,9 @@ class Captured:
     writing: dict[fx.Node, Writing] = field(default_factory=dict)
     gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
     output_spec: Any = None
+    fills: list[Branch] = field(
+        default_factory=list
+    )  # containers of the caller's as forward leaves them; after the results
     # output leaf -> the input that it is, by index, or the parameter or buffer, by name
     aliased_inputs: dict[int, int | str] = field(default_factory=dict)
     module_path: dict[fx.Node, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import PlanMismatch
+from ...errors import PlanMismatch, RekindleError
 from ...model.plan import Plan
 from ..capture import tree
 from ..capture.guards import Guards
@@ -112,7 +112,16 @@ class Bound:
         in_order = iter(made)
         count = len(made) - sum(output is not None for _, output, _ in places.assigned) + len(places.aliased)
         results = [find(places.aliased[k]) if k in places.aliased else next(in_order) for k in range(count)]
-        return tree.unflatten(results, self.trace.lowered.captured.output_spec)
+        captured, owned = self.trace.lowered.captured, [*tree.owned(call.given, call.spec)]
+        if captured.fills and len({id(x.container) for x in owned}) < len(owned):
+            raise RekindleError(
+                f"the arguments of {type(model).__name__} hold one list, dict or object in two places, and forward changes "
+                "some; pass a copy in one of them, or call rekindle.restore(model)"
+            )
+        containers = {x.place: x.container for x in owned}
+        for spec in captured.fills:
+            tree.fill(containers[spec.place or ()], results, spec, containers)
+        return tree.unflatten(results, captured.output_spec, containers)
 
     def _numbers_now(self, model: nn.Module, call: ModuleCall) -> list[Any]:
         if not self.numbers.places:

@@ -88,7 +88,7 @@ class TrainingStep:
         self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
 
     def start_again(self, tangents: list[Any], boundary: Any, anchor: torch.Tensor) -> None:
-        """Begin a backward by the module's own forward. Gradients of stages that it does not reach would live as long as this."""
+        """Begin a backward by the module's own forward. Gradients of stages that it does not reach would live on."""
         self.runner.waiting.discard(self)
         if self.shared is not None:
             self.shared.begun = backward_number()

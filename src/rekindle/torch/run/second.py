@@ -20,7 +20,7 @@ from ... import notices
 from ...errors import RekindleError
 from ..capture import rng, rules, tree
 from ..capture.attributes import Attributes
-from ..capture.left_out import without_unused
+from ..capture.left_out import taken_apart
 from ..capture.module_call import ModuleCall
 from ..capture.node_tensors import storage_bytes
 from ..capture.number_places import attributes_set, read, replaced
@@ -192,11 +192,10 @@ class Second:
                     for m in model.modules():
                         for table in (m._parameters, m._buffers, m.__dict__):
                             table.update({k: stands[id(t)] for k, t in table.items() if id(t) in stands})
-                    found, spec = tree.flatten(call(), opaque_ok=True)
+                    owned = {id(x.container): x for x in tree.owned(given, a.trace.spec)}
+                    found = taken_apart(call(), owned, a.trace.options.unused, a.trace.options.loss).tensors
                 finally:
                     assigned = attributes.restore().assigned
-        options = a.trace.options
-        found = without_unused(found, spec, options.unused, options.loss)[0] if options.unused else found
         self._results = [t for k, t in enumerate(found) if k not in c.aliased_inputs]
         self._results += [assigned[k] for k, x in c.assigned.items() if x.output is not None]
 
