@@ -114,3 +114,20 @@ def test_hooks_on_all_modules_see_the_users_modules_alone() -> None:
         handle.remove()
     assert {k.__module__ for k in seen} <= {__name__, "torch.nn.modules.linear"}
     assert trace.graph.ops
+
+
+class Remembers(Net):
+    """Forward puts other tensors into a dict that has as many."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.compute(x)
+        self.seen: dict[str, Tensor] = getattr(self, "seen", {})
+        self.seen["h"] = h
+        return h
+
+
+def test_a_dict_that_gets_other_tensors_is_named() -> None:
+    model = Remembers()
+    model(X)
+    with pytest.warns(RekindleWarning, match="changes the attribute seen; planned steps do not"):
+        rekindle.trace(model, X)
