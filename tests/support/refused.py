@@ -44,6 +44,9 @@ class Held:
     def __init__(self, x: torch.Tensor):
         self.x = x
 
+    def __copy__(self) -> Held:
+        return self
+
 
 class Reads(nn.Module):
     """Looks into its argument."""

@@ -122,12 +122,6 @@ def test_hooks_of_the_module_itself_run_at_each_call(pair: Any) -> None:
     assert calls == [(32, 3), (32, 3)]
 
 
-def test_second_derivatives_are_refused(pair: Any) -> None:
-    loss = pair[1](pair[2]).square().mean()
-    with pytest.raises(RekindleError, match="differentiated twice"):
-        torch.autograd.grad(loss, list(pair[1].parameters()), create_graph=True)
-
-
 def test_eval_and_no_grad_run_the_modules_own_forward(pair: Any) -> None:
     plain, planned, x = pair
     with torch.no_grad():

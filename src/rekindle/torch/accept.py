@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from ..arguments import close
 from ..errors import TraceError, UsageError
 from .capture import private, sharded, tree
+from .capture.fields import fields_of
 from .capture.module_paths import is_marked
 
 # Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
@@ -299,6 +300,9 @@ def _walk(x: Any, at: str) -> None:
     elif dataclasses.is_dataclass(x):
         for f in dataclasses.fields(x):
             _walk(getattr(x, f.name), f"{at}.{f.name}")
+    elif tree.tensors_in(x):
+        for k, inside in fields_of(x).items():
+            _walk(inside, f"{at}.{k}")
     elif isinstance(x, nn.Module) or tree.flatten(dict(getattr(x, "__dict__", {})), opaque_ok=True)[0]:
         raise UsageError(
             f"{at} is a {type(x).__name__} that holds tensors, which a plan could not see change; give the tensors "

@@ -263,7 +263,7 @@ def _trace_call(
             model, reads.recorded(call.taken_apart(own)), call.tensors, spec, options, by_values, numbers,
             devices.capability(options.attention),
         )  # fmt: skip
-    if has_stand_in(captured.output_spec):
+    if any(map(has_stand_in, [captured.output_spec, *captured.fills])):
         raise TraceError("forward returns a number that changes from call to call")
     captured.numbers = numbers
     fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])

@@ -87,7 +87,7 @@ class Attributes:
                     continue
                 elif not _holds_tensors(x):
                     found.other.append(path)
-                elif len(x) != len(y if isinstance(y, _CONTAINERS) else ()):
+                else:
                     found.collected.append(path)
             stay = {k: x for k, x in m.__dict__.items() if only_tensors and not _holds_tensors(x)}
             for k in m.__dict__.keys() - old.keys() - stay.keys():
@@ -123,7 +123,7 @@ def _with_zeros(now: Any, held: Any) -> Any:
 class Changes:
     """Attributes that changed, by qualified name.
 
-    assigned : attribute or buffer -> the tensor that it was set to. collected : lists and dicts that got or lost tensors.
+    assigned : attribute or buffer -> the tensor that it was set to. collected : lists and dicts with other tensors.
     other : all other changed attributes.
     """
 

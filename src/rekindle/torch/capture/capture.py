@@ -40,7 +40,7 @@ from .private import (
     tracing,
 )
 from .random_state import no_other_random
-from .side_effects import ARGUMENT, VARIABLES, is_kept_for_itself
+from .side_effects import VARIABLES, is_kept_for_itself
 from .trace_errors import changed_in_backward
 
 log = logging.getLogger("rekindle")
@@ -97,7 +97,7 @@ def capture(
     if late := flat.late_tensors:
         raise changed_in_backward(late, [name for k in late for name in by_hooks.get(k, ())])
     captured.effects = list(dict.fromkeys([*effects.changed, *itertools.chain(*by_hooks.values())]))
-    dropped = {*(changed - by_hooks.keys()), *effects.dropped, *(f"{ARGUMENT}{k}" for k in flat.filled)}
+    dropped = {*(changed - by_hooks.keys()), *effects.dropped}
     captured.dropped = sorted(k for k in dropped if k.startswith(VARIABLES) or not is_kept_for_itself(model, k))
     _warn_of_dropped(model, tuple(captured.dropped))
     return captured
@@ -141,7 +141,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         captured = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,
-            changed=(*flat.changes.other, *flat.changes.collected), cast_once=frozenset(flat.cast),
+            fills=flat.fills, changed=(*flat.changes.other, *flat.changes.collected), cast_once=frozenset(flat.cast),
         )  # fmt: skip
         if attention is not None:
             captured.elsewhere = tuple(sorted(attention.replaced))

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from .hidden_writes import STATISTICS
 from .known_values import Question
 from .numbers import Numbers
 from .private import FakeTensorMode, fake_mode_of
+from .tree import Branch
 
 
 class Assigned(NamedTuple):
@@ -31,8 +33,9 @@ class Writing(NamedTuple):
 
     @property
     def placeholders(self) -> list[fx.Node]:
-        """The placeholders among the arguments, whole or by a slice: a batch norm in slices writes parts of its statistics."""
-        return [base_of(a) for a in self.args if isinstance(a, fx.Node)]
+        """The placeholders that it writes to, whole or by a slice: a batch norm in slices writes parts of its statistics."""
+        declared = [i for i, a in enumerate(self.target._schema.arguments) if a.alias_info and a.alias_info.is_write]
+        return [base_of(self.args[i]) for i in declared or STATISTICS if isinstance(self.args[i], fx.Node)]
 
 
 @dataclass
@@ -64,6 +67,9 @@ class Captured:
     writing: dict[fx.Node, Writing] = field(default_factory=dict)
     gradients: dict[fx.Node, fx.Node] = field(default_factory=dict)
     output_spec: Any = None
+    fills: list[Branch] = field(
+        default_factory=list
+    )  # containers of the caller's as forward leaves them; after the results
     # output leaf -> the input that it is, by index, or the parameter or buffer, by name
     aliased_inputs: dict[int, int | str] = field(default_factory=dict)
     module_path: dict[fx.Node, str] = field(default_factory=dict)

@@ -20,14 +20,14 @@ from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
 from .hooks import described, is_torchs
 from .known_values import KnownValues, Question
-from .left_out import without_unused
+from .left_out import taken_apart
 from .lines_that_set import line_that_sets
 from .loss import loss_index
-from .numbers import Numbers
+from .number_places import name_of
+from .numbers import Argument, Numbers
 from .private import checkpoints_noted, is_fake, mutations_of, place_of
 from .surroundings import is_cast_once
 from .trace_errors import moves
-from .values import constants
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FlatForward(nn.Module):
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
         self.declares_writes = False  # whether such writes are made plain
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
-        self.filled: list[str] = []  # arguments whose lists, dicts or objects forward changed
+        self.fills: list[tree.Branch] = []  # see `TakenApart`
         self.cached = False  # functions that keep their results kept tensors of a run
         self.moving: list[
             str
@@ -110,8 +110,7 @@ class FlatForward(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = tree.unflatten(list(tensors), self._spec)
-        arguments = by_parameter(args, kwargs)
-        before, self.checkpoints = _held_by(arguments), []
+        owned, self.checkpoints = {id(x.container): x for x in tree.owned(kwargs, self._spec.children[1])}, []
         state, layout = Attributes(self.model), EagerLayout(self.declares_writes)
         standing = tensors_in_attributes(self.model)
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
@@ -121,7 +120,7 @@ class FlatForward(nn.Module):
                 leaves |= {k: p for k, p in self.model.named_parameters() if k in self._cast_once}
                 watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved()
                 with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count), watched, still:
-                    found, self.output_spec = tree.flatten(self._forward(*args, **kwargs), opaque_ok=True)
+                    made = taken_apart(self._forward(*args, **kwargs), owned, self._unused, self._loss)
                     self._refuse_new_parameters()
                     self._left = [(x, dict(x)) for m in self.model.modules() for x in _tables(m)]
         except Exception:
@@ -133,11 +132,8 @@ class FlatForward(nn.Module):
             self.inside = list(tensors_in_attributes(self.model).values())
             self.changes = state.restore(only_tensors=self.goes_on)
             self.inside += tensors_in_attributes(self.model).values()
-            now = _held_by(arguments)
-            self.filled = [k for k in before if now[k] != before[k]]
             self.cached = lru_caches.emptied(self.model) or self.cached
-        if self._unused:  # first of all, so that nothing of the graph reads them
-            found, self.output_spec, self.no_results = without_unused(found, self.output_spec, self._unused, self._loss)
+        found, self.output_spec, self.fills, self.no_results, of_result = made
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
         }
@@ -145,9 +141,13 @@ class FlatForward(nn.Module):
         self.aliased = {k: given[id(t)] for k, t in enumerate(found) if id(t) in given}
         returned = [t for k, t in enumerate(found) if k not in self.aliased]
         places = tree.paths(self.output_spec)
+        for spec in self.fills:
+            places = (
+                tree.paths(spec, f"the argument {name_of(Argument(spec.place or ()), self._spec.children[1])}") | places
+            )
         names = [places[k] for k in range(len(found)) if k not in self.aliased]
-        loss = loss_index(returned, names) if self._loss == "auto" else None
-        results = len(returned)
+        results, own = len(returned), sum(k < of_result for k in range(len(found)) if k not in self.aliased)
+        loss = loss_index(returned[:own], names) if self._loss == "auto" else None
         self.assigned = {}
         self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
         for k, t in sorted(self.changes.assigned.items()):
@@ -157,7 +157,7 @@ class FlatForward(nn.Module):
                 names.append(f"the attribute {k}")
         self.ignored = {}
         for i, t in enumerate(returned):
-            if t.requires_grad and self._loss == "auto" and (i >= results or loss is not None and i != loss):
+            if t.requires_grad and self._loss == "auto" and (i >= results or loss is not None and own > i != loss):
                 self.ignored[i] = names[i]
                 returned[i] = t.detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
@@ -278,12 +278,3 @@ def _tables(m: nn.Module) -> tuple[dict[str, Any], ...]:
 def by_parameter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by parameter name, or by position for those without a name."""
     return {f"number {i + 1}": x for i, x in enumerate(args)} | kwargs
-
-
-def _held_by(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Keys of the contents of each argument: the tensors in it, and its constants."""
-    found = {}
-    for name, x in arguments.items():
-        inside, spec = tree.flatten(x)
-        found[name] = [id(t) for t in inside], constants(spec)
-    return found

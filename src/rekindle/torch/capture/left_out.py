@@ -6,8 +6,9 @@ or a list ("1"); dots join the names of nested results ("aux.logits").
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,6 +51,35 @@ def without_unused(
     return [tensors[i] for i in kept], _renumbered(stays, places), tuple(n for n in unused if n not in found)
 
 
+class TakenApart(NamedTuple):
+    """A result of forward as tensors and their structure.
+
+    fills : the caller's containers that forward changed, as it left them. no_results : names in `unused` that fit no result.
+    of_result : number of the tensors that the result holds; those that the caller's containers alone hold follow.
+    """
+
+    tensors: list[torch.Tensor]
+    spec: Any
+    fills: list[tree.Branch]
+    no_results: tuple[str, ...]
+    of_result: int
+
+
+def taken_apart(result: Any, owned: Mapping[int, tree.Owned], unused: Sequence[str], loss: str) -> TakenApart:
+    """The result without what is unused, and what forward put into the caller's containers. owned : these, by id."""
+    tensors, spec = tree.flatten(result, True, owned)
+    kept, no_results = tensors, tuple(unused)
+    if unused:  # first of all, so that nothing of the graph reads them
+        kept, spec, no_results = without_unused(tensors, spec, unused, loss)
+    of_result, fills = len(kept), []
+    gone = {id(t) for t in tensors} - {id(t) for t in kept}
+    for x in owned.values():
+        if x.is_changed:
+            kept, made = tree.flatten(x.container, True, owned, kept, gone)
+            fills.append(made)
+    return TakenApart(kept, spec, fills, no_results, of_result)
+
+
 def no_such_results(names: Sequence[str], spec: Any, module_name: str) -> UsageError:
     """The error for names that fit no result. spec : the structure of the result."""
     known = [*dict.fromkeys(_names(spec))]
@@ -78,7 +108,7 @@ def _without(spec: Any, at: tuple[str, ...], names: frozenset[str], found: set[s
     found |= here
     if isinstance(spec, tree.Branch):
         children = tuple([_without(c, _joined(at, own), names, found) for own, c in _children(spec)])
-        spec = tree.Branch(spec.like, spec.keys, children)
+        spec = replace(spec, children=children)
     return tree.LeftOut() if here and _holds_results(spec) else spec
 
 
@@ -113,5 +143,5 @@ def _renumbered(spec: Any, places: dict[int, tree.Leaf]) -> Any:
     if isinstance(spec, tree.Leaf):
         return places[spec.index]
     if isinstance(spec, tree.Branch):
-        return tree.Branch(spec.like, spec.keys, tuple([_renumbered(c, places) for c in spec.children]))
+        return replace(spec, children=tuple([_renumbered(c, places) for c in spec.children]))
     return spec

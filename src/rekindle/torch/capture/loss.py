@@ -20,8 +20,11 @@ def loss_index(tensors: Sequence[torch.Tensor], places: Sequence[str] | Mapping[
     return 0 if scalars[:1] == [0] and places[0] in ("output", "output[0]") else None
 
 
-def default_loss(result: Any) -> torch.Tensor:
-    """The loss in a result (see `loss_index`), or the sum of all its tensors that require grad.
+def default_loss(result: Any, arguments: Any = (), known: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    """The loss in a result (see `loss_index`), or the sum of all its tensors that require grad; plus the sum of such tensors
+    that forward put into the arguments.
+
+    known : tensors that do not count among those in the arguments.
 
     Raises
     ------
@@ -30,6 +33,7 @@ def default_loss(result: Any) -> torch.Tensor:
     tensors, spec = tree.flatten(result, opaque_ok=True)
     loss = loss_index(tensors, tree.paths(spec))
     able = [t for t in tensors if t.requires_grad] if loss is None else [tensors[loss]]
+    able += [t for t in tree.put_into(arguments, [*known, *tensors]) if t.requires_grad]
     if not able:
         raise UsageError("no result of the model requires grad, so there is no step to verify")
     total = _sum(able[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,12 +50,17 @@ class ModuleCall:
 
     tensors : the distinct tensors, in order of forward's parameters.
     spec : the structure they stand in; `tree.unflatten` gives the arguments by parameter name.
-    form : how the caller passed them.
+    form : how the caller passed them. given : the arguments themselves, by parameter name.
     """
 
     tensors: list[torch.Tensor]
     spec: Any
     form: Form
+    given: dict[str, Any]
+
+    def on(self, tensors: list[torch.Tensor]) -> ModuleCall:
+        """The same call on other tensors, in containers of its own."""
+        return replace(self, tensors=tensors, given=tree.unflatten(tensors, self.spec))
 
     @property
     def key(self) -> Key:
@@ -140,7 +145,7 @@ def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str
     else:
         given, form = found
     tensors, spec = tree.flatten(given)
-    return ModuleCall(tensors, spec, form)
+    return ModuleCall(tensors, spec, form, given)
 
 
 def _by_name(

@@ -82,7 +82,8 @@ class Anatomy:
         for q in c.questions:
             self._arguments((q.ops, q.answer))
         self.values += [
-            constants(c.output_spec), tuple(sorted(c.aliased_inputs.items())), tuple(sorted(c.ignored_outputs.items())),
+            constants(c.output_spec), *map(constants, c.fills),
+            tuple(sorted(c.aliased_inputs.items())), tuple(sorted(c.ignored_outputs.items())),
             tuple((k, a.output, a.source) for k, a in c.assigned.items()), c.settles, tuple(c.effects), tuple(c.dropped),
             tuple(sorted(c.changed)), tuple((at[n], tuple(t.shape), t.dtype, content(t)) for n, t in c.constants.items()),
         ]  # fmt: skip
@@ -180,6 +181,7 @@ class _Assembly:
             writing=writing,
             gradients={new[p]: new[n] for p, n in c.gradients.items()},
             output_spec=c.output_spec,
+            fills=c.fills,
             aliased_inputs=dict(c.aliased_inputs),
             module_path={new[n]: x for n, x in c.module_path.items() if n in new},
             source={new[n]: x for n, x in c.source.items() if n in new},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,6 +32,17 @@ def surroundings() -> tuple[Any, ...]:
         tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
         tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
     )
+
+
+@contextlib.contextmanager
+def autocast_of(found: tuple[Any, ...]) -> Iterator[None]:
+    """Inside, autocast is as it was when `surroundings` gave this key."""
+    *cast, cached = found[0] or (True,)
+    with contextlib.ExitStack() as stack:
+        for kind in ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]:
+            dtype = dict(cast).get(kind)
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=cached))
+        yield
 
 
 def shares_casts() -> bool:

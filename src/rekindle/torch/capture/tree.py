@@ -1,7 +1,10 @@
 """Takes nested arguments and results apart into tensors and a structure, and puts them together again.
 
-Containers are tuples, named tuples, lists, mappings (also transformers' ModelOutput and BatchEncoding) and dataclasses; among
-results also objects of plain classes that hold tensors. Any other object that is no tensor is part of the structure.
+Containers are tuples, named tuples, lists, mappings (also transformers' ModelOutput and BatchEncoding), dataclasses, and
+objects of plain classes that hold tensors. Any other object that is no tensor is part of the structure.
+
+Forward may put its results into containers that its caller passed to it, and return these or not. In the structure of a result
+such a container is a `Branch` with a `place`.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import dataclasses
 import enum
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
+from .containers import refill
 from .fields import fields_of
 
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, frozenset, enum.Enum, type(None), torch.dtype, torch.device,
@@ -43,55 +48,101 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """An entry of a container of the caller's that forward left as it was."""
+
+
+@dataclass(frozen=True)
 class Branch:
-    """A container. like : an emptied example of it, or its type. keys : its keys or fields; None for a sequence."""
+    """A container. like : an emptied example of it, or its type. keys : its keys or fields; None for a sequence.
+
+    place : of a container of the caller's, its path in the structure of the arguments.
+    """
 
     like: Any
     keys: tuple[Any, ...] | None
     children: tuple[Any, ...]
+    place: tuple[int, ...] | None = None
 
 
-def flatten(obj: Any, opaque_ok: bool = False) -> tuple[list[torch.Tensor], Any]:
+class Owned(NamedTuple):
+    """A container of the caller's, its place, and its entries before forward ran."""
+
+    container: Any
+    place: tuple[int, ...]
+    before: dict[Any, Any]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its entries are other objects now, or other plain values."""
+        now = held_in(self.container)
+        return [*now] != [*self.before] or any(not _same(now[k], x) for k, x in self.before.items())
+
+
+def flatten(
+    obj: Any,
+    opaque_ok: bool = False,
+    owned: Mapping[int, Owned] | None = None,
+    known: Sequence[torch.Tensor] = (),
+    left_out: Collection[int] = (),
+) -> tuple[list[torch.Tensor], Any]:
     """(tensors, structure) of an object. A tensor object that occurs twice is one leaf.
 
-    opaque_ok : an object is a result: one of a plain class is taken apart if it holds tensors, and any other of unknown type
-        becomes `Opaque` instead of a constant.
+    opaque_ok : an object of unknown type becomes `Opaque` instead of a constant.
+    owned : the caller's own containers, by id. known : tensors that come first. left_out : ids of tensors at whose places
+        `LeftOut` stands.
     """
-    tensors: list[torch.Tensor] = []
-    spec = _walk(obj, tensors, {}, opaque_ok)
+    tensors = list(known)
+    seen = dict.fromkeys(left_out, -1) | {id(t): i for i, t in enumerate(tensors)}
+    spec = _walk(obj, tensors, seen, opaque_ok, (), owned or {})
     return tensors, _strip(spec)
 
 
 def tensors_in(obj: Any) -> list[torch.Tensor]:
     """The distinct tensors of a structure, which may hold objects of unknown types."""
     tensors: list[torch.Tensor] = []
-    _walk(obj, tensors, {}, True)
+    _walk(obj, tensors, {}, True, (), {})
     return tensors
 
 
 def _walk(
-    x: Any, tensors: list[torch.Tensor], seen: dict[int, int], opaque_ok: bool, around: tuple[int, ...] = ()
+    x: Any,
+    tensors: list[torch.Tensor],
+    seen: dict[int, int],
+    opaque_ok: bool,
+    around: tuple[int, ...],
+    owned: Mapping[int, Owned],
 ) -> Any:
     """around : ids of the objects of plain classes in which x stands."""
     # A plain function: a closure that calls itself is a reference cycle and would keep the tensors alive.
+
+    def walk(y: Any) -> Any:
+        return _walk(y, tensors, seen, opaque_ok, around, owned)
+
     if isinstance(x, torch.Tensor):
         if id(x) not in seen:
             seen[id(x)] = len(tensors)
             tensors.append(x)
-        return Leaf(seen[id(x)])
+        return Leaf(seen[id(x)]) if seen[id(x)] >= 0 else LeftOut()
     if isinstance(x, PLAIN):
         return x
+    if mine := owned.get(id(x)):
+        now, was = held_in(x), mine.before
+        made = tuple(
+            Kept() if k in was and _same(v, was[k]) and id(v) not in owned else walk(v) for k, v in now.items()
+        )
+        return Branch(x, None if isinstance(x, list) else tuple(now), made, mine.place)
     if isinstance(x, Mapping) and not _is_cache(x):
-        return Branch(x, tuple(x), tuple([_walk(x[k], tensors, seen, opaque_ok, around) for k in x]))
+        return Branch(x, tuple(x), tuple([walk(x[k]) for k in x]))
     if isinstance(x, tuple | list):
-        return Branch(x, None, tuple([_walk(v, tensors, seen, opaque_ok, around) for v in x]))
+        return Branch(x, None, tuple([walk(v) for v in x]))
     if dataclasses.is_dataclass(x) and not isinstance(x, type) and not _is_cache(x):
         names = tuple(f.name for f in dataclasses.fields(x))
-        return Branch(x, names, tuple([_walk(getattr(x, k), tensors, seen, opaque_ok, around) for k in names]))
-    if opaque_ok and is_plain_object(x) and id(x) not in around:
+        return Branch(x, names, tuple([walk(getattr(x, k)) for k in names]))
+    if is_plain_object(x) and id(x) not in around:
         fields = fields_of(x)
         known = len(tensors)
-        made = tuple([_walk(v, tensors, seen, True, (*around, id(x))) for v in fields.values()])
+        made = tuple([_walk(v, tensors, seen, opaque_ok, (*around, id(x)), owned) for v in fields.values()])
         if len(tensors) > known or any(isinstance(leaf, Leaf) for c in made for leaf in leaves(c)):
             return Branch(x, tuple(fields), made)
     return Opaque(type(x).__name__) if opaque_ok else x
@@ -134,7 +185,7 @@ def _strip(spec: Any) -> Any:
         like = _emptied(like, spec.keys or ())
     else:
         like = type(like)
-    return Branch(like, spec.keys, children)
+    return Branch(like, spec.keys, children, spec.place)
 
 
 def _emptied(like: Any, keys: tuple[Any, ...]) -> Any:
@@ -150,6 +201,54 @@ def _emptied(like: Any, keys: tuple[Any, ...]) -> Any:
     return twin
 
 
+def held_in(x: Any) -> dict[Any, Any]:
+    """The entries of a container: by index, key or field."""
+    if isinstance(x, tuple | list):
+        return dict(enumerate(x))
+    return {k: x[k] for k in x} if isinstance(x, Mapping) else fields_of(x)
+
+
+def owned(x: Any, spec: Any, place: tuple[int, ...] = ()) -> Iterator[Owned]:
+    """The containers in an object that can be written to. spec : its structure."""
+    held = held_in(x)
+    for i, c in enumerate(spec.children):
+        if isinstance(c, Branch):
+            inside, at = held[i if spec.keys is None else spec.keys[i]], (*place, i)
+            if not isinstance(inside, tuple):
+                yield Owned(inside, at, held_in(inside))
+            yield from owned(inside, c, at)
+
+
+def put_into(arguments: Any, known: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in the arguments of a call that are none of these: forward put them there."""
+    given = {id(t) for t in known}
+    return [t for t in tensors_in(arguments) if id(t) not in given]
+
+
+def fill(x: Any, tensors: list[Any], spec: Branch, containers: Mapping[Any, Any]) -> None:
+    """Give a container of the caller's the entries of this structure. containers : as in `unflatten`."""
+    was = held_in(x)
+    now = {
+        k: was[k] if isinstance(c, Kept) else unflatten(tensors, c, containers)
+        for k, c in zip(range(len(spec.children)) if spec.keys is None else spec.keys, spec.children, strict=True)
+    }
+    if isinstance(x, list | dict):
+        refill(x, [*now.values()] if isinstance(x, list) else now)
+        return
+    for k in was.keys() - now.keys():
+        if isinstance(x, MutableMapping):
+            del x[k]
+        else:
+            object.__delattr__(x, k)
+    for k, v in now.items():
+        if k not in was or v is not was[k]:
+            _set_item(x, k, v) if isinstance(x, Mapping) else object.__setattr__(x, k, v)
+
+
+def _same(x: Any, y: Any) -> bool:
+    return x is y or type(x) is type(y) and isinstance(x, PLAIN) and x == y
+
+
 def _set_item(x: Any, key: Any, value: Any) -> None:
     # Bypasses the overrides of transformers' ModelOutput; the caller sets its fields.
     if isinstance(x, OrderedDict):
@@ -158,16 +257,21 @@ def _set_item(x: Any, key: Any, value: Any) -> None:
         x[key] = value
 
 
-def unflatten(tensors: list[Any], spec: Any) -> Any:
+def unflatten(tensors: list[Any], spec: Any, containers: Mapping[Any, Any] = MappingProxyType({})) -> Any:
     """The object with these tensors in this structure, the inverse of `flatten`; `Opaque` and `LeftOut` places become
-    None."""
+    None.
+
+    containers : the caller's own, by place.
+    """
     if isinstance(spec, Leaf):
         return tensors[spec.index]
     if isinstance(spec, Opaque | LeftOut):
         return None
     if not isinstance(spec, Branch):
         return spec
-    children = [unflatten(tensors, c) for c in spec.children]
+    if spec.place is not None:
+        return containers[spec.place]
+    children = [unflatten(tensors, c, containers) for c in spec.children]
     like = spec.like
     if spec.keys is None:
         kind = like if isinstance(like, type) else type(like)

@@ -219,5 +219,6 @@ def constants(spec: Any) -> Key:
     if isinstance(spec, tree.Branch):
         kind = spec.like if isinstance(spec.like, type) else type(spec.like)
         more = _beside(spec) if type(spec.like) not in _CONTAINERS else ()
+        more += () if spec.place is None else (spec.place,)
         return (kind, spec.keys, tuple([constants(c) for c in spec.children]), *more)
-    return spec if isinstance(spec, tree.Leaf | tree.Opaque | tree.LeftOut) else key_of(spec)
+    return spec if isinstance(spec, tree.Leaf | tree.Opaque | tree.LeftOut | tree.Kept) else key_of(spec)

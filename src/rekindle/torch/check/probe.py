@@ -56,6 +56,7 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
                 with _InTime():
                     result = forward(*args, **kwargs)
                 found, made = tree.flatten(result, opaque_ok=True)
+                found += tree.put_into((args, kwargs), tensors)
                 moves = before.tensors.moved()
             if not found:
                 kind = ", ".join(sorted(set(tree.opaque_kinds(made)))) or type(result).__name__

@@ -17,8 +17,6 @@ from ...model.plan import Plan
 from .. import accept
 from ..capture import tree
 from ..capture.determinism import deterministic
-from ..capture.left_out import as_if_left_out
-from ..capture.loss import default_loss
 from ..capture.private import fake_mode_of
 from ..capture.rng import cuda_indices
 from ..rewrite.closeness import NOTHING, Loose, loose
@@ -180,7 +178,7 @@ def check_step(
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
     accept.measurable(model, *call_arguments(sample))
-    s = _subject(model, sample, loss or default_loss, planned)
+    s = _subject(model, sample, loss, planned)
     plain = planned.plain
     fake = s.fake is not None
 
@@ -253,16 +251,12 @@ def _waits_with_slices(planned: PlannedForward) -> bool:
     return rewriting is not None and bool(rewriting.slices) and next(planned.bounds, None) is None
 
 
-def _subject(model: nn.Module, sample: Any, loss: LossOf, planned: PlannedForward) -> Subject:
+def _subject(model: nn.Module, sample: Any, loss: LossOf | None, planned: PlannedForward) -> Subject:
     how = planned.plan.trace_options
-
-    def loss_of(result: Any) -> torch.Tensor:
-        return loss(as_if_left_out(result, how.unused))
-
-    return subject(model, sample, loss_of, how.gradients)
+    return replace(subject(model, sample, loss, how.gradients), unused=how.unused)
 
 
-def subject(model: nn.Module, sample: Any, loss: LossOf = default_loss, gradients: str = "kept") -> Subject:
+def subject(model: nn.Module, sample: Any, loss: LossOf | None = None, gradients: str = "kept") -> Subject:
     """The model and its sample, for steps that are compared. gradients : as in `rekindle.trace`; steps that are compared do not
     use them up.
 

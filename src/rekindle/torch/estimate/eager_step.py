@@ -130,7 +130,7 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
         with t.mode:
             with watch.paths.followed(model), t.known_values():
                 result = model(*t.args, **t.kwargs)
-            value = (o.loss or default_loss)(result)
+            value = o.loss(result) if o.loss else default_loss(result, (t.args, t.kwargs), t.inputs)
             torch.clear_autocast_cache()  # as a loop does that leaves autocast before backward
             watch.refresh()
             held = watch.held_by()

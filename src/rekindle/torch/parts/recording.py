@@ -184,7 +184,7 @@ class _Recorder:
             casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
             leaves = [t.detach().requires_grad_(t.requires_grad) if t.is_leaf else t for t in call.tensors]
             twins = copies(leaves, self._own)
-            self._known[kind, key] = Recorded(ModuleCall(twins, call.spec, call.form), key, casts)
+            self._known[kind, key] = Recorded(call.on(twins), key, casts)
         calls_of = self.found.setdefault(name, Calls())
         calls_of.samples[key] = self._known[kind, key]
         if counts:

@@ -15,7 +15,6 @@ from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from .. import accept
 from ..capture.determinism import deterministic
-from ..capture.loss import default_loss
 from ..check import verify as whole
 from ..check.comparison import compare
 from ..check.first_difference import explained
@@ -64,13 +63,13 @@ def verify(
         raise UsageError(f"loss={loss!r} cannot be called; give a function from the model's result to a scalar")
     if plan is None:
         assert own is not None
-        return _check(model, sample, own.plan, loss or default_loss, count_flops)
+        return _check(model, sample, own.plan, loss, count_flops)
     assert isinstance(plan, PartsPlan)
     with _instead(model, plan):
-        return _check(model, sample, plan, loss or default_loss, count_flops)
+        return _check(model, sample, plan, loss, count_flops)
 
 
-def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf, count_flops: bool) -> Check:
+def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, count_flops: bool) -> Check:
     s = subject(model, sample, loss, gradients=plan.captured.gradients)
     plain = plain_forward(model)
     fake = s.fake is not None

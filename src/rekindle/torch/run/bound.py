@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import PlanMismatch
+from ...errors import PlanMismatch, RekindleError
 from ...model.plan import Plan
 from ..capture import tree
 from ..capture.guards import Guards
@@ -21,6 +21,7 @@ from ..rewritten import as_planned, proven_here
 from ..trace import Trace
 from .execute import Runner
 from .program import build
+from .second import PlainAgain, Second
 
 LOOKS_AT_USE = 3  # at this use it is looked once whether a loop that may keep gradients has set them to None
 # Index of a tensor of the call; or (submodule, attribute). None is the module itself, to which no reference may be held.
@@ -62,6 +63,7 @@ class Bound:
         if traced.fake and not any(map(is_fake, [*model.parameters(), *model.buffers()])):
             traced = proven_here(traced, plan)
         self.runner = Runner(traced.lowered, build(traced.lowered, plan.schedule))
+        self._again = PlainAgain(model, traced, self.runner.given)
         self.plan, self.trace = plan, traced
         self.turn = self.uses = 0
         self.had_gradient: bool | None = None
@@ -88,8 +90,8 @@ class Bound:
         self.guards.let_go()
         self._places = None
 
-    def __call__(self, model: nn.Module, call: ModuleCall) -> Any:
-        """The module's result for a call that it serves."""
+    def __call__(self, model: nn.Module, call: ModuleCall, planned: Any = None) -> Any:
+        """The module's result for a call that it serves. planned : the planned forward that is called, if one is."""
         tensors, places = call.tensors, self._places
         if (
             places is None or places.modules != self.guards.modules
@@ -104,13 +106,22 @@ class Bound:
         inputs = [find(s) for s in places.sources]
         looks = self._looks or self.uses == LOOKS_AT_USE
         self.had_gradient = self.runner.has_gradient(inputs) if looks else None
-        made = self.runner(inputs, self._numbers_now(model, call))
+        made = self.runner(inputs, self._numbers_now(model, call), Second(self._again, call, planned, inputs))
         for (owner, leaf), output, source in places.assigned:
             setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
         in_order = iter(made)
         count = len(made) - sum(output is not None for _, output, _ in places.assigned) + len(places.aliased)
         results = [find(places.aliased[k]) if k in places.aliased else next(in_order) for k in range(count)]
-        return tree.unflatten(results, self.trace.lowered.captured.output_spec)
+        captured, owned = self.trace.lowered.captured, [*tree.owned(call.given, call.spec)]
+        if captured.fills and len({id(x.container) for x in owned}) < len(owned):
+            raise RekindleError(
+                f"the arguments of {type(model).__name__} hold one list, dict or object in two places, and forward changes "
+                "some; pass a copy in one of them, or call rekindle.restore(model)"
+            )
+        containers = {x.place: x.container for x in owned}
+        for spec in captured.fills:
+            tree.fill(containers[spec.place or ()], results, spec, containers)
+        return tree.unflatten(results, captured.output_spec, containers)
 
     def _numbers_now(self, model: nn.Module, call: ModuleCall) -> list[Any]:
         if not self.numbers.places:

@@ -23,11 +23,12 @@ from ..capture.captured import Captured
 from ..capture.gradient_additions import additions, casts
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import tensors_of
-from ..capture.private import backward_keeps_graph, backward_number, disable_autocast
+from ..capture.private import backward_keeps_graph, backward_number, disable_autocast, will_run
 from ..capture.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program
+from .second import Second
 from .shared_casts import CallInBlock, entered
 
 
@@ -37,6 +38,7 @@ class TrainingStep:
 
     runner: Runner
     inputs: list[Any]
+    second: Second
     rng: dict[int | str, Any] = field(default_factory=dict)
     generator: Iterator[None] | None = None
     out: list[Any] = field(default_factory=list)
@@ -45,6 +47,7 @@ class TrainingStep:
     versions: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
     shared: CallInBlock | None = None  # under autocast, what it must know of other calls
     instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
+    differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
 
     def forward(self) -> tuple[list[Any], list[Any]]:
         inputs, self.inputs = self.inputs, []
@@ -74,6 +77,7 @@ class TrainingStep:
         """Begin a backward. An earlier backward that was left unfinished (autograd.grad on a subset) is dropped."""
         self.runner.waiting.discard(self)
         self.out.clear()
+        self.differentiated.clear()
         apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
         if self.shared is not None:
             self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
@@ -83,13 +87,21 @@ class TrainingStep:
         retain = backward_keeps_graph()
         self.generator = self.runner.program.backward(saved, tangents, self.rng, self.out, retain, apart)
 
+    def start_again(self, tangents: list[Any], boundary: Any, anchor: torch.Tensor) -> None:
+        """Begin a backward by the module's own forward. Gradients of stages that it does not reach would live on."""
+        self.runner.waiting.discard(self)
+        if self.shared is not None:
+            self.shared.begun = backward_number()
+        given = dict(zip(self.runner.lowered.captured.tangents.values(), tangents, strict=True))
+        reached = {n.j: self.runner.stage_inputs[n.j] for n in stages_after(boundary) if will_run(n)}
+        casts = [(j, at) for j in reached for at, _ in self.runner.casts_of_stage[j]] if self.shared else []
+        self.differentiated = self.second.gradients(given, reached, casts, anchor)
+
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""
-        if torch.is_grad_enabled():
-            raise RekindleError(
-                "a planned step cannot be differentiated twice (create_graph=True); "
-                "call rekindle.restore(model) for steps that need second derivatives"
-            )
+        if j in self.differentiated:
+            gradients = self.differentiated.pop(j)
+            return gradients if self.shared is None else self._through_casts(j, gradients, self.shared)
         if self.generator is None:
             raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
         try:
@@ -168,10 +180,11 @@ class _Boundary(torch.autograd.Function):
         if step.shared is not None:
             step.shared.boundary = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*saved)
         runner = step.runner
+        anchor = _token(runner.device)  # leads from second derivatives to this node
+        ctx.save_for_backward(*saved, anchor)
         ctx.mark_non_differentiable(*[t for i, t in enumerate(results) if i not in runner.differentiable])
-        return tuple(results)
+        return *results, anchor
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -183,11 +196,14 @@ class _Boundary(torch.autograd.Function):
                     "trace with loss='all' to plan for gradients of every output"
                 )
         step.check_versions(runner.watched_inputs)
-        saved = list(ctx.saved_tensors)
+        *saved, anchor = ctx.saved_tensors
         ctx.maybe_clear_saved_tensors()
         tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
         del grads
-        step.start(saved, tangents)
+        if torch.is_grad_enabled() or step.second.waits:
+            step.start_again(tangents, ctx, anchor)
+        else:
+            step.start(saved, tangents)
         return None, _token(runner.device)
 
 
@@ -225,14 +241,16 @@ def boundary_of(results: Iterable[torch.Tensor]) -> Any:
     return next((t.grad_fn for t in results if isinstance(t.grad_fn, _Boundary._backward_cls)), None)
 
 
+def stages_after(boundary: Any) -> Iterator[Any]:
+    """The autograd nodes of the stages of that backward, in its order."""
+    node = boundary
+    while node := next((n for n, _ in node.next_functions if isinstance(n, _Stage._backward_cls)), None):
+        yield node
+
+
 def last_stage_of(boundary: Any) -> Any:
     """The autograd node at which that backward ends."""
-    node = boundary
-    while True:
-        after = next((n for n, _ in node.next_functions if isinstance(n, _Stage._backward_cls)), None)
-        if after is None:
-            return node
-        node = after
+    return [boundary, *stages_after(boundary)][-1]
 
 
 class Runner:
@@ -264,9 +282,10 @@ class Runner:
         self.casts = {place[p]: cast for p, cast in casts(c).items()}
         self.casts_of_stage, self._stage_of_cast = self._find_casts()
 
-    def __call__(self, inputs: list[torch.Tensor], numbers: list[Any] | None = None) -> list[torch.Tensor]:
-        """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers."""
-        step = TrainingStep(self, inputs)
+    def __call__(self, inputs: list[torch.Tensor], numbers: list[Any], second: Second) -> list[torch.Tensor]:
+        """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers.
+        second : makes the gradients of a backward with create_graph=True."""
+        step = TrainingStep(self, inputs, second)
         self.waiting.add(step)
         if numbers:
             step.rng["numbers"] = numbers
@@ -282,7 +301,7 @@ class Runner:
                     given[at] = instead[i]
                     given += [instead[i]] * (self.casts[i].uses - 1)
             token = _Stage.apply(step, j, token, *given)
-        return list(_Boundary.apply(step, token))
+        return list(_Boundary.apply(step, token))[:-1]
 
     def _find_casts(self) -> tuple[list[list[tuple[int, int]]], dict[int, int]]:
         """(per stage, the (place among its `stage_inputs`, number of the input) at which it hands over the gradient of a cast;

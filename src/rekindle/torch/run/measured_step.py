@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
@@ -13,6 +13,9 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
+from ..capture import tree
+from ..capture.left_out import as_if_left_out
+from ..capture.loss import default_loss
 from ..capture.private import disable_autocast
 from ..capture.sharded import local, sharded_again
 from ..costs.flops import FlopCount
@@ -66,17 +69,29 @@ class Outcome:
 class Subject:
     """A model, its sample and its loss, for steps that are compared.
 
+    loss : None is `default_loss`. unused : results that it does not read.
     fake : the fake mode of the tensors, or None. device : its allocator is measured. cuda : indices of the GPUs.
     gradients : as in `rekindle.trace`: how the step finds and treats them.
     """
 
     model: nn.Module
     sample: Sample
-    loss: LossOf
+    loss: LossOf | None
     fake: Any
     device: torch.device
     cuda: list[int]
     gradients: str = "kept"
+    unused: Sequence[str] = ()
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+        """Call the model on these arguments, in containers of their own; gives the loss, and all that a loop may hold."""
+        tensors, spec = tree.flatten((args, kwargs))
+        args, kwargs = tree.unflatten(tensors, spec)
+        result = self.model(*args, **kwargs)
+        read, held = as_if_left_out(result, self.unused), (result, args, kwargs)
+        if self.loss is not None:
+            return self.loss(read), held
+        return default_loss(read, (args, kwargs), [*tensors, *tree.tensors_in(result)]), held
 
     def consumed(self) -> Subject:
         """The same, for a step that uses up each gradient as it comes, and so returns none."""
@@ -94,13 +109,12 @@ def run(
     args, kwargs, tensors = s.sample.fresh()
 
     def step() -> None:
-        result = s.model(*args, **kwargs)
-        value = s.loss(result)
+        value, made = s.called(args, kwargs)
         if way is not Way.HELD:
-            del result
+            del made
         if way in (Way.TWICE, Way.JOINED):
             _draw(s)
-            other = s.loss(s.model(*args, **kwargs))
+            other = s.called(args, kwargs)[0]
             _draw(s)
             if way is Way.JOINED:
                 value = value + other
@@ -152,7 +166,7 @@ def flops(s: Subject, forward: Callable[..., Any]) -> int:
         forward_instead(s.model, forward),
         FlopCount() as count,
     ):
-        _backward(s.loss(s.model(*args, **kwargs)))
+        _backward(s.called(args, kwargs)[0])
     return count.total
 
 

@@ -90,6 +90,11 @@ class PlannedForward(InPlaceOfForward):
         return self._off
 
     @property
+    def is_checked(self) -> bool:
+        """Whether it is a check that calls the module."""
+        return self._checked
+
+    @property
     def plan(self) -> Plan:
         return self._replanner.plan
 
@@ -121,7 +126,7 @@ class PlannedForward(InPlaceOfForward):
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
-                result = found[0](model, found[1])
+                result = found[0](model, found[1], self)
                 if found[0].had_gradient is not None:
                     self._say_of_gradients(model, found[0])
                 return result

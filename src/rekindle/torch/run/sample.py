@@ -33,11 +33,11 @@ class Sample:
         """(args, kwargs, the leaves of their tensors), copied as `copies` says. Fake tensors hold no numbers that could be
         overwritten: they are not copied, only cut off the user's graph."""
         if self._fake:
-            twins = [t if t.is_leaf else _trained_as(t.detach(), t) for t in self.tensors]
+            twins = [t if t.is_leaf else trained_as(t.detach(), t) for t in self.tensors]
         else:
             twins = copies(self.tensors, self._owned)
         args, kwargs = tree.unflatten(twins, self._spec)
-        return args, kwargs, [t if t.is_leaf else t.grad_fn.next_functions[0][0].variable for t in twins]  # type: ignore[union-attr]
+        return args, kwargs, [*map(leaf_of, twins)]
 
     @property
     def objects(self) -> list[Any]:
@@ -63,11 +63,11 @@ def copies(tensors: list[torch.Tensor], apart_from: set[Any]) -> list[torch.Tens
     for i, t in enumerate(tensors):
         key = _storage(t)
         if key is None or type(t) not in (torch.Tensor, nn.Parameter):
-            twins[i] = _trained_as(t.detach().clone(), t)
+            twins[i] = trained_as(t.detach().clone(), t)
         elif key not in apart_from:
             together.setdefault(key, []).append(i)
         elif not t.is_leaf:
-            twins[i] = _trained_as(t.detach(), t)
+            twins[i] = trained_as(t.detach(), t)
     for ids in together.values():
         _copy_storage([tensors[i] for i in ids], ids, twins)
     return twins
@@ -91,15 +91,21 @@ def _copy_storage(tensors: list[torch.Tensor], ids: list[int], twins: list[torch
         at = t.storage_offset() - low // t.element_size()
         twin = torch.empty(0, dtype=t.dtype, device=device).set_(made, at, t.shape, t.stride())
         twin = twin.conj() if t.is_conj() else twin
-        twins[i] = _trained_as(negated_view(twin) if t.is_neg() else twin, t)
+        twins[i] = trained_as(negated_view(twin) if t.is_neg() else twin, t)
 
 
-def _trained_as(twin: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def trained_as(twin: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor as a parameter, another leaf, or made from a leaf, as the other one is."""
     if isinstance(like, nn.Parameter) and not isinstance(twin, nn.Parameter):
         return nn.Parameter(twin, requires_grad=like.requires_grad)
     twin.requires_grad_(like.requires_grad)
     with torch.enable_grad():
         return twin if like.is_leaf else _Made.apply(twin)
+
+
+def leaf_of(t: torch.Tensor) -> torch.Tensor:
+    """The leaf that a tensor of `trained_as` is, or is made from."""
+    return t if t.is_leaf else t.grad_fn.next_functions[0][0].variable  # type: ignore[no-any-return, union-attr]
 
 
 class _Made(torch.autograd.Function):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from .variation import allowed
 from .witness import Witness
 
 log = logging.getLogger("rekindle")
-Forward = Callable[[list[torch.Tensor]], Any]
+Forward = Callable[[list[torch.Tensor]], torch.Tensor]  # from the call's tensors to the loss
 _Tensors = dict[str, torch.Tensor | None]
 _Outcome = tuple[torch.Tensor, _Tensors, _Tensors]  # the loss; gradients, and tensors that forward writes, by name
 
@@ -47,13 +46,17 @@ def differences(
     Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; the model is put back.
     """
 
-    def planned(tensors: list[torch.Tensor]) -> Any:
-        return bound(model, replace(call, tensors=tensors))
+    def planned(tensors: list[torch.Tensor]) -> torch.Tensor:
+        own = call.on(tensors)
+        return default_loss(bound(model, own), own.given, tensors)
 
     def eager(forward: Callable[..., Any]) -> Forward:
-        def run(tensors: list[torch.Tensor]) -> Any:
-            args, kwargs = call.form.arguments(tree.unflatten(tensors, call.spec))
-            return as_if_left_out(forward(*args, **kwargs), bound.trace.options.unused)
+        def run(tensors: list[torch.Tensor]) -> torch.Tensor:
+            own = call.on(tensors)
+            args, kwargs = own.form.arguments(own.given)
+            result = forward(*args, **kwargs)
+            read = as_if_left_out(result, bound.trace.options.unused)
+            return default_loss(read, own.given, [*tensors, *tree.tensors_in(result)])
 
         return run
 
@@ -104,7 +107,7 @@ def _agree(one: torch.Tensor | None, other: torch.Tensor | None, most: float, le
 def _step(
     before: Before,
     model: nn.Module,
-    forward: Callable[[list[torch.Tensor]], Any],
+    forward: Forward,
     given: list[torch.Tensor],
     witness: Witness | None,
 ) -> _Outcome:
@@ -116,7 +119,7 @@ def _step(
         attributes = (t for *_, t in plain_tensors(model))
         witness.expect([*twins, *model.parameters(), *model.buffers(), *attributes])
     with witness or contextlib.nullcontext():
-        loss = default_loss(forward(twins))
+        loss = forward(twins)
         with disable_autocast():
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return loss.detach(), dict(zip(leaves, gradients, strict=True)), {**before.written(model)}

@@ -1,0 +1,270 @@
+"""Second derivatives: a backward with `create_graph=True` runs the call's own forward again, plainly, and differentiates that.
+
+Autograd has no record of a planned backward. The plain forward that runs again makes a graph of its own, on leaves that stand
+for the call's inputs, and all derivatives are taken in it. Gradients of the inputs, of all orders together, leave it by the
+stages of the planned step: so they are added up as in eager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from ... import notices
+from ...errors import RekindleError
+from ..capture import rng, rules, tree
+from ..capture.attributes import Attributes
+from ..capture.left_out import taken_apart
+from ..capture.module_call import ModuleCall
+from ..capture.node_tensors import storage_bytes
+from ..capture.number_places import attributes_set, read, replaced
+from ..capture.private import backward_keeps_graph, backward_number, will_run
+from ..capture.side_effects import SideEffects
+from ..capture.surroundings import autocast_of
+from ..trace import Trace, plain_forward
+from .sample import leaf_of, trained_as
+
+OLD_MOST_BYTES = (
+    2**20
+)  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
+
+
+class Term(NamedTuple):
+    """A tensor of the graph of the plain forward, and the gradient that came back to it from outside.
+
+    known : (leaf, tensor outside that it stands for) of the gradients that the tensor was computed from.
+    """
+
+    tensor: torch.Tensor
+    gradient: torch.Tensor
+    known: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+
+
+class PlainAgain:
+    """Runs the plain forward again for calls that a plan has run. given : the inputs of the plan's program."""
+
+    def __init__(self, model: nn.Module, traced: Trace, given: Sequence[fx.Node]):
+        c = traced.lowered.captured
+        self.model, self.trace, self.told = weakref.ref(model), traced, False
+        self.names = [c.params.get(p) or c.buffers.get(p) or f"argument {c.inputs[p]}" for p in given]
+        self.arguments = {i: c.inputs[p] for i, p in enumerate(given) if p in c.inputs}
+        self.trained = [i for i, p in enumerate(given) if p in c.gradients]
+        written = {*c.mutations, *(p for w in c.writing.values() for p in w.placeholders)}
+        written |= {p for p, name in c.buffers.items() if name in c.assigned}
+        self.written = [i for i, p in enumerate(given) if p in written]
+        read_too = [given[i] for i in self.written if _is_read(given[i], {*c.outputs, *c.gradients.values()})]
+        small = sum(storage_bytes(p.meta["val"]) for p in read_too) <= OLD_MOST_BYTES
+        self.old = {i: small for i in self.written if given[i] in read_too}  # whether a copy of the old value is kept
+        draws = not traced.fake and any(rules.draws_random(n.target) for n in c.nodes)
+        cuda = [f"cuda:{i}" for i in rng.cuda_indices(p.meta["val"] for p in given)]
+        self.generators = ["cpu", *cuda] if draws else []
+
+
+class Second:
+    """The second derivatives of one call. It is made before the call runs, and notes all that the call needs to run again.
+
+    owner : the planned forward, which knows the plain one. inputs : of the plan's program.
+    """
+
+    def __init__(self, again: PlainAgain, call: ModuleCall, owner: Any, inputs: Sequence[torch.Tensor]):
+        model, places = again.model(), again.trace.lowered.captured.numbers.places
+        assert model is not None
+        self._again, self._owner = again, None if owner is None else weakref.ref(owner)
+        # Not the call's structure: it refers to the caller's containers, which may come to hold the results.
+        self._form, self._numbers = call.form, read(places, call.spec, model) or {} if places else {}
+        self._tensors = [weakref.ref(t) for t in call.tensors]  # weak, since the plan may let go of them after forward
+        self._versions = [t._version for t in inputs]
+        self._old = {i: inputs[i].detach().clone() for i, small in again.old.items() if small}
+        self._random = {d: rng.state(d) for d in again.generators}
+        self._leaves: dict[int, torch.Tensor] = {}  # input of the program -> the leaf that stands for it
+        self._results: list[torch.Tensor] = []
+        self._waiting: dict[int, list[Term]] = {}  # number of a backward call -> terms that its last part adds up
+
+    @property
+    def waits(self) -> bool:
+        """Whether the backward that runs has come back to derivatives of this call."""
+        return backward_number() in self._waiting
+
+    def gradients(
+        self,
+        tangents: Mapping[int, Any],
+        stages: Mapping[int, Sequence[int]],
+        first: Sequence[Any],
+        anchor: torch.Tensor,
+    ) -> dict[int, list[Any]]:
+        """The gradients that each of these stages hands over. stages : the stages' inputs, by their number in the program; one
+        that stands in several places gets its whole gradient in one of them, in the earliest unless one is `first`.
+
+        tangents : result -> the gradient that came back to it, or None. anchor : see `_Recorded`.
+
+        Raises
+        ------
+        RekindleError : an input of the call is gone, or the module is in another state. RuntimeError : a tensor was written to.
+        """
+        if not self._leaves:
+            self._run()
+        terms = [Term(self._results[k], g) for k, g in tangents.items() if g is not None]
+        terms = [t for t in terms if t.tensor.requires_grad] + self._waiting.pop(backward_number(), [])
+        self._waiting.clear()
+        wanted = sorted({i for places in stages.values() for i in places})
+        leaves, keep = [self._leaves[i] for i in wanted], backward_keeps_graph()
+        if not keep:
+            self._leaves, self._results = {}, []
+        found = dict(zip(wanted, self.differentiated(terms, leaves, anchor, keep), strict=True))
+        made = {(j, at): found.pop(stages[j][at], None) for j, at in first}
+        return {
+            j: [made[j, at] if (j, at) in made else found.pop(i, None) for at, i in enumerate(s)]
+            for j, s in stages.items()
+        }
+
+    def differentiated(
+        self, terms: Sequence[Term], leaves: Sequence[torch.Tensor], anchor: torch.Tensor, keep: bool = True
+    ) -> list[Any]:
+        """The gradients of these leaves; under `create_graph=True` they can be differentiated in turn."""
+        if not terms or not leaves:
+            return [None] * len(leaves)
+        record = torch.is_grad_enabled()
+        own = [(t.gradient.detach().requires_grad_(record), t.gradient) for t in terms]
+        found = torch.autograd.grad(
+            [t.tensor for t in terms], leaves, [leaf for leaf, _ in own],
+            create_graph=record, retain_graph=record or keep, allow_unused=True,
+        )  # fmt: skip
+        if not record:
+            return list(found)
+        known = tuple(dict.fromkeys([*(pair for t in terms for pair in t.known), *own]))
+        made = iter(_Recorded.apply(self, [g for g in found if g is not None], known, anchor, *[x for _, x in known]))
+        return [None if g is None else next(made) for g in found]
+
+    def add(self, terms: list[Term]) -> None:
+        """Let the running backward call add these up with the others of the call."""
+        self._waiting.setdefault(backward_number(), []).extend(terms)
+
+    def _run(self) -> None:
+        """Run the plain forward, as the call was made. The module and all that forward reaches are left as they were."""
+        a, c = self._again, self._again.trace.lowered.captured
+        model, tensors = a.model(), [t() for t in self._tensors]
+        if model is None:
+            raise _refusal("the module was deleted")
+        if changed := [k for k in a.trace.expected.differences(model) if k not in c.assigned]:
+            raise _refusal(f"{changed[0]} has changed since")
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
+            raise _refusal("then no plan of the module lowers the step's memory")
+        if any(t is None for t in tensors):
+            raise _refusal(
+                "an input of the call has been freed since. Keep it in a variable until this backward is over"
+            )
+        now: list[Any] = [
+            tensors[a.arguments[i]] if i in a.arguments else _find(model, k) for i, k in enumerate(a.names)
+        ]
+        self._check(now)
+        if not a.told:
+            a.told = True
+            notices.warn(
+                f"a backward with create_graph=True goes through the planned {type(model).__name__}: its own forward runs "
+                "again, plainly, and takes a plain step's memory, not the plan's"
+            )
+        new = [self._old.get(i, t.detach()).clone() if i in a.written else t for i, t in enumerate(now)]
+        with torch.enable_grad():
+            for i in a.trained:
+                new[i] = trained_as(now[i].detach(), now[i])
+                self._leaves[i] = leaf_of(new[i])
+            for i, k in a.arguments.items():
+                tensors[k] = new[i]
+            stands = {
+                id(now[i]): new[i] for i in reversed(range(len(now)))
+            }  # the first of several names has the gradient
+            given = tree.unflatten(tensors, replaced(a.trace.spec, self._numbers))
+            args, kwargs = self._form.arguments(given)
+            call = functools.partial(plain_forward(model) if owner is None else owner.plain, *args, **kwargs)
+            for device, state in self._random.items():
+                call = functools.partial(rng.replay, state, device, call)
+            effects = SideEffects(model, given) if c.dropped or c.effects else contextlib.nullcontext()
+            with effects, attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
+                attributes = Attributes(model)
+                try:
+                    for m in model.modules():
+                        for table in (m._parameters, m._buffers, m.__dict__):
+                            table.update({k: stands[id(t)] for k, t in table.items() if id(t) in stands})
+                    owned = {id(x.container): x for x in tree.owned(given, a.trace.spec)}
+                    found = taken_apart(call(), owned, a.trace.options.unused, a.trace.options.loss).tensors
+                finally:
+                    assigned = attributes.restore().assigned
+        self._results = [t for k, t in enumerate(found) if k not in c.aliased_inputs]
+        self._results += [assigned[k] for k, x in c.assigned.items() if x.output is not None]
+
+    def _check(self, now: Sequence[torch.Tensor]) -> None:
+        names, written, old = self._again.names, self._again.written, self._again.old
+        for i, (t, version) in enumerate(zip(now, self._versions, strict=True)):
+            if not old.get(i, True):
+                raise _refusal(f"forward writes over {names[i]}, which it reads; a step keeps no copy that large")
+            if i not in written and t._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"{names[i]}, of shape {list(t.shape)}, between forward and this backward"
+                )
+
+
+class _Recorded(torch.autograd.Function):
+    """Gradients that can be differentiated: tensors of the plain forward's graph, with the tensors outside that they follow
+    from. The anchor leads back to the planned step, whose first node waits until all its derivatives have come back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, second: Second, found: list[torch.Tensor], known: tuple[Any, ...], anchor: torch.Tensor, *outside: Any
+    ) -> Any:
+        ctx.second, ctx.found, ctx.leaves = second, found, [leaf for leaf, _ in known]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(anchor, *outside)
+        made = [t.detach() for t in found]
+        ctx.mark_non_differentiable(*[m for m, t in zip(made, found, strict=True) if not t.requires_grad])
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        anchor, *outside = ctx.saved_tensors
+        known = tuple(zip(ctx.leaves, outside, strict=True))
+        terms = [Term(t, g, known) for t, g in zip(ctx.found, grads, strict=True) if g is not None]
+        able = [leaf for leaf, needed in zip(ctx.leaves, ctx.needs_input_grad[4:], strict=True) if needed]
+        back = iter(ctx.second.differentiated(terms, able, anchor))
+        if will_run(ctx.next_functions[0][0]):
+            ctx.second.add(terms)
+        if not backward_keeps_graph():
+            ctx.maybe_clear_saved_tensors()
+            ctx.found = ctx.leaves = ()
+        return (
+            None,
+            None,
+            None,
+            torch.zeros_like(anchor),
+            *[next(back) if n else None for n in ctx.needs_input_grad[4:]],
+        )
+
+
+def _is_read(p: fx.Node, wanted: set[fx.Node]) -> bool:
+    """Whether a result or a gradient depends on the placeholder, rather than only what forward writes."""
+    found, stack = {p}, [p]
+    while stack:
+        for u in stack.pop().users:
+            if u not in found:
+                found.add(u)
+                stack.append(u)
+    return not found.isdisjoint(wanted)
+
+
+def _find(model: nn.Module, name: str) -> Any:
+    path, _, leaf = name.rpartition(".")
+    return getattr(model.get_submodule(path), leaf)
+
+
+def _refusal(why: str) -> RekindleError:
+    return RekindleError(
+        f"a backward with create_graph=True needs forward to run again, and {why}. Or call rekindle.restore(model) for steps "
+        "that need second derivatives"
+    )
