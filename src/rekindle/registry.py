@@ -8,6 +8,7 @@ import pkgutil
 
 from . import portfolio, solvers
 from .errors import UsageError
+from .printed import value
 from .problem import REGISTERED, Solver
 
 
@@ -42,5 +43,5 @@ def get(name: str) -> Solver:
     if not isinstance(name, str) or name not in names:
         near = difflib.get_close_matches(str(name), names)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise UsageError(f"solver={name!r} is unknown; {hint}choose one of: {', '.join(names)}")
+        raise UsageError(f"solver={value(name)} is unknown; {hint}choose one of: {', '.join(names)}")
     return names[name]
