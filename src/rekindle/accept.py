@@ -79,8 +79,8 @@ def unused_of(what: Any, given: Any) -> None:
     if names != known:
         made = f"was made with unused={list(known)}" if known else "makes all results"
         raise UsageError(
-            f"unused={list(names)}: the trace {made}; name the results when the model is traced: "
-            f"rekindle.trace(model, sample, unused={list(names)})"
+            f"unused={value(list(names))}: the trace {made}; name the results when the model is traced: "
+            f"rekindle.trace(model, sample, unused=…)"
         )
 
 

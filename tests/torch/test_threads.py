@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -250,20 +251,18 @@ def test_numbers_drawn_by_another_thread_are_no_difference() -> None:
 
 
 def test_an_op_that_cannot_draw_its_numbers_again_raises() -> None:
-    wrong = 0
+    wrong: list[int] = []
 
     def draws(size: int) -> None:
-        nonlocal wrong
         kept: rng.Kept = {}
         first = rng.draw(kept, 0, "cpu", torch.rand, 1000)
         torch.rand(size)
-        try:
-            wrong += not torch.equal(first, rng.replay(kept, 0, "cpu", torch.rand, 1000))
-        except RekindleError as e:
-            assert "another thread drew" in str(e)
+        with contextlib.suppress(RekindleError):
+            wrong.append(not torch.equal(first, rng.replay(kept, 0, "cpu", torch.rand, 1000)))
 
     assert meanwhile(lambda: torch.rand(1000), lambda: [draws(k) for k in range(300)]) == []
-    assert not wrong
+    assert len(wrong) > 200
+    assert not any(wrong)
     kept: rng.Kept = {}
     rng.draw(kept, 0, "cpu", lambda: (torch.rand(3), torch.rand(4))[0])
     with pytest.raises(RekindleError, match="another thread drew"):

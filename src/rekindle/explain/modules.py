@@ -40,7 +40,7 @@ class Node:
 
 
 def module_tree(graph: Graph, ops: Iterable[int]) -> Node:
-    """The tree of the modules of these ops, folded. O(ops times depth). Beyond `LEVELS_MOST`, the rest of a path is one name."""
+    """The tree of the modules of these ops, folded; beyond `LEVELS_MOST` the rest of a path is one name. O(ops times depth)."""
     root = Node("", paths=[""])
     for i in ops:
         node, path = root, ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import nn
 
 from ... import accept as core_accept
-from ...arguments import choice
+from ...arguments import choice, flag
 from ...ask import GRADIENTS, Goal, PlanOptions
 from ...errors import TraceError, UsageError
 from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
@@ -64,6 +65,9 @@ def largest_batch(
             f"make_sample={value(make_sample)} cannot be called; give a function from a batch to its sample, such as "
             "lambda batch: torch.randn(batch, 3, 224, 224)"
         )
+    flag("plans", plans)
+    if not isinstance(first, Integral) or isinstance(first, bool):
+        raise UsageError(f"first={value(first)} must be a whole number, the batch to begin with")
     goal = Goal.parse(budget)
     if goal.budget is None:
         raise UsageError(f"budget={value(budget)} is a fraction; give the memory of the device, such as '24GiB'")

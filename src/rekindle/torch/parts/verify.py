@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...arguments import flag
 from ...errors import UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
@@ -57,6 +58,7 @@ def verify(
     RekindleError : a step fails; the message gives the error of the module, which is its cause.
     """
     accept.process("verify")
+    flag("count_flops", count_flops)
     own = parts_forward(model) if isinstance(model, nn.Module) else None
     if not isinstance(plan, PartsPlan) and (plan is not None or own is None):
         return whole.verify(model, sample, plan, loss=loss, count_flops=count_flops)

@@ -221,7 +221,9 @@ class PlannedForward(InPlaceOfForward):
         text, on_new_shape, replan, check, in_eval, is_off = pickled
         model = self._model()
         assert model is not None
-        self._begin(Replanner(model, from_text(text), on_new_shape, replan, check), in_eval)
+        replanner = Replanner(model, from_text(text), on_new_shape, replan, check)
+        replanner.has_travelled()
+        self._begin(replanner, in_eval)
         self._off = is_off
         if not is_off:
             _PLANNED[model] = self
