@@ -57,55 +57,6 @@ def lives(steps, graph):
 
 
 @entry
-def place_in_turn(by_first, by_last, first, last, size, offsets):
-    """Bytes of the block when lives are placed in the order in which they begin, each in the lowest gap where it fits, as an
-    allocator would; writes `offsets`. by_first, by_last : the lives in the order of these steps. O(lives * gaps)."""
-    begin, stop = np.empty(len(size) + 1, np.int64), np.empty(len(size) + 1, np.int64)  # of the gaps, by address
-    gaps = ended = end = top = 0
-    for k in range(len(size)):
-        i = by_first[k]
-        while last[by_last[ended]] < first[i]:
-            a = offsets[by_last[ended]]
-            b = a + size[by_last[ended]]
-            ended += 1
-            q = gaps
-            while q > 0 and begin[q - 1] > a:
-                q -= 1
-            joins = q < gaps and begin[q] == b
-            if joins:
-                begin[q] = a
-            if q > 0 and stop[q - 1] == a:
-                stop[q - 1] = stop[q] if joins else b
-                if joins:
-                    gaps -= 1
-                    for r in range(q, gaps):
-                        begin[r], stop[r] = begin[r + 1], stop[r + 1]
-            elif not joins:
-                for r in range(gaps, q, -1):
-                    begin[r], stop[r] = begin[r - 1], stop[r - 1]
-                begin[q], stop[q] = a, b
-                gaps += 1
-            if stop[gaps - 1] == end:
-                gaps -= 1
-                end = begin[gaps]
-        q = 0
-        while q < gaps and stop[q] - begin[q] < size[i]:
-            q += 1
-        if q == gaps:
-            offsets[i] = end
-            end += size[i]
-            top = max(top, end)
-            continue
-        offsets[i] = begin[q]
-        begin[q] += size[i]
-        if begin[q] == stop[q]:
-            gaps -= 1
-            for r in range(q, gaps):
-                begin[r], stop[r] = begin[r + 1], stop[r + 1]
-    return top
-
-
-@entry
 def place(order, first, last, size, offsets):
     """Bytes of the block when lives are placed one by one, in `order`, each at the lowest offset where it fits among those
     placed before that live at the same time; writes `offsets`. O(lives^2)."""
