@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
 
 from . import registry
-from .arguments import callback, choice, flag
+from .arguments import callback, choice, flag, names_in
 from .ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions
 from .errors import UsageError
 from .model.graph import COSTS, Graph
 from .model.plan import Plan
+from .printed import value
 
+TIME_MOST_S = 1e9  # of a search: thirty years
 SEEDS = 2**32  # seeds are below it, as NumPy's are
 
 
@@ -34,13 +34,14 @@ def search(asked: PlanOptions) -> PlanOptions:
     flag("cache", asked.cache)
     time_limit: Any = asked.time_limit
     real = isinstance(time_limit, Real) and not isinstance(time_limit, bool)
-    if time_limit is not None and not (real and 0 < time_limit < math.inf):
+    if time_limit is not None and not (real and 0 < time_limit <= TIME_MOST_S):
         raise UsageError(
-            f"time_limit={time_limit!r} must be a number of seconds above 0; None lets the solver take what it needs"
+            f"time_limit={value(time_limit)} must be a number of seconds above 0 and at most {TIME_MOST_S:g}; None lets the "
+            "solver take what it needs"
         )
     seed: Any = asked.seed
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < SEEDS:
-        raise UsageError(f"seed={seed!r} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
+        raise UsageError(f"seed={value(seed)} must be a whole number from 0 to {SEEDS - 1}; the default is 0")
     callback("progress", asked.progress)
     seconds = time_limit if time_limit is None or type(time_limit) is int else float(time_limit)
     return replace(asked, time_limit=seconds, seed=int(seed))
@@ -53,9 +54,10 @@ def unused(given: Any) -> tuple[str, ...]:
     ------
     UsageError : it is no name and no list of names.
     """
-    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else given
-    if not isinstance(names, tuple) or not all(isinstance(x, str) and x and x.isprintable() for x in names):
-        raise UsageError(f"unused={given!r:.80} must be names of results, such as ['logits']")
+    of = "names of results, such as ['logits']"
+    names = names_in("unused", given, of)
+    if not all(map(str.isprintable, names)):
+        raise UsageError(f"unused={value(given)} must be {of}")
     return tuple(sorted(set(names)))
 
 
@@ -77,8 +79,8 @@ def unused_of(what: Any, given: Any) -> None:
     if names != known:
         made = f"was made with unused={list(known)}" if known else "makes all results"
         raise UsageError(
-            f"unused={list(names)}: the trace {made}; name the results when the model is traced: "
-            f"rekindle.trace(model, sample, unused={list(names)})"
+            f"unused={value(list(names))}: the trace {made}; name the results when the model is traced: "
+            f"rekindle.trace(model, sample, unused=…)"
         )
 
 
@@ -114,7 +116,9 @@ def plan(given: Any) -> None:
     if isinstance(given, Plan):
         return
     if isinstance(given, str | os.PathLike):
-        raise UsageError(f"plan={given!r} is the name of a file; read it first: rekindle.load({os.fspath(given)!r})")
+        raise UsageError(
+            f"plan={value(given)} is the name of a file; read it first: rekindle.load({value(os.fspath(given))})"
+        )
     got = "None" if given is None else f"of type {type(given).__name__}"
     hint = (
         "take one of the list"

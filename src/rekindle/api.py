@@ -99,15 +99,19 @@ def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     with telling(options.progress):
         if isinstance(what, Graph):
             return plan_graph(what, options)
+        from .torch import accept as torch_accept
         from .torch import gradients
+        from .torch.capture.lock import LOCK
         from .torch.plan_rewritten import plan_rewritten
 
+        torch_accept.process("plan", 3)
         traced = what if options.goal.fraction is None else what.with_gradients("kept")
 
         def make() -> Plan:
             return plan_rewritten(traced, options, lambda traced, options: _of_trace(traced, options, plan_graph))
 
-        return make() if options.goal.budget is None else gradients.planned(traced, make)
+        with LOCK.planning(f"plans {what.module_name}", progress=options.progress):
+            return make() if options.goal.budget is None else gradients.planned(traced, make)
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
@@ -197,20 +201,24 @@ def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") 
         device; of a plan from a file this is found, and raised, at the first call.
     UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
+    from .torch import accept as torch_accept
+    from .torch.run.planned import NEW_SHAPE
+
+    torch_accept.process("apply")
+    torch_accept.module(model)
+    choice("on_new_shape", on_new_shape, NEW_SHAPE)
     if isinstance(plan, PartsPlan):
         return _apply_parts(model, plan, on_new_shape, check=True)
+    accept.plan(plan)
     return _apply(model, plan, on_new_shape, check=True)
 
 
 def _apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool) -> nn.Module:
     """`apply` of the plans of a model's parts."""
-    from .torch.accept import module
+    from .torch.accept import alone
     from .torch.parts.applied import apply_parts, parts_taken_off
-    from .torch.run.planned import NEW_SHAPE
 
-    module(model)
-    choice("on_new_shape", on_new_shape, NEW_SHAPE)
-    with parts_taken_off(model):
+    with alone("apply", model), parts_taken_off(model):
         return apply_parts(model, plan, on_new_shape, check)
 
 
@@ -220,15 +228,11 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     check : whether a plan for a new shape is tried on its call before it is used.
     first : the plan of the very first call, if that call has another graph than the later ones; `plan`: it runs plain.
     """
-    from .torch.accept import module
+    from .torch.accept import alone
     from .torch.parts.applied import parts_taken_off
-    from .torch.run.planned import NEW_SHAPE, PlannedForward
+    from .torch.run.planned import PlannedForward
 
-    module(model)
-    accept.plan(plan)
-    choice("on_new_shape", on_new_shape, NEW_SHAPE)
-
-    with parts_taken_off(model):
+    with alone("apply", model), parts_taken_off(model):
         forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
         if first is plan:
             forward.leave_first_plain()
@@ -355,7 +359,8 @@ def checkpoint(
     later: Plan | None = None
     moves = False  # whether the first call moves or reshapes tensors of the model
     found: Plan | PartsPlan
-    with telling(options.progress), old_objects_aside(), parts_taken_off(model), set_aside(model):
+    alone = torch_accept.alone("checkpoint", model, options.progress)
+    with alone, telling(options.progress), old_objects_aside(), parts_taken_off(model), set_aside(model):
         sharded = None if strict else torch_accept.fully_sharded(model)
         if check and sharded is None:
             announce(options.progress, "running the module once, unplanned")

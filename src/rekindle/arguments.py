@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .errors import UsageError
+from .printed import value
 
 
 def callback(name: str, given: Any) -> None:
@@ -19,7 +20,7 @@ def callback(name: str, given: Any) -> None:
     """
     if given is not None and not isinstance(given, bool) and not callable(given):
         raise UsageError(
-            f"{name}={given!r} cannot be called; give a function that takes one line of text, or leave it out"
+            f"{name}={value(given)} cannot be called; give a function that takes one line of text, or leave it out"
         )
 
 
@@ -32,7 +33,23 @@ def choice(name: str, given: Any, known: Iterable[str]) -> None:
     """
     known = list(known)
     if not isinstance(given, str) or given not in known:
-        raise UsageError(f"{name}={given!r} is unknown; {close(given, known)}choose one of {', '.join(known)}")
+        raise UsageError(f"{name}={value(given)} is unknown; {close(given, known)}choose one of {', '.join(known)}")
+
+
+def names_in(argument: str, given: Any, of: str) -> tuple[str, ...]:
+    """The names in an argument; a bare string is one name. of : what they name, for the message.
+
+    Raises
+    ------
+    UsageError : it is no name and no list of names.
+    """
+    try:
+        found = (given,) if isinstance(given, str) else tuple(given)
+    except Exception:  # it is no list at all, or cannot be read: a tensor without dimensions, a closed file
+        found = (None,)
+    if not all(isinstance(x, str) and x for x in found):
+        raise UsageError(f"{argument}={value(given)} must be {of}")
+    return found
 
 
 def flag(name: str, given: Any) -> None:
@@ -43,7 +60,7 @@ def flag(name: str, given: Any) -> None:
     UsageError : the argument is something else.
     """
     if type(given).__name__ not in ("bool", "bool_"):  # NumPy's is as good
-        raise UsageError(f"{name}={given!r} must be True or False")
+        raise UsageError(f"{name}={value(given)} must be True or False")
 
 
 def close(given: Any, known: Iterable[str], most: int = 3) -> str:
@@ -61,5 +78,5 @@ def file_name(path: Any) -> str:
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise UsageError(f"{path!r:.80} is not the path of a file; give a str or a Path")
+        raise UsageError(f"{value(path)} is not the path of a file; give a str or a Path")
     return text

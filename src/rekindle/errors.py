@@ -5,14 +5,15 @@ Each message says what was asked, why it cannot be, and what to do.
 
 from __future__ import annotations
 
-from .printed import printable
+from .printed import printable, shortened
 
 
 class RekindleError(Exception):
-    """Root of all errors raised by Rekindle. Control characters in its text are spelled out: it may quote names from files."""
+    """Root of all errors raised by Rekindle. Its text may quote names from files: control characters in it are spelled out, and
+    long quotations are shortened."""
 
     def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n")
+        return printable(shortened(super().__str__()), keep="\n")
 
 
 class UsageError(RekindleError, ValueError):

@@ -14,6 +14,7 @@ import warnings
 from . import live_line
 from .errors import RekindleWarning
 from .frames import depth_of_user
+from .printed import shortened
 
 log = logging.getLogger("rekindle")
 
@@ -33,6 +34,7 @@ def is_first_process() -> bool:
 
 def say(line: str, aloud: bool = True) -> None:
     """One line of progress or news on stderr; it also goes to the logger "rekindle" at level INFO."""
+    line = shortened(line)
     log.info(line)
     if aloud and is_first_process() and sys.stderr is not None:
         live_line.erase()
@@ -43,4 +45,4 @@ def warn(line: str) -> None:
     """Warn, at the user's line, that Rekindle does not do what the user asked."""
     with contextlib.suppress(OSError, ValueError):
         live_line.erase()
-    warnings.warn(line, RekindleWarning, stacklevel=depth_of_user())
+    warnings.warn(shortened(line), RekindleWarning, stacklevel=depth_of_user())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from typing import Any
 
 NAME_MOST_LETTERS = 200
+MESSAGE_MOST_LETTERS = 4_000
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -16,6 +18,16 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def shortened(text: str) -> str:
+    """A message without the middle of its long words, and without its own middle if it is long: an error does not repeat all
+    that it was given."""
+    if len(text) <= NAME_MOST_LETTERS:
+        return text
+    text = re.sub(rf"(\S{{{NAME_MOST_LETTERS}}})\S*?(\S{{20}})(?!\S)", r"\1…\2", text)
+    half = MESSAGE_MOST_LETTERS // 2
+    return text if len(text) <= 2 * half else f"{text[:half]} … {text[-half:]}"
 
 
 def name(text: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 
 from . import portfolio, solvers
+from .arguments import close
 from .errors import UsageError
+from .printed import value
 from .problem import REGISTERED, Solver
 
 
@@ -22,7 +23,7 @@ def all_solvers() -> list[Solver]:
 def _imported(name: object) -> bool:
     """Import the file that is called like the solver, if there is one: all files take a tenth of a second to import, and what
     they need from scipy takes longer."""
-    file = str(name).replace("-", "_")
+    file = name.replace("-", "_") if isinstance(name, str) else ""
     for package in (portfolio, solvers):
         if any(module.name == file for module in pkgutil.iter_modules(package.__path__)):
             importlib.import_module(f"{package.__name__}.{file}")
@@ -40,7 +41,5 @@ def get(name: str) -> Solver:
         return REGISTERED[name]
     names = {s.name: s for s in all_solvers()}
     if not isinstance(name, str) or name not in names:
-        near = difflib.get_close_matches(str(name), names)
-        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise UsageError(f"solver={name!r} is unknown; {hint}choose one of: {', '.join(names)}")
+        raise UsageError(f"solver={value(name)} is unknown; {close(name, names)}choose one of: {', '.join(names)}")
     return names[name]

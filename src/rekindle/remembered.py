@@ -31,8 +31,8 @@ from .ask import PlanOptions
 from .candidates import Known, Scored, Scorer
 from .errors import FormatError, RekindleError
 from .model import formats
-from .model.cache_folder import cache_folder
-from .model.files import locked, read_text
+from .model.cache_folder import cache_folder, make_private
+from .model.files import locked, read_own, write_own
 from .model.graph import DESCRIBING, Graph
 from .plan_files import is_solver_name, runs_too_much
 from .printed import name
@@ -46,7 +46,7 @@ SEARCH_VERSION = 3  # raise it whenever a search finds other schedules: plans th
 FOLDER = "plans"
 NEWS = "plan of the same graph, goal and costs found on disk"
 _OURS = re.compile(r"[0-9a-f]{32}\.json")
-_UNFINISHED = re.compile(r"\.rekindle-[0-9a-f]{16}")  # as `model.files.write_text` names a file before it is whole
+_UNFINISHED = re.compile(r"\.rekindle-[0-9a-f]{16}")  # as `model.files.write_own` names a file before it is whole
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Place:
         return found
 
     def _read(self, where: str) -> list[Known]:
-        text = read_text(self.path, SETTINGS.file_most_bytes, regular=True)
+        text = read_own(self.path, SETTINGS.file_most_bytes)
         r = formats.Reader(formats.parse_json(text, where), where, FORMAT)
         if r.table("request") != self.request:
             raise FormatError(f"{where} belongs to another request")
@@ -135,8 +135,9 @@ class Place:
             # Steps take most of the file, at up to 30 bytes each: a file that would not be read is not written.
             if 30 * sum(len(d["steps"]) for d in schedules) > SETTINGS.file_most_bytes:
                 raise ValueError("the schedules are too long")
-            folder.mkdir(parents=True, exist_ok=True)
-            formats.write_json(self.path, doc)
+            make_private(folder.parent)
+            make_private(folder)
+            write_own(self.path, formats.as_text(doc))
             with locked(folder, SETTINGS.lock_wait_s):
                 _tidy(folder)
         except (OSError, ValueError, RekindleError) as e:
@@ -164,11 +165,8 @@ def place(kind: str, scorer: Scorer, options: PlanOptions, solver: Solver) -> Pl
     if scorer.plain_bytes is not None:
         request["plain_bytes"] = scorer.plain_bytes
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
-    try:
-        return Place(cache_folder() / FOLDER / f"{digest}.json", scorer, request)
-    except RuntimeError as e:
-        log.debug("no memory of plans: %s", e)
-        return None
+    folder = cache_folder(FOLDER)
+    return None if folder is None else Place(folder / f"{digest}.json", scorer, request)
 
 
 def costs_hash(graph: Graph) -> str:

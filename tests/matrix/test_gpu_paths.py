@@ -61,7 +61,7 @@ def test_the_random_state_is_saved_and_put_back() -> None:
     torch.rand(1000, device="cuda")
     drawn = rng.state("cuda:0")
     assert drawn != saved
-    seen = rng.replay(saved, "cuda:0", lambda: rng.state("cuda:0"))
+    seen = rng.replay({0: (saved, saved, 0)}, 0, "cuda:0", lambda: rng.state("cuda:0"))
     assert seen == saved
     assert rng.state("cuda:0") == drawn
     rng.restore(saved, "cuda:0")

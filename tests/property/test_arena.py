@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.ask import Goal, PlanOptions
+from rekindle.model import arena as arenas
 from rekindle.model.arena import plan_offsets
 from rekindle.model.graph import Graph, Op, Value
 from rekindle.model.judge import simulate
@@ -58,10 +59,13 @@ def lives(graph: Graph, schedule: Schedule) -> list[Life]:
     return done
 
 
-@given(st.data(), graphs(), st.sampled_from([1, 16, 512]))
-def test_what_lives_at_once_lies_apart(data: st.DataObject, graph: Graph, alignment: int) -> None:
+@given(st.data(), graphs(), st.sampled_from([1, 16, 512]), st.booleans())
+def test_what_lives_at_once_lies_apart(data: st.DataObject, graph: Graph, alignment: int, is_large: bool) -> None:
     schedule = data.draw(schedules(graph))
-    arena = plan_offsets(graph, schedule, alignment)
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:
+            patch.setattr(arenas, "LIVES_MOST", 0)
+        arena = plan_offsets(graph, schedule, alignment)
     rows = list(zip(*(x.tolist() for x in (arena.first, arena.last, arena.bytes, arena.value)), strict=True))
     assert sorted(rows) == sorted(lives(graph, schedule))
     assert not (arena.offsets % alignment).any()
@@ -92,7 +96,7 @@ def test_an_op_that_writes_over_its_input_stays_where_it_is() -> None:
     assert arena.arena_bytes == arena.sum_bytes == 2048
 
 
-@pytest.mark.parametrize("n", [10, 300])
+@pytest.mark.parametrize("n", [10, 300, 12_000])
 def test_a_chain_that_recomputes_nothing_takes_no_more_than_its_peak(n: int) -> None:
     rng = np.random.default_rng(n)
     sizes = (512 * rng.integers(1, 100, n + 1)).tolist()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,39 @@ def test_schedule_round_trip(data: st.DataObject) -> None:
     doc: dict[str, Any] = {"format": formats.SCHEDULE, "graph_hash": graph.hash, "solver": "random"}
     doc["steps"] = formats.steps_to_json(schedule)
     assert formats.schedule_from_json(json.loads(json.dumps(doc))) == schedule
+
+
+@pytest.mark.parametrize("part", ["[],", "[", '{"a":1},', "1000,", '"ab",'])
+def test_a_document_of_too_many_objects_is_refused_before_it_is_made(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "OBJECTS_MOST_BYTES", 2**20)
+    text = f"[{part * (2**22 // len(part))}1]"
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="of memory"):
+            formats.parse_json(text, "the file")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("levels", [3_000, 50_000])
+def test_modules_within_thousands_of_others(levels: int, tmp_path: Path) -> None:
+    """Files of them are refused; plans that are made here are told of in full."""
+    path = ".".join(["a"] * levels)
+    graph = Graph(
+        (Value(10), Value(20), Value(5)),
+        (Op("a", (0,), (1,), module=path, target="aten.tanh.default"), Op("b", (1,), (2,), backward=True, module=path)),
+        (2,),
+    )
+    plan = plan_graph(graph, PlanOptions(Goal(least_memory=True), solver="none"))
+    assert str(plan.explain())
+    plan.to_html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 2**21
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(FormatError, match="within 1,000 others"):
+        load(tmp_path / "plan.json")
 
 
 @given(st.data())
@@ -181,7 +215,7 @@ def test_numbers_of_thousands_of_digits_and_large_files_are_refused(
         with pytest.raises(FormatError, match="peak_bytes"):
             load(path)
         assert time.monotonic() - start < 10
-    monkeypatch.setattr(files.read_text, "__defaults__", (1000, False))
+    monkeypatch.setattr(files.read_text, "__defaults__", (1000, False, False))
     path.write_text(whole)
     with pytest.raises(FormatError, match="no file of Rekindle"):
         load(path)

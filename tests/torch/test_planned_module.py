@@ -183,7 +183,7 @@ def test_verify_sees_a_wrong_number(pair: Any, monkeypatch: pytest.MonkeyPatch) 
     from rekindle.torch.capture import rng
 
     plain, _, x = pair
-    monkeypatch.setattr(rng, "replay", lambda saved, device, call, *args, **kwargs: call(*args, **kwargs))
+    monkeypatch.setattr(rng, "replay", lambda kept, op, device, call, *args, **kwargs: call(*args, **kwargs))
     check = rekindle.verify(plain, x, tight(rekindle.trace(plain, x)))
     assert not check.ok
     assert check.gradients_equal is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -123,3 +124,16 @@ def test_a_damaged_plan_is_refused() -> None:
     damaged = pickle.dumps(model).replace(b'"peak_bytes": ', b'"peak_bytos": ')
     with pytest.raises(rekindle.FormatError, match="the plan of a pickled module"):
         pickle.loads(damaged)
+
+
+@pytest.mark.parametrize("how", ["plan", "plain"])
+def test_the_first_call_after_travelling_may_have_a_new_shape(how: str) -> None:
+    model = Net()
+    twin = copy.deepcopy(model)
+    rekindle.checkpoint(model, sample(), **QUICK, progress=False, on_new_shape=how)
+    arrived = by_pickle(model)
+    with pytest.warns(rekindle.RekindleWarning, match="no plan") if how == "plain" else contextlib.nullcontext():
+        assert not differences(step(arrived, sample()[:3]), step(twin, sample()[:3]))
+    assert not differences(step(arrived, sample()), step(twin, sample()))
+    assert arrived.forward.last.plan.schedule == model.forward.plan.schedule
+    assert len(list(arrived.forward.bounds)) == (2 if how == "plan" else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import rekindle
 from marks import sweep
 from rekindle.kernels import compiled, drop_stale
 
@@ -61,3 +63,28 @@ def test_two_threads_that_compile_at_once_report_once(monkeypatch: pytest.Monkey
         compiled._report("of this thread")
     assert looks == ["of this thread", "of the other thread"]
     assert len(lines) == 1
+
+
+KEEPS = """
+import numba as nb, numpy as np, rekindle
+from rekindle.kernels import compiled
+from rekindle.kernels.range_max import range_max
+print(range_max(np.arange(4)).shape[0], compiled.KEPT, nb.config.CACHE_DIR)
+"""
+
+
+@pytest.mark.parametrize("has_temporary", [True, False])
+def test_an_installation_that_nobody_can_write_to_works_without_a_home(tmp_path: Path, has_temporary: bool) -> None:
+    """Files stand where numba would make folders, as that stops root too."""
+    shutil.copytree(Path(rekindle.__file__).parent, tmp_path / "rekindle", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "rekindle" / "kernels" / "__pycache__").touch()
+    (tmp_path / "temporary").mkdir()
+    ask = KEEPS if has_temporary else f"import tempfile; tempfile.tempdir = {str(tmp_path / 'none')!r}\n{KEEPS}"
+    env = {k: x for k, x in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    env |= {"HOME": os.devnull, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
+    ran = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True, timeout=120)
+    rows, kept, *folder = ran.stdout.split()
+    assert (rows, kept) == ("4", str(has_temporary))
+    assert [Path(f).parent for f in folder] == [tmp_path / "temporary"] * has_temporary
+    assert not list((tmp_path / "temporary").iterdir())  # it went with the process
+    assert ran.stderr.count("numba finds no folder") == 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..model.graph import Graph
-from .patterns import NUMBERED, ranges
+from .patterns import LEVELS_MOST, NUMBERED, ranges
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Node:
 
 
 def module_tree(graph: Graph, ops: Iterable[int]) -> Node:
-    """The tree of the modules of these ops, folded. O(ops times depth)."""
+    """The tree of the modules of these ops, folded; beyond `LEVELS_MOST` the rest of a path is one name. O(ops times depth)."""
     root = Node("", paths=[""])
     for i in ops:
         node, path = root, ""
-        for name in graph.ops[i].module.split(".") if graph.ops[i].module else ():
+        for name in graph.ops[i].module.split(".", LEVELS_MOST) if graph.ops[i].module else ():
             path = f"{path}.{name}" if path else name
             node = node.children.setdefault(name, Node("", paths=[path]))
         node.ops.append(i)
@@ -64,12 +64,12 @@ def pattern_of(path: str, patterns: dict[str, str]) -> str:
     >>> pattern_of("h.3.fc.weight", {"h.3.fc": "h.*.fc"}), pattern_of("loss", {"": ""})
     ('h.*.fc.weight', 'loss')
     """
-    known, rest = path, ""
-    while known:
-        if known in patterns:
-            return patterns[known] + rest
-        known, dot, last = known.rpartition(".")
-        rest = f"{dot}{last}{rest}"
+    if path in patterns:
+        return patterns[path]
+    names = path.split(".", LEVELS_MOST)
+    for k in range(len(names) - 1, 0, -1):
+        if (known := ".".join(names[:k])) in patterns:
+            return ".".join([patterns[known], *names[k:]])
     return path
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
+NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)  # Python does not read numbers of thousands of digits
+LEVELS_MOST = 100  # of a path that are told apart; a tree of modules is gone through by recursion
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -65,7 +65,8 @@ def checkpoint_with(saved: str | None, model: nn.Module, sample: Any, options: M
     if saved is not None:
         try:
             asked = _asked(model, options)
-            with telling(asked.options.progress):
+            progress = asked.options.progress
+            with torch_accept.alone("checkpoint", model, progress), telling(progress):
                 apply(model, _bound(_read(saved), model, sample, asked), asked.on_new_shape)
             return ""
         except RekindleError as e:

@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numba as nb
 from numba.core import event
 
 from . import shared_work
-from .compiled import to_compile
+from .compiled import KEPT, to_compile
 
 END_MOST_S = 10.0  # for it to end when it is told to
 NEEDS = ("rekindle", "numba", "llvmlite", "numpy", "scipy")  # packages that it imports
@@ -67,7 +68,7 @@ def start() -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, str(folder), str(os.getpid())],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())}, cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_paths())} | _same_cache(), cwd=folder,
         )  # fmt: skip
     except OSError as e:
         log.debug("kernels are compiled in this process alone: %s", e)
@@ -112,6 +113,12 @@ def remaining() -> list[tuple[Any, Any]]:
     return [(kernel, types) for kernel, types in KERNELS if to_compile(kernel)]
 
 
+def _same_cache() -> dict[str, str]:
+    """The variable that names numba's folder, if numba was given one; `compiled` may have done so."""
+    folder = nb.config.CACHE_DIR  # type: ignore[attr-defined]
+    return {"NUMBA_CACHE_DIR": folder} if folder else {}
+
+
 def _useful() -> bool:
     """Whether a second process can be started here and would help."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -119,7 +126,7 @@ def _useful() -> bool:
     first_rank = os.environ.get("LOCAL_RANK", "0") == "0"
     # Another program that Python is built into would start itself anew.
     is_python = Path(sys.executable or "").name.startswith("python") and not getattr(sys, "frozen", False)
-    return cores > 1 and is_python and first_rank and not helps_nobody
+    return KEPT and cores > 1 and is_python and first_rank and not helps_nobody
 
 
 def _paths() -> list[str]:

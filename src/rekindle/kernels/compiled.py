@@ -6,6 +6,10 @@ that only kernels call is compiled without wrappers and versions, so that the fi
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +19,40 @@ import numba as nb
 from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import register_jitable
 
+from .. import notices
 from . import shared_work
 
-_compiled = nb.njit(cache=True, nogil=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
-inner = register_jitable(cache=True, no_cfunc_wrapper=True)  # called from Python it runs as plain Python, slowly
+
+def _remove(folder: str, process: int) -> None:
+    """Remove the folder; does nothing in a fork."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_kept() -> bool:
+    """Whether numba has a folder for what it compiles. If it has none (a read-only installation, without a home folder that can
+    be written to), it would refuse every function, the user's too: then it gets a folder that goes with this process."""
+    try:
+        nb.njit(cache=True)(_is_kept)
+        return True
+    except RuntimeError:
+        pass
+    kept, where = True, "this process keeps them in a temporary folder"
+    try:
+        nb.config.CACHE_DIR = folder = tempfile.mkdtemp(prefix="rekindle-numba-")  # type: ignore[attr-defined]
+        atexit.register(_remove, folder, os.getpid())
+    except OSError:
+        kept, where = False, "nothing keeps them"
+    notices.say(
+        f"numba finds no folder for compiled kernels that can be written to: {where}, and each process compiles the "
+        "search anew, for up to half a minute. Name a folder in NUMBA_CACHE_DIR"
+    )
+    return kept
+
+
+KEPT = _is_kept()
+_compiled = nb.njit(cache=KEPT, nogil=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+inner = register_jitable(cache=KEPT, no_cfunc_wrapper=True)  # called from Python it runs as plain Python, slowly
 
 
 def entry(function: Callable[..., Any]) -> Any:
@@ -45,6 +79,8 @@ def to_compile(kernel: Any) -> bool:
     """Whether an `entry` has yet to be compiled: this process has not, and the cache on disk holds nothing of it."""
     if kernel.signatures:
         return False
+    if not KEPT:
+        return True
     module = kernel.py_func.__module__.rpartition(".")[2]
     return not any(Path(kernel.stats.cache_path).glob(f"{module}.{kernel.py_func.__name__}-*.nbi"))
 

@@ -1,6 +1,7 @@
 """Files on disk: read within limits, written whole or not at all, locked while several processes write.
 
-A link stays a link: what is written is the regular file that it leads to.
+A link stays a link: what is written is the regular file that it leads to. Files of the cache are the exception: a link in
+their place is not followed, but replaced.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from ..errors import FormatError, RekindleError, UsageError
 from ..printed import name, value
+from .cache_folder import is_own
 
 try:
     import fcntl
@@ -82,22 +84,8 @@ def write_bytes(path: PathLike, content: bytes) -> None:
     RekindleError : the disk is full or fails.
     """
     real = check_writable(path)
-    # A name of its own and short, so that a long name of a file leaves room for it.
-    new = real.with_name(f".rekindle-{secrets.token_hex(8)}")
     try:
-        # The system applies the umask; mkstemp would not.
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        try:
-            with os.fdopen(fd, "wb") as f:
-                f.write(content)
-                f.flush()
-                os.fsync(f.fileno())  # or the new name could survive a power failure, and the content not
-            _keep_mode(real, new)
-            os.replace(new, real)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
-            raise
+        _replace(real, content, 0o666, _stat(real))
     except OSError as e:
         raise RekindleError(
             f"cannot write {name(os.fspath(path))}: {_why(e)}; nothing was written, and a file that was there is as it "
@@ -105,8 +93,39 @@ def write_bytes(path: PathLike, content: bytes) -> None:
         ) from e
 
 
-def read_text(path: PathLike, most: int = MOST_BYTES, regular: bool = False) -> str:
+def write_own(path: Path, text: str) -> None:
+    """Write a file of the cache, whole or not at all, for this user alone. Raises OSError where it cannot."""
+    _replace(path, text.encode("utf-8", "backslashreplace"), 0o600, None)
+
+
+def _replace(path: Path, content: bytes, mode: int, old: os.stat_result | None) -> None:
+    """Write a file whole or not at all. old : the file whose permissions it gets."""
+    # A name of its own and short, so that a long name of a file leaves room for it.
+    new = path.with_name(f".rekindle-{secrets.token_hex(8)}")
+    # The system applies the umask; mkstemp would not.
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())  # or the new name could survive a power failure, and the content not
+        if old is not None:
+            _keep_mode(old, new)
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def read_own(path: Path, most: int) -> str:
+    """The text of a file of the cache: no link, and a file that no other user may write to. Else as `read_text`."""
+    return read_text(path, most, regular=True, own=True)
+
+
+def read_text(path: PathLike, most: int = MOST_BYTES, regular: bool = False, own: bool = False) -> str:
     """The text of a file in UTF-8, up to `most` bytes. regular : a pipe is refused too, so that reading never waits.
+    own : links are refused, and files that another user owns or may write to.
 
     Raises
     ------
@@ -115,12 +134,16 @@ def read_text(path: PathLike, most: int = MOST_BYTES, regular: bool = False) -> 
     """
     where = name(os.fspath(path))
     # A pipe without a writer would hold up a plain open for ever.
-    wait = getattr(os, "O_NONBLOCK", 0) if regular else 0
+    how = (getattr(os, "O_NONBLOCK", 0) if regular else 0) | (getattr(os, "O_NOFOLLOW", 0) if own else 0)
     try:
-        fd = os.open(path, os.O_RDONLY | wait | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        fd = os.open(path, os.O_RDONLY | how | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
     except ValueError as e:  # a null byte in the name
         raise FormatError(f"cannot read {where}: {e}") from e
-    mode = os.fstat(fd).st_mode
+    there = os.fstat(fd)
+    mode = there.st_mode
+    if own and not is_own(there):
+        os.close(fd)
+        raise FormatError(f"cannot read {where}: another user owns it or may write to it")
     if not stat.S_ISREG(mode) and (regular or not stat.S_ISFIFO(mode)):
         os.close(fd)
         raise FormatError(f"cannot read {where}: it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}")
@@ -212,11 +235,8 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def _keep_mode(old: Path, new: Path) -> None:
+def _keep_mode(there: os.stat_result, new: Path) -> None:
     """The new file gets the permissions, and if the system allows it the owner, of the old one."""
-    there = _stat(old)
-    if there is None:
-        return
     if hasattr(os, "chown"):
         with contextlib.suppress(OSError):
             os.chown(new, there.st_uid, there.st_gid)

@@ -18,6 +18,13 @@ from .schedule import Free, Run, Schedule, Step
 from .traced_names import filled_in
 
 GRAPH, SCHEDULE, PLAN = "rekindle.graph/1", "rekindle.schedule/1", "rekindle.plan/1"
+MODULE_LEVELS_MOST = 1_000  # of the path of an op's module; PyTorch itself fails on modules within more modules
+OBJECTS_MOST_BYTES = 2**30  # that a document takes in memory; the plan of 100,000 ops takes about a quarter of it
+_TAKES_BYTES = {
+    "[": 64,
+    "{": 200,
+    ",": 48,
+}  # what Python takes for a list, an object and an element, by their first letters
 MOST_DIGITS = 40  # of a whole number that is read; no field holds more than 19
 
 
@@ -64,7 +71,12 @@ def graph_from_json(doc: Any, where: str = "graph") -> Graph:
                 **{key: p.text(key, "") for key in (*DESCRIBING, "source")},
             )
         )  # fmt: skip
-    return Graph(values, filled_in(ops), r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
+    traced = filled_in(ops)
+    if deep := [i for i, op in enumerate(traced) if op.module.count(".") >= MODULE_LEVELS_MOST]:
+        raise FormatError(
+            f"{where}: op {deep[0]} is of a module within {MODULE_LEVELS_MOST:,} others, and no model has so many"
+        )
+    return Graph(values, traced, r.ints("keep"), r.whole("resident_bytes", 0), r.text("name", "graph"))
 
 
 def steps_to_json(schedule: Schedule) -> list[dict[str, int]]:
@@ -119,6 +131,11 @@ def parse_json(text: str, where: str, constants: bool = False) -> Any:
     ------
     FormatError : the text is not whole JSON.
     """
+    taken = sum(text.count(mark) * size for mark, size in _TAKES_BYTES.items())
+    if taken > OBJECTS_MOST_BYTES:
+        raise FormatError(
+            f"{where} would take more than {OBJECTS_MOST_BYTES >> 30} GiB of memory; no file of Rekindle does"
+        )
     try:
         return json.loads(text, parse_constant=float if constants else _refuse_constant, parse_int=_whole_number)
     except (ValueError, RecursionError) as e:

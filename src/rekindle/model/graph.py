@@ -200,13 +200,13 @@ class Graph:
         ------
         UsageError : another cost.
         """
+        if not isinstance(cost, str) or cost not in COSTS:
+            raise UsageError(f"cost={printed(cost)} is unknown; choose one of {', '.join(COSTS)}")
         if cost == "seconds":
             return np.array([o.seconds for o in self.ops], np.float64)
         if cost == "flops":
             return np.array([o.flops for o in self.ops], np.float64)
-        if cost == "unit":
-            return np.array([float(any(self.values[v].bytes for v in o.outputs)) for o in self.ops])
-        raise UsageError(f"cost={cost!r} is unknown; choose one of {', '.join(COSTS)}")
+        return np.array([float(any(self.values[v].bytes for v in o.outputs)) for o in self.ops])
 
     def with_costs(self, seconds: Sequence[float], workspace: Sequence[int] | None = None) -> Graph:
         """The same graph with other measured costs per op; the hash stays.

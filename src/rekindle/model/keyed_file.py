@@ -6,13 +6,12 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..errors import RekindleError
-from .cache_folder import cache_folder
-from .files import locked
-from .formats import write_json
+from .cache_folder import cache_folder, make_private
+from .files import locked, write_own
+from .formats import as_text
 
 log = logging.getLogger("rekindle")
 T = TypeVar("T")
@@ -22,18 +21,14 @@ class KeyedFile(ABC, Generic[T]):
     """The entries of one file, read when the object is made. Reading and writing never raise.
 
     kind : the file is called "<kind>-<digest of the environment>.json". what : the entries in words, for log lines.
-    environment : versions, devices and settings for which the entries hold. path : None where there is no cache folder.
+    environment : versions, devices and settings for which the entries hold. path : None where there is no private cache folder.
     lock_wait_s : how long to wait for another process that writes; after it, nothing is stored.
     """
 
     def __init__(self, kind: str, what: str, environment: str, lock_wait_s: float):
         self.environment, self._what, self._lock_wait_s = environment, what, lock_wait_s
-        self.path: Path | None = None
-        try:
-            digest = hashlib.sha256(environment.encode()).hexdigest()[:16]
-            self.path = cache_folder() / f"{kind}-{digest}.json"
-        except RuntimeError as e:
-            log.debug("no cache of %s: %s", what, e)
+        digest, folder = hashlib.sha256(environment.encode()).hexdigest()[:16], cache_folder()
+        self.path = None if folder is None else folder / f"{kind}-{digest}.json"
         self._known = self._read()
         self._fresh: dict[str, T] = {}
 
@@ -48,10 +43,10 @@ class KeyedFile(ABC, Generic[T]):
         if not self._fresh or self.path is None:
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self.path.parent)
             with locked(self.path.parent, self._lock_wait_s):
                 entries = self._fresh | self._read()
-                write_json(self.path, self._document(entries))
+                write_own(self.path, as_text(self._document(entries)))
             self._known |= entries
             self._fresh = {}
         except (OSError, ValueError, RekindleError) as e:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,10 +14,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..arguments import close
+from ..arguments import close, names_in
 from ..errors import TraceError, UsageError
+from ..frames import is_users
+from ..printed import value
+from ..progress import Progress
 from .capture import private, sharded, tree
 from .capture.fields import fields_of
+from .capture.lock import LOCK
 from .capture.module_paths import is_marked
 
 # Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
@@ -24,15 +29,20 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
-def process(what: str) -> None:
+def process(what: str, depth: int = 2) -> None:
     """Check that planning can work here.
 
-    what : the function that was called, for the message.
+    what : the function that was called, for the message. depth : frames up to its caller.
 
     Raises
     ------
-    UsageError : inside a function that torch.func transforms or torch.compile compiles.
+    UsageError : inside a function that torch.func transforms or torch.compile compiles, or that planning runs.
     """
+    if LOCK.plans and is_users(sys._getframe(depth)):
+        raise UsageError(
+            f"rekindle.{what} was called by code that runs while this thread {LOCK.doing}: one plan cannot be made inside of "
+            "another. Call it before, outside of forward"
+        )
     if private.in_func_transform():
         raise UsageError(
             f"rekindle.{what} was called inside a torch.func transform (vmap, grad, jvp, …), where tensors stand for others; "
@@ -43,6 +53,11 @@ def process(what: str) -> None:
             f"rekindle.{what} was called inside a function that torch.compile compiles; call it outside, before the "
             "compiled function runs"
         )
+
+
+def alone(what: str, model: Any, progress: Progress = None) -> contextlib.AbstractContextManager[None]:
+    """Inside, no other thread plans, and none begins a call of the model. what : the public function that is called."""
+    return LOCK.planning(f"runs rekindle.{what}({type(model).__name__})", model, progress)
 
 
 @contextlib.contextmanager
@@ -191,9 +206,7 @@ def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
     ------
     UsageError : a name is no string, or matches no submodule; the message lists names that are close.
     """
-    given = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else given
-    if not isinstance(given, tuple) or not all(isinstance(x, str) for x in given):
-        raise UsageError(f"must_save={given!r:.80} must be names of submodules, or patterns such as 'blocks.*.router'")
+    given = names_in("must_save", given, "names of submodules, or patterns such as 'blocks.*.router'")
     names = [name for name, _ in model.named_modules() if name]
     for pattern in given:
         if any(is_marked(name, (pattern,)) for name in names):
@@ -201,10 +214,12 @@ def must_save(model: nn.Module, given: Any) -> tuple[str, ...]:
         first = {id(m): name for name, m in reversed(list(model.named_modules()))}
         also = [first[id(m)] for name, m in model.named_modules(remove_duplicate=False) if fnmatchcase(name, pattern)]
         if also and also[0]:
-            raise UsageError(f"must_save: {pattern!r} is a second name of the submodule {also[0]!r}; give that name")
+            raise UsageError(
+                f"must_save: {value(pattern)} is a second name of the submodule {also[0]!r}; give that name"
+            )
         few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         known = f"{close(pattern, names)}its submodules are {few}" if names else "it has none"
-        raise UsageError(f"must_save: {pattern!r} names no submodule of {type(model).__name__}; {known}")
+        raise UsageError(f"must_save: {value(pattern)} names no submodule of {type(model).__name__}; {known}")
     return given
 
 
@@ -215,9 +230,10 @@ def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
     ------
     UsageError : it is no name or pattern and no list of them, or one names no submodule; the message lists close names.
     """
-    given = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else given
-    if not isinstance(given, tuple) or not given or not all(isinstance(x, str) and x for x in given):
-        raise UsageError(f"parts={given!r:.80} must be names of submodules, or patterns such as 'blocks.*'")
+    of = "names of submodules, or patterns such as 'blocks.*'"
+    given = names_in("parts", given, of)
+    if not given:
+        raise UsageError(f"parts={given} must be {of}")
     names = [name for name, _ in model.named_modules() if name]
     found: set[str] = set()
     for pattern in given:
@@ -225,7 +241,7 @@ def parts(model: nn.Module, given: Any) -> tuple[str, ...]:
         if not hits:
             few = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             known = f"{close(pattern, names)}its submodules are {few}" if names else "it has none"
-            raise UsageError(f"parts: {pattern!r} names no submodule of {type(model).__name__}; {known}")
+            raise UsageError(f"parts: {value(pattern)} names no submodule of {type(model).__name__}; {known}")
         found |= set(hits)
     return tuple(n for n in names if n in found and not any(n.startswith(f"{other}.") for other in found))
 
@@ -247,7 +263,7 @@ def sample(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         for k in kwargs:
             if not isinstance(k, str):
                 raise UsageError(
-                    f"sample has the key {k!r}; a dict is taken as keyword arguments, whose names are strings"
+                    f"sample has the key {value(k)}; a dict is taken as keyword arguments, whose names are strings"
                 )
     elif isinstance(given, tuple | list):
         args = tuple(given)

@@ -208,9 +208,9 @@ def trace(
     gpu = None if devices.capability(target) is None else target
     options = TraceOptions(loss, target, optimizer, tuple(marks), None, gpu, accept_unused(unused), gradients)
     companion.start()  # the search is compiled while the model is traced and its operators are timed
-    with telling(progress) as tell, accept.gradients_on():
+    with accept.alone("trace", model, progress), telling(progress) as tell, accept.gradients_on():
         announce(progress, f"capturing {type(model).__name__}")
-        with LOCK:
+        with LOCK.capturing(model):
             made = trace_call(model, args, kwargs, options, inputs={})
             if names := made.lowered.captured.no_results:
                 raise no_such_results(names, made.lowered.captured.output_spec, made.module_name)
@@ -237,7 +237,7 @@ def trace_call(
     by_values : False: forward cannot branch on values of inputs.
     inputs : Python numbers that become inputs of the graph, as they are now; such a trace has no costs, {} included.
     """
-    with LOCK:
+    with LOCK.capturing(model):
         return _trace_call(model, args, kwargs, options, forward, progress, by_values, inputs)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import close
 from ..errors import UsageError
+from ..printed import value
 from .sized import options_of
 from .suites import SUITES, small
 
@@ -56,7 +57,7 @@ def maker(name: str) -> Callable[..., tuple[nn.Module, Any]]:
     file = next((file for file, family in _FILES.items() if name in family), None)
     if file is None:
         hint = close(name, names())
-        raise UsageError(f"zoo model {name!r} is unknown; {hint}choose one of: {', '.join(names())}")
+        raise UsageError(f"zoo model {value(name)} is unknown; {hint}choose one of: {', '.join(names())}")
     made: Callable[..., tuple[nn.Module, Any]] = importlib.import_module(f".{file}", __name__).MODELS[name]
     return made
 
@@ -81,7 +82,7 @@ def load(
     RekindleError : the model needs a package that is not installed.
     """
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise UsageError(f"batch={batch!r} must be an int of at least 1")
+        raise UsageError(f"batch={value(batch)} must be an int of at least 1")
     build = maker(name)
     valid = options_of(build)
     unknown = [o for o in options if o not in valid]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -50,10 +51,10 @@ class Reads:
         """
         own: Any = nn.Module.__dict__.get("__getattribute__")
         look_up: Any = own or object.__getattribute__
-        names = self.names
+        names, here = self.names, threading.get_ident()
 
         def read(module: Any, name: str) -> Any:
-            if name not in INTERNAL:
+            if name not in INTERNAL and threading.get_ident() == here:
                 if name != "__dict__":
                     if takes is None or takes(sys._getframe(1)):
                         names.setdefault(id(module), set()).add(name)

@@ -13,22 +13,30 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from . import private
 
 
+class _Told:
+    """Stands for the flag: it is true in this thread while `here` is, and as it was in the others, whose modules run."""
+
+    def __init__(self, flag: Any, here: bool) -> None:
+        self._others, self.here, self.thread = flag, bool(flag) or here, threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return self.here if threading.get_ident() == self.thread else bool(self._others)
+
+
 @contextlib.contextmanager
 def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
     """Inside, `torch.compiler.is_compiling()` is true in forwards of modules of the given classes; None: everywhere."""
     flag = private.told_to_compile()
-    before: list[bool] = []
-
-    here = threading.get_ident()  # modules may be called in other threads meanwhile
+    told, before = _Told(flag, kinds is None), list[bool]()
 
     def enter(module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == here:
-            before.append(private.told_to_compile())
-            private.tell_to_compile(before[-1] or isinstance(module, tuple(kinds or ())))
+        if threading.get_ident() == told.thread:
+            before.append(told.here)
+            told.here = told.here or isinstance(module, tuple(kinds or ()))
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
-        if threading.get_ident() == here:
-            private.tell_to_compile(before.pop())
+        if threading.get_ident() == told.thread:
+            told.here = before.pop()
 
     with contextlib.ExitStack() as hooks:
         if kinds:
@@ -38,7 +46,7 @@ def as_if_compiling(kinds: Sequence[type[nn.Module]] | None) -> Iterator[None]:
             ):
                 hooks.callback(handle.remove)
         try:
-            private.tell_to_compile(flag or kinds is None)
+            private.tell_to_compile(told)
             yield
         finally:
             private.tell_to_compile(flag)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,12 +147,13 @@ def one_cast_each(leaves: dict[int | str, torch.Tensor]) -> Iterator[set[int | s
     known = {id(t): (k, t) for k, t in leaves.items()}
     found: set[int | str] = set()
     made: dict[Any, torch.Tensor] = {}
-    clear = torch.clear_autocast_cache
+    clear, here = torch.clear_autocast_cache, threading.get_ident()
+    before = to_copy.py_kernels.get(keys.Autograd)  # of a context around this one
 
     def listen(on: bool) -> None:
         to_copy.py_kernels.pop(keys.Autograd, None)
-        if on:
-            to_copy.py_kernels[keys.Autograd] = cast
+        if kernel := cast if on else before:
+            to_copy.py_kernels[keys.Autograd] = kernel
         to_copy._dispatch_cache.clear()
 
     def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -171,7 +173,8 @@ def one_cast_each(leaves: dict[int | str, torch.Tensor]) -> Iterator[set[int | s
         return out
 
     def clear_both() -> None:
-        made.clear()
+        if threading.get_ident() == here:  # other threads leave autocast too
+            made.clear()
         clear()
 
     listen(True)

@@ -86,6 +86,7 @@ def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
     """Inside, the ops listed in this file return fake tensors of `mode` with the strides of the CPU's kernels."""
     private: Any = mode
     cached, computed = private._cached_dispatch_impl, private._dispatch_impl
+    before = {k: x for k, x in vars(mode).items() if k in ("_cached_dispatch_impl", "_dispatch_impl")}
 
     def compute(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         out = computed(func, types, args, kwargs)
@@ -101,6 +102,7 @@ def eager_strides(mode: FakeTensorMode) -> Iterator[None]:
         yield
     finally:
         del private._dispatch_impl, private._cached_dispatch_impl
+        vars(mode).update(before)  # of a context around this one
 
 
 def _laid_out(func: Any, args: Any, out: Any) -> Any:

@@ -45,11 +45,11 @@ def indices_for_masks(count: Count) -> Iterator[None]:
     def listen(on: bool) -> None:
         for op in _INDEXING:
             op.py_kernels.pop(key, None)
-            if on:
-                op.py_kernels[key] = kernels[op]
+            if kernel := (kernels if on else before)[op]:
+                op.py_kernels[key] = kernel
             op._dispatch_cache.clear()
 
-    def kernel(op: Any) -> Callable[..., Any]:
+    def indexing(op: Any) -> Callable[..., Any]:
         def index(x: torch.Tensor, places: Sequence[torch.Tensor | None], *rest: Any, **how: Any) -> Any:
             # Without values that require grad, backward of index_put selects nothing.
             selects = op is aten.index.Tensor or rest[0].requires_grad
@@ -61,7 +61,8 @@ def indices_for_masks(count: Count) -> Iterator[None]:
 
         return index
 
-    kernels = {op: kernel(op) for op in _INDEXING}
+    kernels = {op: indexing(op) for op in _INDEXING}
+    before = {op: op.py_kernels.get(key) for op in _INDEXING}  # of a context around this one
     listen(True)
     try:
         yield

@@ -140,8 +140,13 @@ def saved_tensors_hooks_are_set() -> bool:
 
 
 def profiler_is_running() -> bool:
-    """Whether autograd's profiler records. torch allows one recording at a time."""
+    """Whether autograd's profiler records in this thread. torch allows one recording at a time."""
     return torch.autograd._profiler_enabled()
+
+
+def profiler_runs_elsewhere() -> bool:
+    """Whether it records in another thread, such that a second recording would end the process."""
+    return torch.autograd.profiler._is_profiler_enabled and not profiler_is_running()
 
 
 def record_allocations() -> None:
@@ -206,7 +211,7 @@ def told_to_compile() -> bool:
     return torch.compiler._is_compiling_flag
 
 
-def tell_to_compile(flag: bool) -> None:
+def tell_to_compile(flag: Any) -> None:
     """Set that flag."""
     torch.compiler._is_compiling_flag = flag
 
@@ -215,6 +220,14 @@ def in_torch_compile() -> bool:
     """Whether torch.compile traces this code, or would compile the functions that it calls."""
     compiling = torch._C._dynamo.eval_frame.get_eval_frame_callback()
     return torch.compiler.is_dynamo_compiling() or callable(compiling)
+
+
+@contextlib.contextmanager
+def no_compiling() -> Iterator[None]:
+    """Inside, torch.compile waits in other threads. What torch keeps while it traces, it keeps for the whole process."""
+    compiler = sys.modules.get("torch._dynamo.convert_frame")
+    with getattr(compiler, "compile_lock", None) or contextlib.nullcontext():
+        yield
 
 
 def opaque_to_compile(call: Call) -> Call:

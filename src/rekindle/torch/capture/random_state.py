@@ -37,7 +37,8 @@ def only_draws() -> Iterator[None]:
     """
     cpu, cuda = torch.random.default_generator, getattr(torch.cuda, "default_generators", ())
     before, seed = _state(cpu), cpu.initial_seed()
-    torch.random.default_generator = _Guarded(cpu)  # type: ignore[assignment]
+    guarded = _Guarded(cpu)
+    torch.random.default_generator = guarded  # type: ignore[assignment]
     if cuda:  # else CUDA is not in use yet; where forward begins to use it, torch sets them
         torch.cuda.default_generators = tuple(map(_Guarded, cuda))  # type: ignore[assignment]
     try:
@@ -46,7 +47,9 @@ def only_draws() -> Iterator[None]:
         torch.random.default_generator = cpu
         if cuda:
             torch.cuda.default_generators = cuda  # type: ignore[assignment]
-    # Uses that bypass `_Guarded`. Tracing itself draws nothing; other threads may have drawn, but they do not seed.
+    # Uses that bypass `_Guarded`. Tracing itself draws nothing; other threads may have drawn.
+    if guarded.others:
+        return
     if cpu.initial_seed() != seed or _state(cpu) != before and threading.active_count() == 1:
         cpu.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
         raise TraceError(_message("the model changes the state of torch's random generator"))
@@ -58,14 +61,16 @@ def _state(generator: torch.Generator) -> bytes:
 
 
 class _Guarded:
-    """Stands for one of torch's generators and refuses some methods to one thread."""
+    """Stands for one of torch's generators and refuses some methods to one thread. others : whether other threads used them."""
 
     def __init__(self, generator: torch.Generator):
-        self._generator, self._thread = generator, threading.get_ident()
+        self._generator, self._thread, self.others = generator, threading.get_ident(), False
 
     def __getattr__(self, name: str) -> Any:
-        asks = name in _REFUSED and threading.get_ident() == self._thread
-        if asks and (frame := _user_frame(sys._getframe(1))) is not None:
+        asks = name in _REFUSED
+        if asks and threading.get_ident() != self._thread:
+            self.others = True
+        elif asks and (frame := _user_frame(sys._getframe(1))) is not None:
             raise TraceError(
                 _message(f"the model reads or sets the state of torch's random generator at {line_of(frame)}")
             )

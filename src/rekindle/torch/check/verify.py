@@ -14,6 +14,7 @@ from ...accept import plan as accept_plan
 from ...carrying import Replanned
 from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
+from ...printed import value
 from .. import accept
 from ..capture import tree
 from ..capture.determinism import deterministic
@@ -26,7 +27,7 @@ from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..run.planned import PlannedForward, planned_forward
 from ..run.sample import Sample
 from ..trace import call_arguments
-from .comparison import KINDS, Compared, compare
+from .comparison import KINDS, Compared, compare, without_others_draws
 from .first_difference import explained
 
 
@@ -171,7 +172,7 @@ def check_step(
     if plan is not None:
         accept_plan(plan)
     if loss is not None and not callable(loss):
-        raise UsageError(f"loss={loss!r} cannot be called; give a function from the model's result to a scalar")
+        raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
     planned = planned_forward(model)
     if plan is not None:
         planned = PlannedForward(model, plan, "error", lambda *_: Replanned(plan, ""), check=False)
@@ -183,6 +184,7 @@ def check_step(
     fake = s.fake is not None
 
     with (
+        accept.alone("verify", model),
         accept.gradients_on(),
         planned.silent(),
         as_before(model, s.sample.tensors, fake=fake),
@@ -323,6 +325,9 @@ def _compared(
     """The comparison of a planned step with a plain one. Where gradients alone differ, and fused attention varies from step to
     step, further plain steps tell how far gradients may be apart."""
     found = compare(ours, theirs, s.fake is not None, may)
+    if theirs is not None:
+        steps = ((theirs, planned.plain, "plain"), (ours, planned, "planned"))
+        found = without_others_draws(found, ((one, partial(run, s, f, name, way)) for one, f, name in steps))
     if theirs is None or planned.last is None or not found.only_gradients:
         return found
 

@@ -9,8 +9,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ... import notices
 from ...errors import UsageError
-from ..capture.private import profiler_is_running, record_allocations, recorded_allocations
+from ..capture.private import (
+    profiler_is_running,
+    profiler_runs_elsewhere,
+    record_allocations,
+    recorded_allocations,
+)
 
 
 def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:
@@ -34,6 +40,16 @@ class CpuAllocations:
     marks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
+def recording_is_safe() -> bool:
+    """Whether the allocator can be recorded; while a profiler runs in another thread it cannot, and a warning says so."""
+    if elsewhere := profiler_runs_elsewhere():
+        notices.warn(
+            "a profiler is running in another thread, beside which the CPU's allocator cannot be recorded: memory is measured "
+            "by tensors alone, and what operators allocate inside of them is not seen. Stop the profiler to measure it"
+        )
+    return not elsewhere
+
+
 @contextmanager
 def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
     """Record every allocation and release of the CPU's allocator, and the marks whose name starts with `mark`.
@@ -42,7 +58,7 @@ def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
     ------
     UsageError : another profiler is running; torch allows one at a time.
     """
-    if profiler_is_running():
+    if profiler_is_running() or profiler_runs_elsewhere():
         raise UsageError("memory cannot be measured while another profiler is running; stop it first")
     log = CpuAllocations()
     # the plain autograd profiler: `torch.profiler` imports all of Inductor (a second) before its first use
@@ -63,14 +79,19 @@ def cpu_allocations(mark: str = "rekindle:") -> Iterator[CpuAllocations]:
     log.events.sort(key=lambda e: e[0])
 
 
+_is_quiet = False
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the profiler from announcing its start and stop on stderr."""
+    """Keep the profiler from announcing its start and stop on stderr. It reads the variable once in a process: later ones are
+    left alone, since other threads may read the environment."""
+    global _is_quiet
     name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
+    if _is_quiet or name in os.environ:
         yield
         return
-    os.environ[name] = "6"
+    os.environ[name], _is_quiet = "6", True
     try:
         yield
     finally:

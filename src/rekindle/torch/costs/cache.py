@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ...errors import FormatError
-from ...model.files import read_text
+from ...model.files import read_own
 from ...model.formats import parse_json
 from ...model.keyed_file import KeyedFile
 from ...printed import name, value
@@ -91,7 +91,7 @@ class CostCache(KeyedFile[Measurement]):
     def _read_anew(self, path: Path) -> dict[str, Measurement]:
         where = name(str(path))
         try:
-            doc = parse_json(read_text(path, SETTINGS.file_most_bytes, regular=True), where, constants=True)
+            doc = parse_json(read_own(path, SETTINGS.file_most_bytes), where, constants=True)
             if not isinstance(doc, dict) or doc.get("format") != FORMAT or not isinstance(doc.get("ops"), dict):
                 raise FormatError(f"{where} is no file of the format {FORMAT}")
             if doc.get("environment") != self.environment:

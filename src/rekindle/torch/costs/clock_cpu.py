@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from ..capture.private import profiler_is_running
+from ..capture.private import profiler_is_running, profiler_runs_elsewhere
 from ..capture.rules import runnable
 from .allocations import CpuAllocations, cpu_allocations, peak_and_end
 from .clock import Measured, measure
@@ -42,7 +42,9 @@ class CpuRunner:
         self._marks: dict[OperatorCall, tuple[str, int]] = {}  # and the bytes of new results
         self._stack = ExitStack()
         self._recorded: CpuAllocations | None = None
-        if profiler_is_running():  # torch allows one recording at a time, and the caller has one
+        if (
+            profiler_is_running() or profiler_runs_elsewhere()
+        ):  # torch allows one recording at a time, and the caller has one
             log.warning("a profiler is running: the workspace of operators cannot be measured and counts as 0")
         else:
             self._recorded = self._stack.enter_context(cpu_allocations())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from ...printed import value
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,7 @@ def get(name: str) -> Device:
     """
     found = _BY_NAME.get(name.lower().replace(" ", "")) if isinstance(name, str) else None
     if found is None:
-        raise UsageError(f"device {name!r} is unknown; choose one of {', '.join(names())}")
+        raise UsageError(f"device {value(name)} is unknown; choose one of {', '.join(names())}")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from .allocations import cpu_allocations, peak_and_end
+from .allocations import cpu_allocations, peak_and_end, recording_is_safe
 from .memory import Storages
 
 PREFIX = "rekindle: "
@@ -54,6 +54,8 @@ class Levels:
                 self._by_storages(step, self._known)
             elif self._device.type == "cuda":
                 self._on_cuda(step)
+            elif not recording_is_safe():
+                self._by_storages(step, ())
             else:
                 self._on_cpu(step)
         finally:

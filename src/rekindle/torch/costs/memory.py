@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import UsageError
-from .allocations import cpu_allocations, peak_and_end
+from .allocations import cpu_allocations, peak_and_end, recording_is_safe
 from .instrument import Instrument, Together
 from .op_tensors import storage_of, tensors_in
 
@@ -129,11 +129,12 @@ class Storages(Instrument):
 def allocator_peak(step: Callable[[], Any], device: str | torch.device = "cpu") -> AllocatorPeak:
     """Run `step` on real tensors and read the allocator of `device`, "cpu" or a CUDA device. Temporaries of kernels count.
 
-    On the CPU only memory that the calling thread and backward allocate through torch is seen.
+    On the CPU only memory that the calling thread and backward allocate through torch is seen. While a profiler runs in another
+    thread, a recording would end the process: then memory is measured as by `storage_peak`, and a warning says so.
 
     Raises
     ------
-    UsageError : the device has no allocator that can be read, or another profiler is running.
+    UsageError : the device has no allocator that can be read, or another profiler is running in this thread.
     """
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
@@ -147,6 +148,9 @@ def allocator_peak(step: Callable[[], Any], device: str | torch.device = "cpu") 
         torch.cuda.synchronize(device)
         left = torch.cuda.memory_allocated(device) - start
         return AllocatorPeak(torch.cuda.max_memory_allocated(device) - start, left)
+    if not recording_is_safe():
+        found = storage_peak(step)
+        return AllocatorPeak(found.peak_bytes, found.left_bytes)
     with cpu_allocations() as log:
         step()
     return AllocatorPeak(*peak_and_end(delta for _, delta in log.events))

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ...arguments import close
 from ...errors import UsageError
+from ...printed import value
 from ...sizes import format_bytes
 from .op_tensors import storage_of
 from .optimizer_names import Options, names, optimizers_by_name
@@ -61,13 +62,13 @@ def check(given: Any) -> None:
     if isinstance(given, str):
         if given.strip().lower() not in optimizers_by_name():
             raise UsageError(
-                f"optimizer={given!r} is unknown; {close(given.strip().lower(), names())}the names are {', '.join(names())}. "
-                "Give one of them, a class of optimizers or an optimizer"
+                f"optimizer={value(given)} is unknown; {close(given.strip().lower(), names())}the names are "
+                f"{', '.join(names())}. Give one of them, a class of optimizers or an optimizer"
             )
     elif innermost(given) is None and not (isinstance(given, type) and issubclass(given, Optimizer)):
         raise UsageError(
-            f"optimizer={given!r:.80} is no optimizer; give a torch.optim.Optimizer (of a wrapper, the one inside), its class, "
-            f"or one of the names {', '.join(names())}"
+            f"optimizer={value(given)} is no optimizer; give a torch.optim.Optimizer (of a wrapper, the one inside), its "
+            f"class, or one of the names {', '.join(names())}"
         )
 
 

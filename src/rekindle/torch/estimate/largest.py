@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import nn
 
 from ... import accept as core_accept
-from ...arguments import choice
+from ...arguments import choice, flag
 from ...ask import GRADIENTS, Goal, PlanOptions
 from ...errors import TraceError, UsageError
 from ...estimates.batches import Answer, BatchRow, LargestBatch, largest
 from ...estimates.estimate import Estimate
+from ...printed import value
 from ...progress import Progress, telling
 from .. import accept
 from .planned_batches import Model, PlannedBatches
@@ -60,12 +62,15 @@ def largest_batch(
     accept.process("largest_batch")
     if not callable(make_sample):
         raise UsageError(
-            f"make_sample={make_sample!r:.80} cannot be called; give a function from a batch to its sample, such as "
+            f"make_sample={value(make_sample)} cannot be called; give a function from a batch to its sample, such as "
             "lambda batch: torch.randn(batch, 3, 224, 224)"
         )
+    flag("plans", plans)
+    if not isinstance(first, Integral) or isinstance(first, bool):
+        raise UsageError(f"first={value(first)} must be a whole number, the batch to begin with")
     goal = Goal.parse(budget)
     if goal.budget is None:
-        raise UsageError(f"budget={budget!r} is a fraction; give the memory of the device, such as '24GiB'")
+        raise UsageError(f"budget={value(budget)} is a fraction; give the memory of the device, such as '24GiB'")
     options = core_accept.search(PlanOptions(goal, effort=effort, progress=progress))
     limit = goal.budget
     if gradients is not None:
@@ -84,7 +89,7 @@ def largest_batch(
         tried["plain"][batch] = estimated(batch).peak_bytes
         return tried["plain"][batch]
 
-    with telling(progress):
+    with accept.alone("largest_batch", model, progress), telling(progress):
         plain = largest(plain_need, limit, first)
         batches = PlannedBatches(
             Model(model, make_sample, optimizer, target, gradients or "kept"), limit, options, estimated

@@ -16,6 +16,7 @@ from ...ask import GRADIENTS
 from ...errors import UsageError
 from ...estimates import allocator, band
 from ...estimates.estimate import Estimate, ModuleFigures
+from ...printed import value
 from ...progress import Progress, announce, telling
 from .. import accept
 from ..costs import devices
@@ -64,7 +65,7 @@ def estimate(
     gradients = "fresh" if gradients == "none" else gradients
     choice("gradients", gradients, GRADIENTS)
     if loss is not None and not callable(loss):
-        raise UsageError(f"loss={loss!r:.80} cannot be called; give a function from the model's result to a scalar")
+        raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
     check(model, optimizer)
     request = Request(model, optimizer, device_of(model, target), loss, gradients, progress)
     return request.of(sample)
@@ -104,7 +105,7 @@ class Request:
         rounded = allocator.as_it_is if self.device.capability is None else allocator.rounded_on_gpu
         options = StepOptions(self.optimizer, self.loss, self.gradients, self.device, rounded)
         self.memory.again()
-        with telling(self.progress):
+        with accept.alone("estimate", self.model, self.progress), telling(self.progress):
             announce(self.progress, f"stepping a copy of {type(self.model).__name__} made of fake tensors")
             step = run(self.model, call, options, self.memory)
             announce(self.progress, "running the kernels that could set the peak")

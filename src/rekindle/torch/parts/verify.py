@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...arguments import flag
 from ...errors import UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
+from ...printed import value
 from .. import accept
 from ..capture.determinism import deterministic
 from ..check import verify as whole
-from ..check.comparison import compare
+from ..check.comparison import compare, without_others_draws
 from ..check.first_difference import explained
 from ..check.verify import Check, as_check, subject
 from ..run.as_before import as_before
@@ -54,19 +56,19 @@ def verify(
     PlanMismatch : the plan is not for calls with this sample.
     RekindleError : a step fails; the message gives the error of the module, which is its cause.
     """
+    accept.process("verify")
+    flag("count_flops", count_flops)
     own = parts_forward(model) if isinstance(model, nn.Module) else None
     if not isinstance(plan, PartsPlan) and (plan is not None or own is None):
         return whole.verify(model, sample, plan, loss=loss, count_flops=count_flops)
-    accept.process("verify")
     accept.module(model)
     if loss is not None and not callable(loss):
-        raise UsageError(f"loss={loss!r} cannot be called; give a function from the model's result to a scalar")
-    if plan is None:
-        assert own is not None
-        return _check(model, sample, own.plan, loss, count_flops)
-    assert isinstance(plan, PartsPlan)
-    with _instead(model, plan):
-        return _check(model, sample, plan, loss, count_flops)
+        raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
+    put = contextlib.nullcontext() if plan is None else _instead(model, plan)
+    found = own.plan if plan is None and own is not None else plan
+    assert isinstance(found, PartsPlan)
+    with accept.alone("verify", model), put:
+        return _check(model, sample, found, loss, count_flops)
 
 
 def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, count_flops: bool) -> Check:
@@ -84,6 +86,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
         with contextlib.suppress(torch.OutOfMemoryError):
             theirs = _plain(s, plain)
         found, cause = compare(ours, theirs, fake), ""
+        found = without_others_draws(found, [(ours, partial(_planned, s, plain, plan))])
         if found.differences:
             cause = explained(type(model).__name__, partial(_plain, s, plain), partial(_planned, s, plain, plan))
         if plan.captured.gradients == "consumed":

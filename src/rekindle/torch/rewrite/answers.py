@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import FormatError
-from ...model.files import read_text
+from ...model.files import read_own
 from ...model.formats import parse_json
 from ...model.keyed_file import KeyedFile
 from ..capture import precision
@@ -47,7 +47,7 @@ class Answers(KeyedFile[bool]):
         if self.path is None:
             return {}
         try:
-            doc = parse_json(read_text(self.path, SETTINGS.file_most_bytes, regular=True), str(self.path))
+            doc = parse_json(read_own(self.path, SETTINGS.file_most_bytes), str(self.path))
         except (OSError, FormatError) as e:
             log.debug("cache of the bits of slices passed over: %s", e)
             return {}

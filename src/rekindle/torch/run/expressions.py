@@ -33,7 +33,7 @@ class Expressions:
         self.env: dict[str, Any] = {
             "copy_": torch.ops.aten.copy_.default,
             "clone": torch.ops.aten.clone.default,
-            "rng_state": rng.state,
+            "draw": rng.draw,
             "replay": rng.replay,
             "join": join,
             "each": each,

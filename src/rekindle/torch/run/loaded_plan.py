@@ -26,11 +26,12 @@ UNLIKE_MOST = 64  # calls that the plan does not fit, and that are remembered; o
 class LoadedPlan:
     """Looks at calls until one has the graph that the plan was made for.
 
-    waits : no call has fitted the plan so far.
+    waits : no call has fitted the plan so far. travelled : the plan was made for this very module, which was pickled since: a
+    call that it does not fit is a new shape, and no mismatch.
     """
 
     def __init__(self, plan: Plan, how: TraceOptions, options: PlanOptions):
-        self.waits = plan.trace is None
+        self.waits, self.travelled = plan.trace is None, False
         self._plan, self._how, self._options = plan, how, options
         self._unlike: list[tuple[Key, Expected, list[Question]]] = []  # calls that the plan does not fit
         self._first_is_over = False  # the first call, if it set attributes that later calls find
@@ -60,9 +61,9 @@ class LoadedPlan:
         if self.is_for_later_calls(found):
             return found, None
         asked = found.lowered.captured.questions
-        if not asked or not may_wait:
+        if not (asked or self.travelled) or not may_wait:
             raise PlanMismatch(mismatch(self._plan.graph, rewritten_like(found, self._plan).graph))
-        # The plan may be for other answers: it waits for a call that gives them.
+        # The plan may be for other answers, or for another shape: it waits for a call that it fits.
         self._unlike = [*self._unlike, (new.key, Expected.of(new.model), asked)][-UNLIKE_MOST:]
         return found, None
 

@@ -113,9 +113,8 @@ class PlannedForward(InPlaceOfForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if LOCK.mine:  # this thread is capturing a module, and a wrapper of this forward may call it
             return self.plain(*args, **kwargs)
-        caller = private.caller()
-        with LOCK.calls:  # a module that another thread is capturing must not be called
-            model = self._model()
+        caller, model = private.caller(), self._model()
+        with LOCK.call(model):  # a module that another thread plans must not be called
             called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
             if called is not None and called is not model and (model is None or type(called) is type(model)):
                 # called through a shallow copy of the module, which shares this forward: run the plain forward on the copy
@@ -160,7 +159,7 @@ class PlannedForward(InPlaceOfForward):
         if bound is None and may_plan and not replanner.refusals.hold(model, key):
             new = NewCall(model, plain, call, key, time.perf_counter())
             if new.trains:  # without gradients there is nothing to save
-                with LOCK:
+                with LOCK.capturing(model):
                     bound = replanner.plans.find(model, key, call)
                     if bound is None:
                         with _own_saved_tensors():
@@ -227,13 +226,15 @@ class PlannedForward(InPlaceOfForward):
         text, on_new_shape, replan, check, in_eval, is_off = pickled
         model = self._model()
         assert model is not None
-        self._begin(Replanner(model, from_text(text), on_new_shape, replan, check), in_eval)
+        replanner = Replanner(model, from_text(text), on_new_shape, replan, check)
+        replanner.has_travelled()
+        self._begin(replanner, in_eval)
         self._off = is_off
         if not is_off:
             _PLANNED[model] = self
 
     def _bind_copied(self, model: nn.Module) -> None:
-        with LOCK:
+        with LOCK.capturing(model):
             for traced, plan in reversed(self._unbound):
                 self._replanner.bind(model, traced, plan)
             self._unbound = []

@@ -83,6 +83,10 @@ class Replanner:
             self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
 
+    def has_travelled(self) -> None:
+        """Note that the module and its plan were pickled together."""
+        self._loaded.travelled = True
+
     def copied(self) -> Replanner:
         """A replanner for a copy of the module; it has no plans yet."""
         twin = copy.copy(self)

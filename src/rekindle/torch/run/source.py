@@ -88,14 +88,12 @@ class Source:
                 continue
             call = self.low.calls[s.op]
             first = s.op not in ran
-            if s.op in halves.replayed and first:
-                self.lines.append(f"    rng[{s.op}] = rng_state({_device(call)!r})")
             if call.kind == "copy_":
                 self._copy(call)
             elif call.kind == "snapshot":
                 self._snapshot(s, call, cloned)
             else:
-                self._run(s, call, replay=s.op in halves.replayed and not first, first=first)
+                self._run(s, call, first=first)
             ran.add(s.op)
         results = ", ".join(self.text.tensor(o, False) for o in captured.outputs)
         # A parameter's very tensor would show backward other memory if `.data` were set; eager's views of it do not either.
@@ -161,7 +159,7 @@ class Source:
         elif call.kind == "snapshot":
             self._snapshot(s, call, ())
         else:
-            self._run(s, call, replay=s.op in self.halves.replayed, saved=untouched)
+            self._run(s, call, saved=untouched)
 
     def _copy(self, call: OpCall) -> None:
         assert call.node is not None
@@ -176,16 +174,16 @@ class Source:
             f"    {self.text.variables(value)[0]} = {f'clone({variable})' if value in cloned else variable}"
         )
 
-    def _run(self, s: Run, call: OpCall, replay: bool, saved: Container[int] = (), first: bool = False) -> None:
-        """A run of an ATen op. replay : it draws the random numbers of its first run. saved : values that forward saved and
-        that nothing has been written over yet. first : the op has not run before."""
+    def _run(self, s: Run, call: OpCall, saved: Container[int] = (), first: bool = False) -> None:
+        """A run of an ATen op. saved : values that forward saved and that nothing has been written over yet. first : the op
+        has not run before; else it draws the random numbers of its first run."""
         n = call.node
         assert n is not None
         self.ops[len(self.lines) + 1] = s.op
         name, arguments = self._function_and_arguments(s, call, saved, first)
-        if replay:
-            arguments = [f"rng[{s.op}]", repr(_device(call)), name, *arguments]
-            name = "replay"
+        if s.op in self.halves.replayed:
+            arguments = ["rng", str(s.op), repr(_device(call)), name, *arguments]
+            name = "draw" if first else "replay"
         shown = f"{name}({', '.join(arguments)})"
         note = self._note(n)
         members = [(i, self.text.name_of((n, i))) for i, _ in tensors_of(n) if (n, i) in self.low.value_of]
