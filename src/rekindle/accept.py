@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import registry
 from .arguments import callback, choice, flag
@@ -15,6 +15,9 @@ from .ask import EFFORTS, PARITIES, PlanOptions
 from .errors import UsageError
 from .model.graph import COSTS, Graph
 from .model.plan import Plan
+
+if TYPE_CHECKING:
+    from .torch.trace import Trace
 
 SEEDS = 2**32  # seeds are below it, as NumPy's are
 
@@ -25,13 +28,18 @@ def search(asked: PlanOptions) -> PlanOptions:
     Raises
     ------
     UsageError : an unknown solver, cost, effort or parity, a time limit that is no finite number above 0, a seed that is no
-        whole number from 0 to 2**32 - 1, a cache that is no flag, a progress that cannot be called.
+        whole number from 0 to 2**32 - 1, a flag that is none, or_least without a budget, a progress that cannot be called.
     """
     registry.get(asked.solver)
     choice("cost", asked.cost, COSTS)
     choice("effort", asked.effort, EFFORTS)
     choice("parity", asked.parity, PARITIES)
     flag("cache", asked.cache)
+    flag("or_least", asked.or_least)
+    if asked.or_least and asked.goal.budget is None and asked.goal.fraction is None:
+        raise UsageError(
+            "or_least=True is for a budget: where none can be kept, the plan of least memory takes its place"
+        )
     time_limit: Any = asked.time_limit
     real = isinstance(time_limit, Real) and not isinstance(time_limit, bool)
     if time_limit is not None and not (real and 0 < time_limit < math.inf):
@@ -80,6 +88,26 @@ def unused_of(what: Any, given: Any) -> None:
             f"unused={list(names)}: the trace {made}; name the results when the model is traced: "
             f"rekindle.trace(model, sample, unused={list(names)})"
         )
+
+
+def on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | Graph:
+    """The given Trace or Graph; a Trace with the seconds of the target, where one is named.
+
+    Raises
+    ------
+    UsageError : `what` is neither, or a target is named for a bare Graph.
+    """
+    if isinstance(what, Graph):
+        if target is not None:
+            raise UsageError("target needs a Trace; a bare Graph carries its own seconds")
+        return what
+    if not isinstance(getattr(what, "graph", None), Graph):
+        got = "None" if what is None else f"something of type {type(what).__name__}"
+        raise UsageError(
+            f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
+        )
+    trace: Trace = what
+    return trace if target is None else trace.costed(target, options.report)
 
 
 def plan(given: Any) -> None:

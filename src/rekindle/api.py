@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import accept, notices
+from . import accept, allowance, notices
 from .arguments import choice, flag
 from .ask import LOSSES, Goal, PlanOptions, TraceOptions
 from .candidates import Known
 from .carrying import RECEIVED, Replanned, replan_graph
 from .errors import RekindleError, TraceError, UsageError
 from .frontiers import frontier_graph
+from .infeasible import or_least as made_or_least
 from .model.graph import Graph
 from .model.plan import Plan
 from .own_terms import plain_activation_bytes
@@ -45,6 +46,7 @@ def plan(
     seed: int = 0,
     cache: bool = True,
     parity: str = "bitwise",
+    or_least: bool = False,
     unused: Sequence[str] | None = None,
     target: str | None = None,
     progress: Progress = None,
@@ -69,6 +71,8 @@ def plan(
     cache : the plan is remembered on disk, and read from there at the next start; see `remembered`.
     parity : "bitwise": loss, gradients, buffers and random state are eager's, bit for bit. "close" also admits plans that add
         up a parameter's gradient in another order, split along a batch-like dimension.
+    or_least : where no plan keeps the budget, the plan of least memory takes its place, and its sentence says by how much it
+        misses the budget.
     unused : results that the training loop does not read, as they were named in `trace`; None: those of the trace.
     target : a device name; seconds are then the roofline of that device, not measured. For the sizes of that device's attention
         too, name it in `trace`.
@@ -77,29 +81,34 @@ def plan(
 
     Raises
     ------
-    InfeasibleBudget : no plan fits; the message names the smallest peak that can be reached, the certified bound and its op.
+    InfeasibleBudget : no plan fits (without `or_least`); the message names the smallest peak that can be reached, the certified
+        bound and its op.
         For a Trace, that peak is a budget in bytes that is kept with the results held, and asking for it works.
     UsageError : no goal or several goals, an unknown solver, cost, parity or target, other `unused` results than the trace's.
     """
     asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
-        progress=progress,
+        or_least=or_least, progress=progress,
     )  # fmt: skip
     options = accept.search(asked)
     accept.unused_of(what, unused)
     with telling(options.progress):
-        return plan_with(_on_target(what, target, options), options)
+        return plan_with(accept.on_target(what, target, options), options)
 
 
 def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     """`plan` with its options as one object: the way in which every later plan of a model is made."""
-    with telling(options.progress):
-        if isinstance(what, Graph):
-            return plan_graph(what, options)
-        from .torch.plan_rewritten import plan_rewritten
+    with telling(options.progress), allowance.shared(options.progress):
+        return made_or_least(options, lambda options: _plan_for(what, options))
 
-        return plan_rewritten(what, options, lambda traced, options: _of_trace(traced, options, plan_graph))
+
+def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
+    if isinstance(what, Graph):
+        return plan_graph(what, options)
+    from .torch.plan_rewritten import plan_rewritten
+
+    return plan_rewritten(what, options, lambda traced, options: _of_trace(traced, options, plan_graph))
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
@@ -159,33 +168,13 @@ def frontier(
     )  # fmt: skip
     options = accept.search(asked)
     accept.unused_of(what, unused)
-    with telling(options.progress):
-        what = _on_target(what, target, options)
+    with telling(options.progress), allowance.shared(options.progress):
+        what = accept.on_target(what, target, options)
         if isinstance(what, Graph):
             return frontier_graph(what, options)
         from .torch.run import stages
 
         return [replace(p, trace=what) for p in frontier_graph(what.graph, options, finish=stages.group)]
-
-
-def _on_target(what: Any, target: str | None, options: PlanOptions) -> Trace | Graph:
-    """The given Trace or Graph; a Trace with the seconds of the target, where one is named.
-
-    Raises
-    ------
-    UsageError : `what` is neither, or a target is named for a bare Graph.
-    """
-    if isinstance(what, Graph):
-        if target is not None:
-            raise UsageError("target needs a Trace; a bare Graph carries its own seconds")
-        return what
-    if not isinstance(getattr(what, "graph", None), Graph):
-        got = "None" if what is None else f"something of type {type(what).__name__}"
-        raise UsageError(
-            f"plan and frontier take a Trace or a Graph, not {got}; trace the model first: rekindle.trace(model, sample)"
-        )
-    trace: Trace = what
-    return trace if target is None else trace.costed(target, options.report)
 
 
 def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") -> nn.Module:
@@ -285,6 +274,7 @@ def checkpoint(
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     parity: str = "bitwise",
+    or_least: bool = False,
     unused: Sequence[str] = (),
     strict: bool = False,
     parts: str | Sequence[str] | None = None,
@@ -294,7 +284,7 @@ def checkpoint(
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals, solver and `parity` as in `plan`; `loss`, `optimizer`, `must_save` and `unused` as in `rekindle.trace`;
+    Goals, solver, `parity` and `or_least` as in `plan`; `loss`, `optimizer`, `must_save` and `unused` as in `rekindle.trace`;
     `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
 
     strict : how a model is treated that cannot be captured whole. False: its largest parts that can be captured are planned
@@ -324,7 +314,7 @@ def checkpoint(
     asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
-        progress=progress,
+        or_least=or_least, progress=progress,
     )  # fmt: skip
     options = accept.search(asked)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
@@ -347,18 +337,24 @@ def checkpoint(
         traced = trace(
             model, sample, loss=loss, optimizer=optimizer, must_save=must_save, unused=unused, progress=options.progress
         )
-        found = plan_with(traced, options)
+        return made_or_least(options, lambda options: confirmed(traced, options))
+
+    def confirmed(traced: Trace, options: PlanOptions) -> Plan:
+        found = _plan_for(traced, options)
         if check and not traced.fake:
             announce(options.progress, "checking the plan by a measured step")
             found, checked = confirm(
-                model, sample, found, lambda b: plan_with(traced, replace(options, goal=Goal(budget=b)))
+                model, sample, found, lambda b: _plan_for(traced, replace(options, goal=Goal(budget=b)))
             )
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
         return found
 
     later: Plan | None = None
     found: Plan | PartsPlan
-    with telling(options.progress), old_objects_aside(), parts_taken_off(model), set_aside(model):
+    with (
+        telling(options.progress), allowance.shared(options.progress), old_objects_aside(), parts_taken_off(model),
+        set_aside(model),
+    ):  # fmt: skip
         sharded = None if strict else torch_accept.fully_sharded(model)
         if check and sharded is None:
             announce(options.progress, "running the module once, unplanned")
@@ -385,6 +381,8 @@ def checkpoint(
             call, written = arguments_of_call(model, sample), found.trace.lowered.captured.written_parameters
             with contextlib.suppress(RekindleError), after_first_call(model, *call, written):
                 later = planned()
+    if found.options.missed(found.goal) is not None:
+        notices.say(f"{type(model).__name__}: {found.sentence}", aloud=options.progress is not False)
     if isinstance(found, PartsPlan):
         restore(model)
         return _apply_parts(model, found, on_new_shape, check)

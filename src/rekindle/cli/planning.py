@@ -34,6 +34,7 @@ from .options import (  # fmt: skip
     MaxOverhead,
     Minimize,
     Model,
+    OrLeast,
     Out,
     Parity,
     Seed,
@@ -69,6 +70,7 @@ def plan(
     budget: Budget = None,
     max_overhead: MaxOverhead = None,
     minimize: Minimize = None,
+    or_least: OrLeast = False,
     batch: Batch = None,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
@@ -93,7 +95,7 @@ def plan(
         traced = trace_model(model, batch, target, unused=unused or ())
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity, or_least=or_least,
         )  # fmt: skip
     if out is not None:
         made.save(out)
@@ -147,6 +149,7 @@ def solve(
     budget: Budget = None,
     max_overhead: MaxOverhead = None,
     minimize: Minimize = None,
+    or_least: OrLeast = False,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
     effort: Effort = "normal",
@@ -164,7 +167,7 @@ def solve(
         read = load_graph(graph)
         made = api.plan(
             read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache, or_least=or_least,
         )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))
