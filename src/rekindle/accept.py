@@ -25,13 +25,18 @@ def search(asked: PlanOptions) -> PlanOptions:
     Raises
     ------
     UsageError : an unknown solver, cost, effort or parity, a time limit that is no finite number above 0, a seed that is no
-        whole number from 0 to 2**32 - 1, a cache that is no flag, a progress that cannot be called.
+        whole number from 0 to 2**32 - 1, a flag that is none, or_least without a budget, a progress that cannot be called.
     """
     registry.get(asked.solver)
     choice("cost", asked.cost, COSTS)
     choice("effort", asked.effort, EFFORTS)
     choice("parity", asked.parity, PARITIES)
     flag("cache", asked.cache)
+    flag("or_least", asked.or_least)
+    if asked.or_least and asked.goal.budget is None and asked.goal.fraction is None:
+        raise UsageError(
+            "or_least=True is for a budget: where none can be kept, the plan of least memory takes its place"
+        )
     time_limit: Any = asked.time_limit
     real = isinstance(time_limit, Real) and not isinstance(time_limit, bool)
     if time_limit is not None and not (real and 0 < time_limit <= TIME_MOST_S):

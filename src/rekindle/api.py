@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import accept, notices
+from . import accept, allowance, notices
 from .arguments import choice, flag
 from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
 from .candidates import Known
 from .carrying import RECEIVED, Replanned, replan_graph
 from .errors import TraceError, UsageError
 from .frontiers import frontier_graph
+from .infeasible import or_least as made_or_least
 from .model.graph import Graph
 from .model.plan import Plan
 from .own_terms import plain_activation_bytes
@@ -44,6 +45,7 @@ def plan(
     seed: int = 0,
     cache: bool = True,
     parity: str = "bitwise",
+    or_least: bool = False,
     unused: Sequence[str] | None = None,
     gradients: str | None = None,
     target: str | None = None,
@@ -69,6 +71,8 @@ def plan(
     cache : the plan is remembered on disk, and read from there at the next start; see `remembered`.
     parity : "bitwise": loss, gradients, buffers and random state are eager's, bit for bit. "close" also admits plans that add
         up a parameter's gradient in another order, split along a batch-like dimension.
+    or_least : where no plan keeps the budget, the plan of least memory takes its place, and its sentence says by how much it
+        misses the budget.
     unused : results that the training loop does not read, as they were named in `trace`; None: those of the trace.
     gradients : how the loop treats gradients, as in `trace`; None: as the trace says. A budget that is a fraction leaves
         gradients out, so that they count as kept.
@@ -79,14 +83,15 @@ def plan(
 
     Raises
     ------
-    InfeasibleBudget : no plan fits; the message names the smallest peak that can be reached, the certified bound and its op.
+    InfeasibleBudget : no plan fits (without `or_least`); the message names the smallest peak that can be reached, the certified
+        bound and its op.
         For a Trace, that peak is a budget in bytes that is kept with the results held, and asking for it works.
     UsageError : no goal or several goals, an unknown solver, cost, parity or target, other `unused` results than the trace's.
     """
     asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
-        progress=progress,
+        or_least=or_least, progress=progress,
     )  # fmt: skip
     options = accept.search(asked)
     accept.unused_of(what, unused)
@@ -96,22 +101,26 @@ def plan(
 
 def plan_with(what: Trace | Graph, options: PlanOptions) -> Plan:
     """`plan` with its options as one object: the way in which every later plan of a model is made."""
-    with telling(options.progress):
-        if isinstance(what, Graph):
-            return plan_graph(what, options)
-        from .torch import accept as torch_accept
-        from .torch import gradients
-        from .torch.capture.lock import LOCK
-        from .torch.plan_rewritten import plan_rewritten
+    with telling(options.progress), allowance.shared(options.progress):
+        return made_or_least(options, lambda options: _plan_for(what, options))
 
-        torch_accept.process("plan", 3)
-        traced = what if options.goal.fraction is None else what.with_gradients("kept")
 
-        def make() -> Plan:
-            return plan_rewritten(traced, options, lambda traced, options: _of_trace(traced, options, plan_graph))
+def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
+    if isinstance(what, Graph):
+        return plan_graph(what, options)
+    from .torch import accept as torch_accept
+    from .torch import gradients
+    from .torch.capture.lock import LOCK
+    from .torch.plan_rewritten import plan_rewritten
 
-        with LOCK.planning(f"plans {what.module_name}", progress=options.progress):
-            return make() if options.goal.budget is None else gradients.planned(traced, make)
+    torch_accept.process("plan", 3)
+    traced = what if options.goal.fraction is None else what.with_gradients("kept")
+
+    def make() -> Plan:
+        return plan_rewritten(traced, options, lambda traced, options: _of_trace(traced, options, plan_graph))
+
+    with LOCK.planning(f"plans {what.module_name}", progress=options.progress):
+        return make() if options.goal.budget is None else gradients.planned(traced, make)
 
 
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
@@ -174,7 +183,7 @@ def frontier(
     )  # fmt: skip
     options = accept.search(asked)
     accept.unused_of(what, unused)
-    with telling(options.progress):
+    with telling(options.progress), allowance.shared(options.progress):
         what = accept.trace_or_graph(what, target, options, gradients)
         if isinstance(what, Graph):
             return frontier_graph(what, options)
@@ -282,6 +291,7 @@ def checkpoint(
     optimizer: torch.optim.Optimizer | type | str | None = None,
     must_save: Sequence[str] = (),
     parity: str = "bitwise",
+    or_least: bool = False,
     unused: Sequence[str] = (),
     gradients: str = "kept",
     strict: bool = False,
@@ -292,8 +302,8 @@ def checkpoint(
     """Plan, apply and check by one measured step: the model comes back and trains within the budget.
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-    Goals, solver and `parity` as in `plan`; `loss`, `optimizer`, `must_save`, `unused` and `gradients` as in `rekindle.trace`;
-    `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
+    Goals, solver, `parity` and `or_least` as in `plan`; `loss`, `optimizer`, `must_save`, `unused` and `gradients` as in
+    `rekindle.trace`; `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
 
     strict : how a model is treated that cannot be captured whole. False: its largest parts that can be captured are planned
         under the one goal, and a line on stderr says which; True: TraceError.
@@ -322,7 +332,7 @@ def checkpoint(
     asked = PlanOptions(
         Goal.parse(budget, max_overhead, minimize),
         solver=solver, cost=cost, effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
-        progress=progress,
+        or_least=or_least, progress=progress,
     )  # fmt: skip
     options = accept.search(asked)
     choice("on_new_shape", on_new_shape, NEW_SHAPE)
@@ -349,10 +359,13 @@ def checkpoint(
             model, sample, loss=loss, optimizer=optimizer, must_save=must_save, unused=unused, gradients=gradients,
             progress=options.progress,
         )  # fmt: skip
-        found = plan_with(traced, options)
+        return made_or_least(options, lambda options: confirmed(traced, options))
+
+    def confirmed(traced: Trace, options: PlanOptions) -> Plan:
+        found = _plan_for(traced, options)
         if check and not traced.fake:
             announce(options.progress, "checking the plan by a measured step")
-            found, checked = confirm(model, sample, found, lambda goal: plan_with(traced, replace(options, goal=goal)))
+            found, checked = confirm(model, sample, found, lambda goal: _plan_for(traced, replace(options, goal=goal)))
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
         return found
 
@@ -360,7 +373,10 @@ def checkpoint(
     moves = False  # whether the first call moves or reshapes tensors of the model
     found: Plan | PartsPlan
     alone = torch_accept.alone("checkpoint", model, options.progress)
-    with alone, telling(options.progress), old_objects_aside(), parts_taken_off(model), set_aside(model):
+    with (
+        alone, telling(options.progress), allowance.shared(options.progress), old_objects_aside(), parts_taken_off(model),
+        set_aside(model),
+    ):  # fmt: skip
         sharded = None if strict else torch_accept.fully_sharded(model)
         if check and sharded is None:
             announce(options.progress, "running the module once, unplanned")
@@ -389,6 +405,8 @@ def checkpoint(
         elif later is None and found.trace.lowered.captured.settles and not found.trace.fake:
             # The first call sets attributes that every later call finds: the plan should be for those later calls.
             later = for_later_calls(model, *arguments_of_call(model, sample), planned, None)
+    if found.options.missed(found.goal) is not None:
+        notices.say(f"{type(model).__name__}: {found.sentence}", aloud=options.progress is not False)
     if isinstance(found, PartsPlan):
         restore(model)
         return _apply_parts(model, found, on_new_shape, check)

@@ -123,6 +123,7 @@ class PlanOptions:
     seed : randomised solvers give the same plan for the same seed.
     cache : plans are remembered on disk, and read from there.
     parity : "bitwise", or "close": then a plan may add up a parameter's gradient in another order.
+    or_least : where no plan keeps the budget, the one of least memory is made in its place; see `missed`.
     progress : called with one line of text now and then; None: news and progress go to stderr; False: silence. Not saved in
         plan files.
     """
@@ -135,12 +136,17 @@ class PlanOptions:
     seed: int = 0
     cache: bool = True
     parity: str = "bitwise"
+    or_least: bool = False
     progress: Progress = field(default=None, compare=False, repr=False)
 
     @property
     def report(self) -> Callable[[str], None] | None:
         """The function that takes lines of progress now; None: nobody listens. See `progress.listener`."""
         return listener(self.progress)
+
+    def missed(self, goal: Goal) -> Goal | None:
+        """The budget in place of which a plan with this goal was made, since none keeps it; None: the goal is the user's."""
+        return self.goal if self.or_least and goal.least_memory and not self.goal.least_memory else None
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from . import bounds
-from .ask import Goal
+from .ask import Goal, PlanOptions
 from .candidates import Scored, Scorer
 from .errors import InfeasibleBudget, UsageError
 from .model.graph import Graph
 from .model.held import relaxed, result_values
 from .model.op_names import op_words
+from .model.plan import Plan
 from .model.schedule import Schedule
 from .problem import Solver
+from .progress import announce
 from .shares import COST_WORDS, percent
 from .sizes import format_bytes
 
@@ -33,6 +36,17 @@ class ChoiceSettings:
 
 
 SETTINGS = ChoiceSettings()
+
+
+def or_least(options: PlanOptions, make: Callable[[PlanOptions], Plan]) -> Plan:
+    """The plan that `make` gives for these options; where none keeps the budget and they ask for it, one of least memory."""
+    try:
+        return make(options)
+    except InfeasibleBudget:
+        if not options.or_least:
+            raise
+    announce(options.progress, "no plan keeps the budget; planning for the least memory")
+    return replace(make(replace(options, goal=Goal(least_memory=True), or_least=False)), asked=options)
 
 
 def no_such_overhead(solver: Solver, goal: Goal, found: list[Scored]) -> UsageError:
@@ -102,7 +116,8 @@ def choices(reached: str, more: list[str] | None = None) -> str:
 
     reached : the smallest budget that is known to be kept, as an argument. more : other choices, in words.
     """
-    listed = ["a smaller batch", f"{reached} or more", 'minimize="memory" for the least that is found', *(more or [])]
+    least = 'minimize="memory", or or_least=True beside the budget, for the least that is found'
+    listed = ["a smaller batch", f"{reached} or more", least, *(more or [])]
     return f"Choose {', '.join(listed[:-1])} or {listed[-1]}"
 
 

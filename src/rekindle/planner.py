@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from . import bounds, certify, registry, remembered
+from . import allowance, bounds, certify, registry, remembered
 from .ask import Goal, PlanOptions
 from .candidates import Finish, Known, Scored, Scorer, pick, smaller
 from .errors import InfeasibleBudget, RekindleError
@@ -143,9 +143,11 @@ def make_problem(graph: Graph, options: PlanOptions, limit: int | None) -> Probl
     deadline = None if time_limit is None else time.monotonic() + time_limit - certify.seconds_kept_back(time_limit)
     work = max(1.0, (time_limit or 0.0) / SETTINGS.usual_s) if options.effort == "thorough" else 1.0
     progress = options.report or (lambda _: None)
+    limited = time_limit is not None or options.effort == "thorough"
     return Problem(
-        graph, weights, limit, options.goal.max_overhead, options.seed, deadline, progress, options.effort, work
-    )
+        graph, weights, limit, options.goal.max_overhead, options.seed, deadline, progress, options.effort, work,
+        allowance=None if limited else allowance.of_step(float(graph.weights("seconds")[graph.needed].sum())),
+    )  # fmt: skip
 
 
 def _without_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal) -> tuple[Scored, int]:

@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .allowance import Allowance
 from .model.graph import Graph
 from .model.schedule import Schedule
 
@@ -34,6 +35,7 @@ class Problem:
         memory, or None. With neither, least memory is asked for at any cost.
     seed : makes a randomised solver repeatable.
     deadline : `time.monotonic()` at which to stop and give the best so far; None: no limit.
+    allowance : processor time after which to do the same; None: no limit.
     progress : called with one line of text now and then.
     effort : "quick", "normal" or "thorough": how far a portfolio searches before it stops; see `ask.EFFORTS`.
     work : how much work a search may do, as a part of what it does by default.
@@ -54,6 +56,7 @@ class Problem:
     whole: bool = False
     coarse: bool = False
     interrupted: threading.Event = field(default_factory=threading.Event)
+    allowance: Allowance | None = None
 
     @property
     def base_cost(self) -> float:
@@ -62,10 +65,15 @@ class Problem:
 
     @property
     def time_left(self) -> float:
-        """Seconds until the deadline; none after an interruption."""
+        """Seconds until the deadline, or of the allowance; none after an interruption."""
         if self.interrupted.is_set():
             return 0.0
-        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+        left = float("inf") if self.deadline is None else self.deadline - time.monotonic()
+        return left if self.allowance is None else min(left, self.allowance.left)
+
+    def part(self, share: float) -> Problem:
+        """The problem with a share of what is left of its allowance."""
+        return self if self.allowance is None else replace(self, allowance=self.allowance.part(share))
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

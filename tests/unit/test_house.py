@@ -31,7 +31,7 @@ ORDER: list[dict[str, set[str]]] = [
     },
     {"kernels": set()},
     {"model": set()},
-    {"problem": {"problem"}, "structure": set(), "exact": set()},
+    {"problem": {"problem", "allowance"}, "structure": set(), "exact": set()},
     {"bounds": set()},
     {"solvers": set()},
     {"portfolio": set()},

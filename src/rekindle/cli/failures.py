@@ -60,6 +60,7 @@ def as_options(paragraph: str) -> str:
     a call stays as it is."""
     if re.search(r"\w\([^)]*=", paragraph):
         return paragraph
+    paragraph = paragraph.replace("or_least=True", "--or-least")
     return ARGUMENT.sub(lambda m: f"--{m[1].replace('_', '-')} {m[2].strip(chr(34) + chr(39))}", paragraph)
 
 

@@ -111,6 +111,9 @@ Parity = Annotated[
              "are admitted too.",
     ),
 ]  # fmt: skip
+OrLeast = Annotated[
+    bool, typer.Option("--or-least", help="Where no plan keeps the budget, make the plan of least memory in its place.")
+]
 Unused = Annotated[
     list[str] | None,
     typer.Option(

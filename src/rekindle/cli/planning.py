@@ -35,6 +35,7 @@ from .options import (  # fmt: skip
     MaxOverhead,
     Minimize,
     Model,
+    OrLeast,
     Out,
     Parity,
     Seed,
@@ -70,6 +71,7 @@ def plan(
     budget: Budget = None,
     max_overhead: MaxOverhead = None,
     minimize: Minimize = None,
+    or_least: OrLeast = False,
     batch: Batch = None,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
@@ -95,7 +97,7 @@ def plan(
         traced = trace_model(model, batch, target, unused=unused or (), gradients=gradients)
         made = api.plan(
             traced, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache, parity=parity, or_least=or_least,
         )  # fmt: skip
     if out is not None:
         made.save(out)
@@ -156,6 +158,7 @@ def solve(
     budget: Budget = None,
     max_overhead: MaxOverhead = None,
     minimize: Minimize = None,
+    or_least: OrLeast = False,
     solver: SolverName = "auto",
     cost: Cost = "seconds",
     effort: Effort = "normal",
@@ -173,7 +176,7 @@ def solve(
         read = load_graph(graph)
         made = api.plan(
             read, budget, max_overhead=max_overhead, minimize=minimize, solver=solver, cost=cost,
-            effort=effort, time_limit=time_limit, seed=seed, cache=cache,
+            effort=effort, time_limit=time_limit, seed=seed, cache=cache, or_least=or_least,
         )  # fmt: skip
     if out is not None:
         write_json(out, schedule_document(made))

@@ -33,7 +33,7 @@ from ..torch.run.planned import set_aside
 from ..torch.trace import Trace, trace
 
 _OWN = ("budget", "max_overhead", "minimize")  # the goals among the arguments of `checkpoint`
-_SEARCH = ("solver", "cost", "effort", "time_limit", "seed", "cache", "parity", "progress")
+_SEARCH = ("solver", "cost", "effort", "time_limit", "seed", "cache", "parity", "or_least", "progress")
 OPTIONS = frozenset(inspect.signature(checkpoint).parameters) - {"model", "sample"}
 
 

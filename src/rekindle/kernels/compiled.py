@@ -10,8 +10,9 @@ import atexit
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,16 @@ def entry(function: Callable[..., Any]) -> Any:
     compile_here = kernel.compile
 
     def compile_once(signature: Any) -> Any:
+        global _seconds
         _report(kernel)
-        if not shared_work.going_on():
-            return compile_here(signature)
+        begin = time.thread_time()
         # The lock comes first: a thread must not hold a kernel back while it waits for another thread's compilation.
-        with global_compiler_lock, shared_work.turn(shared_work.label(kernel, signature)):
-            return compile_here(signature)
+        shared = shared_work.going_on()
+        with global_compiler_lock, shared_work.turn(shared_work.label(kernel, signature)) if shared else nullcontext():
+            try:
+                return compile_here(signature)
+            finally:
+                _seconds += time.thread_time() - begin
 
     kernel.compile = compile_once
     return kernel
@@ -83,6 +88,14 @@ def to_compile(kernel: Any) -> bool:
         return True
     module = kernel.py_func.__module__.rpartition(".")[2]
     return not any(Path(kernel.stats.cache_path).glob(f"{module}.{kernel.py_func.__name__}-*.nbi"))
+
+
+_seconds = 0.0
+
+
+def seconds() -> float:
+    """Processor time that this process has spent on compiling, and on reading what is compiled from disk."""
+    return _seconds
 
 
 _reporter: Callable[[str], None] | None = None

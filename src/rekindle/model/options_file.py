@@ -1,6 +1,7 @@
 """The object "options" of a plan file: how the plan was searched for and how its step was captured.
 
-The goal, the solver and the cost stand among the plan's figures, not here.
+The goal, the solver and the cost stand among the plan's figures, not here; but a plan that `or_least` admits may have another
+goal than the budget that its user gave.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..ask import EFFORTS, GRADIENTS, LOSSES, PARITIES, PlanOptions, TraceOptions
-from ..errors import FormatError
+from ..ask import EFFORTS, GRADIENTS, LOSSES, PARITIES, Goal, PlanOptions, TraceOptions
+from ..errors import FormatError, UsageError
 from ..printed import value
 from .formats import Reader
 
@@ -30,6 +31,8 @@ def to_json(asked: PlanOptions, captured: TraceOptions) -> dict[str, Any]:
         doc["cache"] = False
     if asked.parity != PlanOptions.parity:
         doc["parity"] = asked.parity
+    if asked.or_least:
+        doc["or_least"] = asked.goal.to_json()
     if captured.loss != TraceOptions.loss:
         doc["loss"] = captured.loss
     if captured.must_save:
@@ -57,8 +60,11 @@ def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOpt
     FormatError : a field is of the wrong type or out of range.
     """
     read = _Options(reader)
+    budget = read.or_least()
     asked = replace(
         asked,
+        goal=budget or asked.goal,
+        or_least=budget is not None,
         effort=read.one_of("effort", EFFORTS, PlanOptions.effort),
         time_limit=read.time_limit(),
         seed=read.seed(asked.seed),
@@ -109,6 +115,18 @@ class _Options:
 
     def cache(self) -> bool:
         return self._fields.flag("cache", PlanOptions.cache)
+
+    def or_least(self) -> Goal | None:
+        """The budget that the user gave; None: without `or_least`."""
+        if not self._is_given("or_least"):
+            return None
+        try:
+            goal = Goal.from_json(self._fields.table("or_least"))
+        except UsageError as e:
+            raise FormatError(f"{self._fields.where}: 'or_least': {e}") from e
+        if goal.budget is None and goal.fraction is None:
+            raise self._wrong("or_least", "be a budget", goal.to_json())
+        return goal
 
     def name(self, key: str, kind: str) -> str | None:
         if not self._is_given(key):

@@ -149,7 +149,9 @@ class Plan:
         return self._own_figures() | ({} if self.rewriting is None else {"rewritten": self.rewriting.figures()})
 
     def _own_figures(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in self.FIGURES} | {"goal": self.goal.to_json()}
+        missed = self.options.missed(self.goal)
+        more = {"goal": self.goal.to_json()} | ({} if missed is None else {"missed": missed.to_json()})
+        return {k: getattr(self, k) for k in self.FIGURES} | more
 
     def to_json(self) -> dict[str, Any]:
         """The document `rekindle.plan/1`."""

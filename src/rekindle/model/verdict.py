@@ -10,6 +10,7 @@ from . import rewriting_words
 from .op_names import op_words_of
 
 if TYPE_CHECKING:
+    from ..ask import Goal
     from .plan import Plan
 
 
@@ -24,7 +25,10 @@ def sentence(plan: Plan) -> str:
     limit = plan.goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
     price = f"{percent(plan.overhead)} {COST_WORDS[plan.cost]}"
     if limit is None:
-        parts = [f"takes {format_bytes(plan.peak_bytes)}", price, *_rewritten(plan), peak_claim(plan)]
+        takes = takes_words(
+            plan.options.missed(plan.goal), plan.peak_bytes, plan.graph.resident_bytes, plan.baseline_peak_bytes
+        )
+        parts = [takes, price, *_rewritten(plan), peak_claim(plan)]
     else:
         parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", f"{price} ({cost_claim(plan)})", *_rewritten(plan)]
     if plan.smallest_known_bytes is not None:
@@ -34,6 +38,21 @@ def sentence(plan: Plan) -> str:
     saved = getattr(plan.trace, "saved", "")
     tail = f"; not counted: {left_out}" if left_out else ""
     return ", ".join(parts) + tail + (f"; gradients count from the start of the step: {saved}" if saved else "")
+
+
+def takes_words(missed: Goal | None, peak: int, resident: int, plain: int) -> str:
+    """The beginning of the sentence of a plan whose goal is no budget: "takes 21.4 GiB".
+
+    missed : the budget in place of which it was made; then "budget not met: takes 21.4 GiB, the least that was found, where
+        18.0 GiB were asked".
+    resident, plain : bytes held during the whole step, and the peak of the plain step.
+    """
+    limit = None if missed is None else missed.limit(resident, plain - resident)
+    if limit is None:
+        return f"takes {format_bytes(peak)}"
+    beside = " beside the results that a loop holds" if peak <= limit else ""
+    takes = f"takes {format_bytes(peak)}{beside}, the least that was found"
+    return f"budget not met: {takes}, where {format_bytes(limit)} were asked"
 
 
 def cost_claim(plan: Plan) -> str:

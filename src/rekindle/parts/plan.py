@@ -13,6 +13,7 @@ from ..model import formats, options_file
 from ..model.graph import Graph
 from ..model.plan import Plan, room_above, schedule_document
 from ..model.schedule import Schedule
+from ..model.verdict import takes_words
 from ..printed import name
 from ..progress import Progress
 from ..shares import COST_WORDS, percent
@@ -95,7 +96,9 @@ class PartsPlan:
         fits = (
             f"fits: {of_bytes(self.peak_bytes, limit)}"
             if limit is not None
-            else f"takes {format_bytes(self.peak_bytes)}"
+            else takes_words(
+                self.options.missed(self.goal), self.peak_bytes, self.resident_bytes, self.baseline_peak_bytes or 0
+            )
         )
         tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
         return f"{fits}, {price}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"

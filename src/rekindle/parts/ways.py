@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .. import bounds
+from .. import allowance, bounds
 from ..ask import Goal, PlanOptions
 from ..candidates import EPS, Finish, Scorer
 from ..certify import Certificate
@@ -68,15 +68,20 @@ def ways(
     """
     plain = Schedule.baseline(graph) if finish is None else finish(graph, Schedule.baseline(graph))
     own_peak = simulate(graph, plain).peak_bytes - graph.resident_bytes
-    anything = replace(options, goal=Goal(least_memory=True))
+    allowance.of_step(float(graph.weights("seconds").sum()))
+    most = len(SETTINGS.between_shares)
+    limit = None if options.time_limit is None else options.time_limit / most
+    anything = replace(options, goal=Goal(least_memory=True), time_limit=limit)
     schedules = [plain]
-    for share in SETTINGS.between_shares:
+    for i, share in enumerate(SETTINGS.between_shares):
         other = _needing(graph, int(share * own_peak))
-        for p in frontier_graph(other, anything, finish=finish):
+        with allowance.part(1 / (most - i)):
+            found = frontier_graph(other, anything, finish=finish)
+        for p in found:
             own = Schedule.from_runs(graph, p.schedule.runs, p.schedule.solver)
             schedules.append(own if finish is None else finish(graph, own))
-    found = [Way(s, figures(graph, s, options.cost)) for s in dict.fromkeys(schedules)]
-    return thinned(best(found), max(SETTINGS.most, SETTINGS.most_in_all // parts))
+    every = [Way(s, figures(graph, s, options.cost)) for s in dict.fromkeys(schedules)]
+    return thinned(best(every), max(SETTINGS.most, SETTINGS.most_in_all // parts))
 
 
 def figures(graph: Graph, schedule: Schedule, cost: str) -> Figures:
@@ -142,7 +147,7 @@ def as_part_plan(graph: Graph, way: Way, options: PlanOptions, finish: Finish | 
     scored, baseline = scorer.as_run(way.schedule), scorer.score(Schedule.baseline(graph))
     goal = Goal(max_overhead=max(0.0, scored.judged.overhead) + EPS)
     proven = Certificate(bounds.single_op(graph), False)
-    return as_plan(scorer, scored, baseline, replace(options, goal=goal), proven, 0.0)
+    return as_plan(scorer, scored, baseline, replace(options, goal=goal, or_least=False), proven, 0.0)
 
 
 def _needing(graph: Graph, between: int) -> Graph:

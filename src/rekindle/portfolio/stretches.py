@@ -146,9 +146,13 @@ class Stretches:
         if not problem.coarse:
             self._divide_lowest(problem)
         last = 0 if not problem.coarse else 2 if self.easy else 1
-        for k in range(len(self.cells) - 2, last - 1, -1):
+        left = range(last, len(self.cells) - 1)
+        in_turn = [
+            k for first in (0, 2, 1, 3) for k in left[first::4]
+        ]  # all along the curve, should time end the search
+        for i, k in enumerate(in_turn):
             if problem.time_left > 0:
-                found += self._look(replace(problem, whole=False), k)
+                found += self._look(replace(problem, whole=False).part(1 / (len(in_turn) - i)), k)
         return pareto(found)
 
     def _within(self, problem: Problem, room: float) -> list[Entry]:

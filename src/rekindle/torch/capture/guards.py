@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from .identity import apart_from_identity
 from .module_state import ModuleState
 from .values import Key
 
@@ -56,6 +57,13 @@ class Expected:
         """Names of the values that differ now, such as "drop.p"."""
         now = ModuleState(model, self.reads, self.ignored).keys
         return [k for k in {**self.keys, **now} if self.keys.get(k, _MISSING) != now.get(k, _MISSING)]
+
+    def made_anew(self, model: nn.Module) -> bool:
+        """Whether the values that differ now do so only by the objects in them, as where each call makes an object anew."""
+        now = ModuleState(model, self.reads, self.ignored).keys
+        return now != self.keys and {k: apart_from_identity(x) for k, x in now.items()} == {
+            k: apart_from_identity(x) for k, x in self.keys.items()
+        }
 
 
 class Guards:

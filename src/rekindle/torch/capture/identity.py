@@ -35,5 +35,12 @@ class Same:
         return getattr(x, "__qualname__", None) or f"a {type(x).__name__}"
 
 
+def apart_from_identity(key: Any) -> Any:
+    """The key without the identities in it: equal for keys that differ only in which objects they name."""
+    if isinstance(key, tuple | frozenset):
+        return type(key)(map(apart_from_identity, key)) if type(key) in (tuple, frozenset) else key
+    return Same if isinstance(key, Same) else key
+
+
 def _itself(x: Any) -> Any:
     return x

@@ -60,6 +60,7 @@ class ModuleState:
         held = [(model.__dict__ if d is None else d)[k] for d, k in self._held_by]
         self.keys["buffers that share memory"] = _sharing(held)
         self._read_globals(model)
+        self.keys = {k: x for k, x in self.keys.items() if k not in ignored}
         self._watch.close()
         self._seen = self._look(model)
 

@@ -1,6 +1,7 @@
 """Python values as keys: two values with the same key make forward do the same.
 
-The key of a plain value, container, array or object with fields is made of its content. A class or Python module counts by
+The key of a plain value, container, array or object with fields is made of its content, that of a function of its code, its
+globals' identity and its closure. A class or Python module counts by
 identity and by the plain values in it, an nn.Module by identity and by its fields (guards look into the model's own
 submodules), a tensor by identity and by the properties that choose its operators, and any other object by identity. A `Watch`
 collects the places of all these values, so that a later check needs no second walk while each place holds the same object.
@@ -122,7 +123,7 @@ class Walk:
         if isinstance(x, types.MethodType):
             return (kind, self.key(x.__func__, deep), self.key(x.__self__, deep))
         if isinstance(x, types.FunctionType):
-            return (Same(x), self._closure(x, deep))
+            return (self._code(x), self._closure(x, deep))
         if isinstance(x, staticmethod | classmethod):
             return (kind, self.key(x.__func__, deep))
         if isinstance(x, functools.partial):
@@ -161,6 +162,12 @@ class Walk:
             self.watch.part(held, [*code, *plain])
             self.watch.functions += code.values()
         return (*[(k, Same(f)) for k, f in code.items()], *[(k, self.key(v)) for k, v in plain.items()])
+
+    def _code(self, f: types.FunctionType) -> Key:
+        """A key of what a function does with its closure: one that a call makes anew (a hook, a lambda) does the same as the
+        last one. A function with attributes of its own counts by identity, since its code may read and change them."""
+        own = f.__dict__.keys() - {"__wrapped__"}
+        return Same(f) if own else (Same(f.__code__), Same(f.__globals__))
 
     def _closure(self, f: types.FunctionType, deep: int) -> Key:
         found = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -37,6 +37,19 @@ class Choices:
     options: PlanOptions
     keeps_caches: bool = False
     _known: dict[tuple[int, int, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[tuple[Unit, Sequence[Way]]], options: PlanOptions, keeps_caches: bool = False
+    ) -> Choices:
+        """The choices of these units, each with its ways."""
+        units = [u for u, _ in rows]
+        return cls(units, [w for _, w in rows], [_around(u, units) for u in units], options, keeps_caches)
+
+    def without(self, units: Collection[int]) -> Choices:
+        """The choices of the other units."""
+        rows = [(u, w) for i, (u, w) in enumerate(zip(self.units, self.ways, strict=True)) if i not in units]
+        return self.of(rows, self.options, self.keeps_caches)
 
     # -- as a step to be divided -------------------------------------------------------------------------------------
     def step(self, moments: Sequence[Moment] = (), calls: Sequence[int] | None = None) -> Step:
@@ -131,6 +144,12 @@ class Choices:
             forward.is_off = not way.again
             return forward
         return part_forward(module, [self.plan(u, chosen[u]) for u in numbers], "plain", check=False)
+
+
+def _around(unit: Unit, units: Sequence[Unit]) -> int | None:
+    """The number of the innermost unit in which this one lies."""
+    around = [(len(v.path), i) for i, v in enumerate(units) if unit.is_inside(v.path)]
+    return max(around)[1] if around else None
 
 
 def smallest(found: Sequence[Way]) -> int:

@@ -22,7 +22,7 @@ from ..run.measured_step import Subject
 from ..trace import Trace, trace_call
 from .again import only_computes
 from .reasons import around, in_few_words
-from .recording import Calls, Recorded, bytes_of, may_be_part, record, signature
+from .recording import Calls, Recorded, bytes_of, hooks_in, may_be_part, record, signature
 from .varying import Varying
 
 
@@ -204,9 +204,10 @@ class Finder:
         RekindleError : the module cannot be captured.
         """
         known = self._traces.setdefault((kind, given.key, self._marks(path, module)), [])
-        for traced in known:
-            if not traced.expected.differences(module):
-                return traced
+        with given.surroundings(module):
+            for traced in known:
+                if not traced.expected.differences(module):
+                    return traced
         announce(self.options.progress, f"capturing {path} ({class_name(module)})")
         args, kwargs = given.call.arguments
         # The model reads all results of its submodules, so none is left out.
@@ -282,8 +283,8 @@ class Finder:
         return may[kind]
 
     def _may_run_again(self, module: nn.Module, given: Recorded) -> bool:
-        if any(must for must in self.captured.must_save):
-            return False
+        if any(must for must in self.captured.must_save) or given.hooks != hooks_in(module):
+            return False  # hooks that code around the call sets are gone when backward runs it again
         try:
             return only_computes(module, given)
         except Exception:  # a forward that works only inside of the model's step

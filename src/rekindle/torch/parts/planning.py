@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ...ask import PlanOptions, TraceOptions
+from ...ask import Goal, PlanOptions, TraceOptions
 from ...candidates import EPS
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from ...frames import users_line
@@ -46,12 +46,14 @@ class PlanningSettings:
 
     divisions_most : divisions that are tried by a measured step.
     close : share of a budget that may stay unused without another division.
+    counts : share of what a step holds between forward and backward, and of its peak, below which parts are not planned.
     sharded_steps : steps of a sharded model by one division, of which the largest peak counts: on the CPU the buffers in which
         parameters and gradients travel come and go in threads of gloo, later in one step than in another.
     """
 
     divisions_most: int = 4
     close: float = 0.03
+    counts: float = 0.005
     sharded_steps: int = 3
 
 
@@ -125,13 +127,13 @@ def find(request: Request, s: Subject) -> Found:
 
 
 def _nothing(request: Request, found: Found) -> RekindleError:
+    tried = f": {', '.join(dict.fromkeys(found.plain))} run plain" if found.plain else ""
     if request.error is not None:
-        tried = f": {', '.join(dict.fromkeys(found.plain))} run plain" if found.plain else ""
         return TraceError(
             f"{str(request.error).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
         )
     return UsageError(
-        "parts: no plan for the named submodules saves memory; name larger ones, such as the blocks of the model"
+        f"parts: no plan for the named submodules saves memory{tried}; name larger ones, such as the blocks of the model"
     )
 
 
@@ -149,7 +151,7 @@ class _Planning:
 
     def __init__(self, request: Request, s: Subject, found: Found, choices: Choices):
         self.request, self.s, self.found, self.choices = request, s, found, choices
-        self.model, self.options = request.model, request.options
+        self.model, self.options, self.goal = request.model, request.options, request.options.goal
         self.theirs: Outcome | None = None  # the plain step
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
@@ -160,17 +162,28 @@ class _Planning:
         self._run_plain()
         announce(self.options.progress, "measuring a step, to see what it holds outside of its parts")
         before = self._measure(self.choices.least())
+        if vain := self._in_vain(before):
+            self.choices = self.choices.without(vain)
+            if not self.choices.units:
+                raise _nothing(self.request, self.found)
+            before = self._measure(self.choices.least())
         step = self.choices.measured_step(self.model, before)
         if self.theirs is not None:
             every = step.peak([0] * len(self.choices.units)) if 0 in before.calls else 0
             self.plain_peak = max(self.theirs.peak, every)
-        answer = self._divide(before, step)
+        try:
+            answer = self._divide(before, step)
+        except InfeasibleBudget:
+            if not self.options.or_least:
+                raise
+            self.goal = Goal(least_memory=True)
+            answer = self._divide(before, step)
         return self._as_plan(before, step, answer, begin)
 
     # -- measured steps ----------------------------------------------------------------------------------------------
     def _run_plain(self) -> None:
         """One plain step, with whose numbers and peak the others are compared; none if it does not fit the device."""
-        if not self.request.check and self.options.goal.fraction is None:
+        if not self.request.check and self.goal.fraction is None:
             return
         announce(self.options.progress, "running a plain step")
         with contextlib.suppress(torch.OutOfMemoryError):
@@ -218,6 +231,27 @@ class _Planning:
         used = [ways[u][c].figures for u, c in enumerate(chosen)]
         is_open = [u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
         return between(levels.found, watched.calls, used, is_open)
+
+    def _in_vain(self, before: Between) -> set[int]:
+        """The numbers of the units whose plans gain nothing: no call of the step ran by them, or all parts like them hold next
+        to nothing of what it holds. `found.plain` names them."""
+        units, ways, least = self.choices.units, self.choices.ways, self.choices.least()
+        held = [n * w[0].figures.held_bytes for w, n in zip(ways, before.calls, strict=True)]
+        every, runs, vain = sum(held) + before.at_end_bytes, self.choices.step().runs, dict[int, str]()
+        for i, u in enumerate(units):
+            if u.trace is None or not u.calls or not runs(i, least):
+                continue
+            like = [k for k, v in enumerate(units) if v.trace is not None and v.trace.graph.hash == u.trace.graph.hash]
+            if not before.calls[i]:
+                vain[i] = "its calls find it in another state than it has by itself"
+            elif (
+                sum(held[k] for k in like) < SETTINGS.counts * every
+                and ways[i][0].figures.backward_bytes < SETTINGS.counts * before.peak_bytes
+            ):
+                vain[i] = "it holds next to nothing of what the step holds"
+        lines = [f"{class_name(units[i].module)} ({why})" for i, why in vain.items()]
+        self.found.plain += [x for x in dict.fromkeys(lines) if x not in self.found.plain]
+        return {*vain}
 
     def _measured_peak(self, chosen: Chosen) -> int:
         """The peak of a step with these ways, in bytes without resident ones. Raises as `_measure`."""
@@ -285,12 +319,12 @@ class _Planning:
     def _divided(self, step: Step, limit: int | None) -> Division | None:
         if limit is not None:
             return divide(step, budget=limit)
-        most = self.options.goal.max_overhead
+        most = self.goal.max_overhead
         return divide(step, most_extra=None if most is None else most * self.choices.plain_cost(step.calls))
 
     def _limit(self) -> int | None:
         """Bytes beside those held during the whole step that the goal allows; None: the goal is no budget."""
-        goal = self.options.goal
+        goal = self.goal
         if goal.budget is not None:
             return goal.budget - self.resident
         if goal.fraction is None:
@@ -313,14 +347,14 @@ class _Planning:
             f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of "
             f"{class_name(self.model)}: the smallest peak that is known to be reachable is {format_bytes(peak)} "
             f"({peak} bytes); {format_bytes(outside)} are held outside of the parts at some time. The model is as it was. "
-            f"Give budget={peak}, a smaller batch, or write the code outside of the parts so that the whole model can be "
-            f"captured{why}",
+            f"Give budget={peak}, or_least=True, a smaller batch, or write the code outside of the parts so that the whole "
+            f"model can be captured{why}",
             budget=budget, smallest_peak=peak, bound_bytes=self.resident, op="",
         )  # fmt: skip
 
     # -- the answer --------------------------------------------------------------------------------------------------
     def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:
-        goal, division = self.options.goal, answer.division
+        goal, division = self.goal, answer.division
         plain = self.choices.plain_cost(step.calls)
         parts, used = self.choices.parts(division.chosen)
         budget = goal.budget is not None or goal.fraction is not None

@@ -17,6 +17,7 @@ from ..capture import module_call as calls
 from ..capture.lock import LOCK
 from ..capture.module_call import Key, ModuleCall
 from ..capture.sharded import Whole, any_fully_sharded, is_fully_sharded, made_whole, sharded_again
+from ..capture.values import key_of
 from ..run.as_before import as_before
 from ..run.measured_step import Subject
 from ..run.own_forward import forward_instead
@@ -33,6 +34,7 @@ class RecordingSettings:
 
 SETTINGS = RecordingSettings()
 DEVICES = ("cpu", "cuda")  # kinds for which autocast may be on
+HookTables = dict[tuple[str, str], dict[Any, Any]]  # (path, attribute) -> a table that is not empty
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,15 @@ class Recorded:
     """The arguments of one call of a submodule, copied, and the autocast under which it was called.
 
     key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast. whole : of a model
-    that is sharded, name of each parameter -> how it looks during the call.
+    that is sharded, name of each parameter -> how it looks during the call. hooks : of the submodules, as in `hooks_in`; code
+    around the call may set them for this call alone.
     """
 
     call: ModuleCall
     key: Key
     casts: tuple[tuple[str, torch.dtype], ...]
     whole: dict[str, Whole] = field(default_factory=dict)
+    hooks: HookTables = field(default_factory=dict)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -55,13 +59,44 @@ class Recorded:
 
     @contextlib.contextmanager
     def surroundings(self, module: nn.Module) -> Iterator[None]:
-        """Inside, autocast is as it was during the call, and the module's parameters are whole, though with other numbers."""
-        with made_whole(module, self.whole), contextlib.ExitStack() as stack:
+        """Inside, autocast and hooks are as they were during the call, and the module's parameters are whole, though with other
+        numbers."""
+        with made_whole(module, self.whole), _with_hooks(module, self.hooks), contextlib.ExitStack() as stack:
             for kind in DEVICES if self.casts else ():
                 dtype = dict(self.casts).get(kind)
                 if dtype is not None or torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
             yield
+
+
+def hooks_in(module: nn.Module) -> HookTables:
+    """The tables of hooks of the submodules, copied."""
+    return {
+        (path, k): dict(x)
+        for path, m in module.named_modules() if path
+        for k, x in vars(m).items() if "_hooks" in k and isinstance(x, dict) and x
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _with_hooks(module: nn.Module, hooks: HookTables) -> Iterator[None]:
+    """Inside, the submodules have these hooks."""
+    before = hooks_in(module)
+
+    def put(tables: HookTables) -> None:
+        for path, k in (*before, *hooks):
+            table = vars(module.get_submodule(path))[k]
+            table.clear()
+            table.update(tables.get((path, k), {}))
+
+    if before == hooks:
+        yield
+        return
+    put(hooks)
+    try:
+        yield
+    finally:
+        put(before)
 
 
 def shapes_of(call: ModuleCall) -> tuple[tuple[int, ...], ...]:
@@ -128,7 +163,7 @@ class _Recorder:
     def __init__(self, s: Subject, saving: bool = False):
         self.s, self.saving = s, saving
         self.found: dict[str, Calls] = {}
-        self._known: dict[Any, Recorded] = {}  # (signature, key) -> the arguments of one such call
+        self._known: dict[Any, Recorded] = {}  # (signature, key, hooks) -> the arguments of one such call
         self._own = owned(s.model)
         self._modules = [(name, m, signature(m)) for name, m in parts_of(s.model)]
         self._is_sharded = any_fully_sharded(s.model)
@@ -164,7 +199,7 @@ class _Recorder:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not LOCK.mine and (counts or name not in self.found):
                 with contextlib.suppress(Exception):  # arguments that cannot be taken apart: the module is no part
-                    self._note(name, kind, calls.bind(forward, args, kwargs), counts)
+                    self._note(name, module, kind, calls.bind(forward, args, kwargs), counts)
                     self._note_whole(name, module)
             return forward(*args, **kwargs)
 
@@ -176,17 +211,18 @@ class _Recorder:
             samples = self.found[name].samples
             samples.update({key: replace(r, whole=whole) for key, r in samples.items() if not r.whole})
 
-    def _note(self, name: str, kind: Any, call: ModuleCall, counts: bool) -> None:
+    def _note(self, name: str, module: nn.Module, kind: Any, call: ModuleCall, counts: bool) -> None:
         if call.odd or call.used_up:
             return
-        key = call.key
-        if (kind, key) not in self._known:
+        key, hooks = call.key, hooks_in(module)
+        known = (kind, key, key_of([*hooks.items()]))
+        if known not in self._known:
             casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
             leaves = [t.detach().requires_grad_(t.requires_grad) if t.is_leaf else t for t in call.tensors]
             twins = copies(leaves, self._own)
-            self._known[kind, key] = Recorded(call.on(twins), key, casts)
+            self._known[known] = Recorded(call.on(twins), key, casts, hooks=hooks)
         calls_of = self.found.setdefault(name, Calls())
-        calls_of.samples[key] = self._known[kind, key]
+        calls_of.samples[key] = self._known[known]
         if counts:
             calls_of.keys.append(key)
 

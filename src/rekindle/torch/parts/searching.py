@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ... import allowance
 from ...ask import PlanOptions
 from ...errors import RekindleError
-from ...model.graph import Graph
 from ...parts.ways import Way, as_part_plan, ways
 from ...progress import announce
 from ..capture.sharded import class_name
@@ -45,27 +45,30 @@ def search(s: Subject, found: Found, options: PlanOptions, check: bool) -> Choic
     """The units for which some way saves enough, with their ways. check : try a plan of each graph on its part by itself; parts
     whose planned step differs from the plain one run plain, and `found.plain` says so."""
     planned, again = _plans(s, found, options, check), _again(s, found, options)
-    rows = [(u, w) for u in found.units if (w := (again if u.trace is None else planned)[id(u)])]
-    units = [u for u, _ in rows]
-    return Choices(units, [w for _, w in rows], [_around(u, units) for u in units], options)
+    return Choices.of([(u, w) for u in found.units if (w := (again if u.trace is None else planned)[id(u)])], options)
 
 
 def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[int, list[Way]]:
     """The ways of each unit that was captured; [] where they save too little."""
     known: dict[str, list[Way]] = {}
-    units: list[tuple[Unit, Graph]] = []
-    for unit in found.units:
-        if unit.trace is None:
-            continue
-        graph = unit.trace.graph
-        units.append((unit, graph))
+    units = [(u, u.trace) for u in found.units if u.trace is not None]
+    allowance.of_step(sum(float(traced.graph.weights("seconds").sum()) for _, traced in units))
+    sizes = {traced.graph.hash: len(traced.graph.ops) for _, traced in units}
+    every_op = sum(sizes.values())
+    for unit, traced in units:
+        graph = traced.graph
         if graph.hash not in known:
             announce(options.progress, f"searching plans for {unit.path} ({len(graph.ops):,} ops)")
-            known[graph.hash] = ways(graph, options, stages.finish(unit.trace.lowered), len(found.units))
-    count = Counter(graph.hash for _, graph in units)
+            limit = None if options.time_limit is None else options.time_limit * sizes[graph.hash] / every_op
+            left = sum(n for h, n in sizes.items() if h not in known)
+            with allowance.part(sizes[graph.hash] / left):
+                finish = stages.finish(traced.lowered)
+                known[graph.hash] = ways(graph, replace(options, time_limit=limit), finish, len(found.units))
+    count = Counter(traced.graph.hash for _, traced in units)
     every = sum(n * known[h][0].figures.held_bytes for h, n in count.items())
     tried: set[str] = set()
-    for unit, graph in units:
+    for unit, traced in units:
+        graph = traced.graph
         useful = known[graph.hash]
         if graph.hash in tried:
             continue
@@ -77,7 +80,7 @@ def _plans(s: Subject, found: Found, options: PlanOptions, check: bool) -> dict[
         elif check and s.fake is None and (wrong := _wrong(unit, useful[smallest(useful)], options)):
             found.plain.append(f"{class_name(unit.module)} (its planned step {wrong})")
             known[graph.hash] = []
-    return {id(u): known[graph.hash] for u, graph in units}
+    return {id(u): known[traced.graph.hash] for u, traced in units}
 
 
 def _wrong(unit: Unit, way: Way, options: PlanOptions) -> str:
@@ -111,12 +114,6 @@ def _again(s: Subject, found: Found, options: PlanOptions) -> dict[int, list[Way
                 known[kind] = again_ways(unit, s.device, options.cost)
         made[id(unit)] = known[kind]
     return made
-
-
-def _around(unit: Unit, units: Sequence[Unit]) -> int | None:
-    """The number of the innermost unit in which this one lies."""
-    around = [(len(v.path), i) for i, v in enumerate(units) if unit.is_inside(v.path)]
-    return max(around)[1] if around else None
 
 
 def _saved(found: Sequence[Way]) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn
 
 from ..capture.guards import Expected, Guards
+from ..capture.identity import apart_from_identity
 from ..capture.module_call import Key
+from .bound import Bound
 from .bound_plans import BoundPlans
 
 
@@ -19,12 +21,15 @@ class RefusalSettings:
 
     wasted_plans_most : plans for calls of the same shapes that were hardly used; after as many, something varies from call to
         call, and no further plan is made.
+    made_anew_most : the same for plans that differ from the call only by an object that each call makes anew (a tensor in a
+        hook's closure, say): no later call will find it.
     hardly_used_runs : a plan that ran more often than this is no waste: a rate that changes every epoch may go on changing.
     failed_states_most : states of the module in which one call could not be planned; after as many, it is not tried again.
     failed_calls_most : kinds of calls that could not be planned and are remembered; the oldest is tried again.
     """
 
     wasted_plans_most: int = 8
+    made_anew_most: int = 3
     hardly_used_runs: int = 2
     failed_states_most: int = 3
     failed_calls_most: int = 512
@@ -39,12 +44,13 @@ class _Varying:
 
     names : parameters of forward whose arguments vary.
     rest : the key of such a call without those arguments.
-    guards : check the module's state, except for the parts of it that vary.
+    guards : check the module's state, except for the parts of it that vary. tried : plans that were wasted.
     """
 
     names: frozenset[Any]
     rest: Key
     guards: Guards
+    tried: int
 
 
 class Refusals:
@@ -61,7 +67,7 @@ class Refusals:
         if len(failed) >= SETTINGS.failed_states_most or any(g.hold(model) for g in failed):
             return True
         return any(
-            _without(key, v.names) == v.rest and self._tried(key) >= SETTINGS.wasted_plans_most and v.guards.hold(model)
+            _without(key, v.names) == v.rest and self._tried(key) >= v.tried and v.guards.hold(model)
             for v in self._varying
         )
 
@@ -77,9 +83,11 @@ class Refusals:
         The reason is remembered: later calls that differ only in the varying parts run plain at once.
         """
         count = self._tried(key)
-        if count < SETTINGS.wasted_plans_most:
-            return ""
         alike = [k for k in (*self._keys(), *self._failed) if k[0] == key[0]]
+        anew = sum(k != key and apart_from_identity(k) == apart_from_identity(key) for k in alike)
+        anew += sum(_wasted(b) and b.trace.expected.made_anew(model) for b in self._plans.family(key))
+        if count < SETTINGS.wasted_plans_most and anew < SETTINGS.made_anew_most:
+            return ""
         names = [x for x, values in _by_name([k[1] for k in (*alike, key)]) if len(set(values)) > 1]
         like = next((b for b in self._plans if b.trace.key[0] == key[0]), None)
         expected = None if like is None else like.trace.expected
@@ -90,9 +98,10 @@ class Refusals:
         if expected is not None:
             state = Expected.of(model, expected.reads, {*expected.ignored, *changed})
             self._varying = self._varying[-SETTINGS.wasted_plans_most :]
-            self._varying.append(_Varying(frozenset(names), _without(key, names), Guards(model, state)))
+            self._varying.append(_Varying(frozenset(names), _without(key, names), Guards(model, state), count))
         what = ", ".join([*map(str, names), *changed]) or "the values of its inputs"
-        return f"{what} differ from call to call: {count} plans were tried"
+        why = ", in objects that each call makes anew" if anew >= SETTINGS.made_anew_most else ""
+        return f"{what} differ from call to call{why}: {count} plans were tried"
 
     def let_go(self) -> None:
         """Hold no reference to submodules and attributes until the next look at the module."""
@@ -104,8 +113,12 @@ class Refusals:
 
     def _tried(self, key: Key) -> int:
         """Number of hardly used plans for calls of the given shapes, plus number of such calls that could not be planned."""
-        count = sum(b.uses <= SETTINGS.hardly_used_runs for b in self._plans if b.trace.key[0] == key[0])
+        count = sum(_wasted(b) for b in self._plans if b.trace.key[0] == key[0])
         return count + sum(k[0] == key[0] for k in self._failed)
+
+
+def _wasted(bound: Bound) -> bool:
+    return bound.uses <= SETTINGS.hardly_used_runs
 
 
 def _without(key: Key, names: Any) -> Key:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ... import notices
+from ... import allowance, notices
 from ...ask import Goal, PlanOptions
 from ...carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
 from ...errors import InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
@@ -139,7 +139,7 @@ class Replanner:
             self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
             return None
         try:
-            with telling(self._options.progress):
+            with telling(self._options.progress), allowance.shared(self._options.progress):
                 announce(self._options.progress, f"capturing {type(new.model).__name__} for a new call")
                 return self._made(new)
         except Exception as e:  # any error at all: a run that has gone well so far goes on

@@ -1,0 +1,110 @@
+"""The processor time that searches without a time limit may take: planning ends where it costs more than it can win.
+
+All searches of one call of a public function share one allowance. It is counted in seconds of this process's processor time,
+without those that compiling takes, so that a busy machine gives the same plans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from . import notices
+from .kernels import compiled
+from .progress import Progress
+
+
+@dataclass(frozen=True)
+class AllowanceSettings:
+    """All are guesses.
+
+    steps : plain steps of training; searches may take as long as they do,
+    least_s, most_s : but at least, and at most, so many seconds.
+    """
+
+    steps: int = 1000
+    least_s: float = 20.0
+    most_s: float = 60.0
+
+
+SETTINGS = AllowanceSettings()
+
+
+class Allowance:
+    """Seconds that searches may take from now on. whole : the allowance of which this one is a part; None: it is none.
+
+    is_cut : some search has ended because its seconds were over.
+    """
+
+    def __init__(self, seconds: float, whole: Allowance | None = None):
+        self.seconds, self.whole = seconds, whole or self
+        self.is_cut = False
+        self._end = _worked() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; a search that asks ends where there are none."""
+        left = self._end - _worked()
+        self.whole.is_cut |= left <= 0
+        return left
+
+    def part(self, share: float) -> Allowance:
+        """A share of what is left."""
+        return Allowance(share * max(0.0, self._end - _worked()), self.whole)
+
+
+_open: ContextVar[list[Allowance] | None] = ContextVar(
+    "allowances", default=None
+)  # the part that counts now is the last
+
+
+@contextmanager
+def shared(progress: Progress) -> Iterator[None]:
+    """All searches inside share one allowance; one line tells where it ended one of them."""
+    if _open.get() is not None:
+        yield
+        return
+    made: list[Allowance] = []
+    token = _open.set(made)
+    try:
+        yield
+    finally:
+        _open.reset(token)
+        if made and made[0].is_cut:
+            notices.say(
+                f"the search ended after {made[0].seconds:.0f} s of processor time, since going on is likely to cost more "
+                'than training can win; effort="thorough" or a time_limit searches longer',
+                aloud=progress is not False,
+            )
+
+
+def of_step(seconds: float) -> Allowance:
+    """The allowance that counts now; where there is none yet, a new one. seconds : of one plain step."""
+    made = _open.get()
+    if made:
+        return made[-1]
+    new = Allowance(min(max(SETTINGS.least_s, SETTINGS.steps * seconds), SETTINGS.most_s))
+    if made is not None:
+        made.append(new)
+    return new
+
+
+@contextmanager
+def part(share: float) -> Iterator[None]:
+    """Searches inside have this share of what is left of the allowance that counts now."""
+    made = _open.get()
+    if not made:
+        yield
+        return
+    made.append(made[-1].part(share))
+    try:
+        yield
+    finally:
+        made.pop()
+
+
+def _worked() -> float:
+    return time.process_time() - compiled.seconds()
