@@ -92,7 +92,15 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
             "parts around that line; to plan the whole, use a dense tensor there: to_dense(), or sparse=False for an embedding",
             reason="works on a sparse tensor",
         )
-    backwards = [f.f_code.co_name for f, _ in traceback.walk_tb(e.__traceback__)].count("_engine_run_backward")
+    frames = [f for f, _ in traceback.walk_tb(e.__traceback__)]
+    if any(str(f.f_globals.get("__name__", "")).startswith("torch._higher_order_ops") for f in frames):
+        return TraceError(
+            f"the model calls an operator that takes functions (torch.cond, flex_attention, …) at {where}, which cannot be planned "
+            f"yet ({type(e).__name__}: {text[0] if text else ''}). Write it with torch.where, or plan the submodules around it",
+            reason="calls an operator that takes functions",
+        )
+    starts = [i for i, f in enumerate(frames) if f.f_code.co_name == "_engine_run_backward"]
+    backwards = len(starts) if frame is not None and frame in frames[starts[0] if starts else 0 :] else 0
     if backwards > 1:
         return TraceError(
             f"code in backward calls backward() itself at {where}, which adds to .grad of parameters by the way. Let the "
