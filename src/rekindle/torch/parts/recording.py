@@ -39,13 +39,14 @@ DEVICES = ("cpu", "cuda")  # kinds for which autocast may be on
 class Recorded:
     """The arguments of one call of a submodule, copied, and the autocast under which it was called.
 
-    key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast. whole : of a model
-    that is sharded, name of each parameter -> how it looks during the call.
+    key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast. cached : whether
+    autocast keeps its casts. whole : of a model that is sharded, name of each parameter -> how it looks during the call.
     """
 
     call: ModuleCall
     key: Key
     casts: tuple[tuple[str, torch.dtype], ...]
+    cached: bool = True
     whole: dict[str, Whole] = field(default_factory=dict)
 
     @property
@@ -60,7 +61,7 @@ class Recorded:
             for kind in DEVICES if self.casts else ():
                 dtype = dict(self.casts).get(kind)
                 if dtype is not None or torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+                    stack.enter_context(torch.autocast(kind, dtype, dtype is not None, self.cached))
             yield
 
 
@@ -184,7 +185,9 @@ class _Recorder:
             casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
             leaves = [t.detach().requires_grad_(t.requires_grad) if t.is_leaf else t for t in call.tensors]
             twins = copies(leaves, self._own)
-            self._known[kind, key] = Recorded(ModuleCall(twins, call.spec, call.form), key, casts)
+            self._known[kind, key] = Recorded(
+                ModuleCall(twins, call.spec, call.form), key, casts, torch.is_autocast_cache_enabled()
+            )
         calls_of = self.found.setdefault(name, Calls())
         calls_of.samples[key] = self._known[kind, key]
         if counts:
