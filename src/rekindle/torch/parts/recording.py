@@ -41,14 +41,15 @@ HookTables = dict[tuple[str, str], dict[Any, Any]]  # (path, attribute) -> a tab
 class Recorded:
     """The arguments of one call of a submodule, copied, and the autocast under which it was called.
 
-    key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast. whole : of a model
-    that is sharded, name of each parameter -> how it looks during the call. hooks : of the submodules, as in `hooks_in`; code
-    around the call may set them for this call alone.
+    key : of the call, as in `ModuleCall.key`. casts : (kind of device, dtype) for each kind under autocast. cached : whether
+    autocast keeps its casts. whole : of a model that is sharded, name of each parameter -> how it looks during the call.
+    hooks : of the submodules, as in `hooks_in`; code around the call may set them for this call alone.
     """
 
     call: ModuleCall
     key: Key
     casts: tuple[tuple[str, torch.dtype], ...]
+    cached: bool = True
     whole: dict[str, Whole] = field(default_factory=dict)
     hooks: HookTables = field(default_factory=dict)
 
@@ -65,7 +66,7 @@ class Recorded:
             for kind in DEVICES if self.casts else ():
                 dtype = dict(self.casts).get(kind)
                 if dtype is not None or torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+                    stack.enter_context(torch.autocast(kind, dtype, dtype is not None, self.cached))
             yield
 
 
@@ -220,7 +221,8 @@ class _Recorder:
             casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
             leaves = [t.detach().requires_grad_(t.requires_grad) if t.is_leaf else t for t in call.tensors]
             twins = copies(leaves, self._own)
-            self._known[known] = Recorded(call.on(twins), key, casts, hooks=hooks)
+            cached = torch.is_autocast_cache_enabled()
+            self._known[known] = Recorded(call.on(twins), key, casts, cached, hooks=hooks)
         calls_of = self.found.setdefault(name, Calls())
         calls_of.samples[key] = self._known[known]
         if counts:

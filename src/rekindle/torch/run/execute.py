@@ -29,7 +29,7 @@ from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program
 from .second import Second
-from .shared_casts import CallInBlock, entered
+from .shared_casts import CallInBlock, PlainCasts, entered
 
 
 @dataclass(eq=False)
@@ -46,6 +46,7 @@ class TrainingStep:
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
     versions: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
     shared: CallInBlock | None = None  # under autocast, what it must know of other calls
+    apart: bool = False  # backward leaves sums of gradients apart
     instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
     differentiated: dict[int, list[Any]] = field(default_factory=dict)  # stage -> its gradients, if `second` made them
 
@@ -81,6 +82,7 @@ class TrainingStep:
         apart = _given_before(self.trained, self.runner.may_part) or self.runner.adds_up_inside(self.instead)
         if self.shared is not None:
             self.shared.begun, apart = backward_number(), apart or bool(self.shared.left)
+        self.apart = apart
         self.absent = tuple(i for i, t in enumerate(tangents) if t is None)
         for i in self.absent:
             tangents[i] = self.runner.zero_tangent(i)
@@ -120,10 +122,12 @@ class TrainingStep:
         for k in self.runner.without(j, self.absent) if self.absent else ():
             gradients[k] = None
         gradients = self.runner.in_parts(j, gradients)
-        return gradients if self.shared is None else self._through_casts(j, gradients, self.shared)
+        if self.shared is not None and (self.apart or self.instead):
+            self._through_casts(j, gradients, self.shared)
+        return gradients
 
-    def _through_casts(self, j: int, gradients: list[Any], shared: CallInBlock) -> list[Any]:
-        """The gradients of stage j, those of casts as eager hands them over."""
+    def _through_casts(self, j: int, gradients: list[Any], shared: CallInBlock) -> None:
+        """Put the gradients that stage j hands over for casts where eager has them."""
         for at, i in self.runner.casts_of_stage[j]:
             g, leaf, cast = gradients[at], shared.leaves.get(i, 0), self.runner.casts[i]
             if i in self.instead or leaf in shared.left or isinstance(g, list):
@@ -134,7 +138,6 @@ class TrainingStep:
                     gradients += more
                 else:
                     gradients[at] = functools.reduce(torch.add, low).float() if low else None
-        return gradients
 
 
 def _no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:
@@ -281,6 +284,7 @@ class Runner:
         self._depends = self._tangent_dependence()
         self.casts = {place[p]: cast for p, cast in casts(c).items()}
         self.casts_of_stage, self._stage_of_cast = self._find_casts()
+        self._plain_casts = PlainCasts()
 
     def __call__(self, inputs: list[torch.Tensor], numbers: list[Any], second: Second) -> list[torch.Tensor]:
         """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers.
@@ -291,7 +295,7 @@ class Runner:
             step.rng["numbers"] = numbers
         instead: dict[int, torch.Tensor] = {}
         if self.casts and shares_casts():
-            step.shared, instead = entered(inputs, self.casts, self._stage_of_cast)
+            step.shared, instead = entered(inputs, self.casts, self._stage_of_cast, self._plain_casts)
             step.instead = frozenset(instead)
         token = _token(self.device).requires_grad_()
         for j in range(len(self.stage_inputs) - 1, -1, -1):
