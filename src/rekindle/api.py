@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import accept, allowance, notices
 from .arguments import choice, flag
 from .ask import GRADIENTS, LOSSES, Goal, PlanOptions, TraceOptions
-from .candidates import Known
 from .carrying import RECEIVED, Replanned, replan_graph
 from .errors import TraceError, UsageError
 from .frontiers import frontier_graph
 from .infeasible import or_least as made_or_least
 from .model.graph import Graph
 from .model.plan import Plan
-from .own_terms import plain_activation_bytes
 from .parts.plan import PartsPlan
 from .planner import plan_graph
 from .progress import Progress, announce, telling
@@ -112,12 +111,13 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
     from .torch import gradients
     from .torch.capture.lock import LOCK
     from .torch.plan_rewritten import plan_rewritten
+    from .torch.plan_trace import plan_trace
 
     torch_accept.process("plan", 3)
     traced = what if options.goal.fraction is None else what.with_gradients("kept")
 
     def make() -> Plan:
-        return plan_rewritten(traced, options, lambda traced, options: _of_trace(traced, options, plan_graph))
+        return plan_rewritten(traced, options, partial(plan_trace, make=plan_graph))
 
     with LOCK.planning(f"plans {what.module_name}", progress=options.progress):
         return make() if options.goal.budget is None else gradients.planned(traced, make)
@@ -127,6 +127,7 @@ def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> R
     """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`. The step is
     rewritten as those of known plans are."""
     from .torch.plan_rewritten import rewritten_alike
+    from .torch.plan_trace import plan_trace
 
     how = RECEIVED
 
@@ -136,28 +137,8 @@ def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> R
         how = made.how
         return made.plan
 
-    found = rewritten_alike(traced, options, known, lambda traced, options: _of_trace(traced, options, make))
+    found = rewritten_alike(traced, options, known, partial(plan_trace, make=make))
     return Replanned(found, how)
-
-
-def _of_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -> Plan:
-    """The plan of a trace, which all processes of a distributed run share. make : called like `plan_graph`, in one process."""
-    from .torch.check.confirm import bookkeeping
-    from .torch.plan_for_all import plan_for_all
-    from .torch.run import stages
-
-    spare = bookkeeping(traced)
-    plain = None if traced.origin is None else plain_activation_bytes(traced.origin.graph)
-    how: dict[str, Any] = {"finish": stages.finish(traced.lowered), "bookkeeping": spare, "plain_bytes": plain}
-
-    def planned(graph: Graph, known: Known | None) -> Plan:
-        if known is not None:
-            return plan_graph(graph, options, known=known, **how)
-        return traced.planned(lambda graph: make(graph, options, **how))
-
-    more = {"spare_bytes": spare, "plain_bytes": plain, "target": traced.options.target, "fake": traced.fake}
-    found = plan_for_all(traced.graph, options, more, planned)
-    return replace(found, trace=traced.with_graph(found.graph))
 
 
 def frontier(
@@ -303,7 +284,8 @@ def checkpoint(
 
     `sample` is what the model is called with: a tensor, a tuple of positional arguments or a dict of keyword arguments.
     Goals, solver, `parity` and `or_least` as in `plan`; `loss`, `optimizer`, `must_save`, `unused` and `gradients` as in
-    `rekindle.trace`; `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as it was.
+    `rekindle.trace`; `on_new_shape` as in `apply`. The plan is at `model.forward.plan`. If anything fails the model is left as
+    it was.
 
     strict : how a model is treated that cannot be captured whole. False: its largest parts that can be captured are planned
         under the one goal, and a line on stderr says which; True: TraceError.
@@ -410,6 +392,4 @@ def checkpoint(
     if isinstance(found, PartsPlan):
         restore(model)
         return _apply_parts(model, found, on_new_shape, check)
-    if later is not None:
-        return _apply(model, later, on_new_shape, check, found)
-    return _apply(model, found, on_new_shape, check)
+    return _apply(model, later or found, on_new_shape, check, None if later is None else found)

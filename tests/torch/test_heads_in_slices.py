@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.api import _of_trace
 from rekindle.planner import plan_graph
+from rekindle.torch.plan_trace import plan_trace
 
 TOKENS, WORDS = 256, 4000
 
@@ -45,7 +45,7 @@ def test_the_head_goes_below_its_floor(tied: bool, smoothing: float, parity: str
     model = Head(tied, smoothing)
     trace = rekindle.trace(model, sample(), unused=["logits"], progress=False)
     plan = rekindle.plan(trace, minimize="memory", cost="flops", parity=parity, cache=False, progress=False)
-    without = _of_trace(trace, plan.options, plan_graph)
+    without = plan_trace(trace, plan.options, plan_graph)
     assert plan.rewriting is not None
     assert plan.rewriting.slices
     assert plan.peak_bytes < without.peak_bytes

@@ -152,7 +152,7 @@ def parametrized_once() -> nn.Module:
 
 
 def fresh(name: str) -> nn.Module:
-    """The same each time. Copies of tensors that share memory do not; parametrized modules have a class of their own."""
+    """The same each time. Copies of tensors that share memory do not share it; a parametrized module has its own class."""
     torch.manual_seed(3)
     return copy.deepcopy(parametrized_once()) if name == "parametrized" else MODELS[name]()
 
@@ -246,6 +246,23 @@ def test_parts_that_share_a_parameter() -> None:
     x = torch.randn(64, 12)
     planned = rekindle.checkpoint(copy.deepcopy(model), x, parts="*", minimize="memory", progress=False)
     expected = trained(stepping(model, in_place), x)
+    assert same(trained(stepping(planned, in_place), x), expected)
+
+
+def test_parts_with_parameters_of_one_memory() -> None:
+    """The last part's gradient comes first; then the first part runs again, and reads that memory."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        block = [nn.Linear(12, 48), nn.GELU(), nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 12), nn.GELU()]
+        model = nn.Sequential(nn.Sequential(*block), copy.deepcopy(nn.Sequential(*block)))
+        model[1][4].weight.data = model[0][0].weight.data.t()
+        return model
+
+    x = torch.randn(64, 12)
+    planned: Any = rekindle.checkpoint(made(), x, parts="*", minimize="memory", progress=False)
+    assert len(planned.forward.plan.parts) == 2
+    expected = trained(stepping(made(), in_place), x)
     assert same(trained(stepping(planned, in_place), x), expected)
 
 

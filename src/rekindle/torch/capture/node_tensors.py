@@ -31,8 +31,16 @@ def elements_spanned(t: torch.Tensor) -> int:
 
 def span(t: torch.Tensor) -> tuple[int, int]:
     """(first, last + 1) of the bytes of its storage that a tensor uses."""
-    first = t.storage_offset()
+    first = int(t.storage_offset())
     return first * t.element_size(), (first + elements_spanned(t)) * t.element_size()
+
+
+def overlap(s: torch.Tensor, t: torch.Tensor) -> bool:
+    """Whether two tensors use the same bytes of one storage. Slices of a buffer that lie side by side do not."""
+    if s.untyped_storage()._cdata != t.untyped_storage()._cdata:
+        return False
+    (a, b), (c, d) = span(s), span(t)
+    return a < d and c < b
 
 
 def bytes_spanned(tensors: Iterable[torch.Tensor]) -> int:

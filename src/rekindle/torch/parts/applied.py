@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from ...parts.ways import Way, as_part_plan, figures, ways
 from ...sizes import format_bytes
 from ..capture import private, tree
 from ..capture.lock import LOCK
+from ..capture.node_tensors import overlap
+from ..capture.sharded import local
 from ..resident import gradient_bytes
 from ..run import stages, unused
 from ..run.left_over import left_over
@@ -49,6 +52,7 @@ class PartsForward(InPlaceOfForward):
         super().__init__(model)
         self.plan, self._watches, self._training = plan, watches, model.training
         self._told = False  # the log, that the model makes no cache
+        self._noted = False  # which parts share memory
         self._counts_on = "" if plan.captured.gradients == "kept" else plan.captured.gradients
 
     @private.not_traced_by_compile
@@ -61,6 +65,9 @@ class PartsForward(InPlaceOfForward):
         if self._counts_on and any(p.grad is not None for p in model.parameters()) and not LOCK.mine:
             notices.warn(left_over(model, self._counts_on, gradient_bytes(model)))
             self._counts_on = ""
+        if not self._noted:
+            self._noted = True
+            _note_shared_memory(model)
         with without_caches(model, self.plan.keeps_caches) as makes_one:
             if makes_one and not self._told:
                 self._told = True
@@ -94,7 +101,7 @@ class PartsForward(InPlaceOfForward):
 
     def _unpickle(self, pickled: Any) -> None:
         text, self._watches, self._training = pickled
-        self._told = False
+        self._told = self._noted = False
         self.plan = parts_from_text(text, WHERE)
 
 
@@ -135,6 +142,24 @@ def _forwards(
         again = AgainForward(module, part.rule, plan.keeps_caches) if part.again else None
         forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))
     return forwards
+
+
+def _note_shared_memory(model: nn.Module) -> None:
+    """Tell each part of the parameters elsewhere that use memory of its own tensors (`b.weight.data = a.weight.data`).
+
+    Hooks may write to them once their gradients are handed over, so that this waits for the part's last read.
+    """
+    at: dict[Any, list[nn.Parameter]] = {}
+    for p in model.parameters():
+        if p.requires_grad and p.layout is torch.strided:
+            at.setdefault(local(p).untyped_storage()._cdata, []).append(p)
+    for module in planned_parts(model):
+        forward, own = forward_of(module), {id(t): t for t in [*module.parameters(), *module.buffers()]}
+        if isinstance(forward, PartForward):
+            forward.share_memory = [
+                weakref.ref(q) for t in own.values() if t.layout is torch.strided
+                for q in at.get(local(t).untyped_storage()._cdata, ()) if id(q) not in own and overlap(local(q), local(t))
+            ]  # fmt: skip
 
 
 def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, check: bool) -> PartForward:

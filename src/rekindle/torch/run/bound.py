@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +91,11 @@ class Bound:
         self.guards.let_go()
         self._places = None
 
-    def __call__(self, model: nn.Module, call: ModuleCall, planned: Any = None) -> Any:
-        """The module's result for a call that it serves. planned : the planned forward that is called, if one is."""
+    def __call__(
+        self, model: nn.Module, call: ModuleCall, planned: Any = None, held_back: Iterable[torch.Tensor] = ()
+    ) -> Any:
+        """The module's result for a call that it serves. planned : the planned forward that is called, if one is.
+        held_back : as in `Runner`."""
         tensors, places = call.tensors, self._places
         if (
             places is None or places.modules != self.guards.modules
@@ -106,7 +110,8 @@ class Bound:
         inputs = [find(s) for s in places.sources]
         looks = self._looks or self.uses == LOOKS_AT_USE
         self.had_gradient = self.runner.has_gradient(inputs) if looks else None
-        made = self.runner(inputs, self._numbers_now(model, call), Second(self._again, call, planned, inputs))
+        second = Second(self._again, call, planned, inputs)
+        made = self.runner(inputs, self._numbers_now(model, call), second, held_back)
         for (owner, leaf), output, source in places.assigned:
             setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
         in_order = iter(made)

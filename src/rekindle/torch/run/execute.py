@@ -11,7 +11,7 @@ import contextlib
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from ...errors import RekindleError
 from ..capture.captured import Captured
 from ..capture.gradient_additions import additions, casts
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import tensors_of
+from ..capture.node_tensors import overlap, tensors_of
 from ..capture.private import backward_keeps_graph, backward_number, disable_autocast, will_run
 from ..capture.surroundings import shares_casts
 from .anomaly import NamesNaN
@@ -44,7 +44,7 @@ class TrainingStep:
     out: list[Any] = field(default_factory=list)
     absent: tuple[int, ...] = ()
     trained: frozenset[int] = frozenset()  # ids of the tensors that gradients come to
-    versions: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
+    versions: dict[int, tuple[Callable[[], Any], int]] = field(default_factory=dict)  # of inputs, as forward left them
     shared: CallInBlock | None = None  # under autocast, what it must know of other calls
     apart: bool = False  # backward leaves sums of gradients apart
     instead: frozenset[int] = frozenset()  # inputs in whose place another tensor gets the gradients of their casts
@@ -69,9 +69,8 @@ class TrainingStep:
     def check_versions(self, which: Iterable[int]) -> None:
         """Raise an error if one of these inputs was written to since forward."""
         for i in which:
-            given, before = self.versions.get(i, (None, 0))
-            t = given and given()
-            if t is not None and t._version != before:
+            given, before = self.versions.get(i, (_nothing, 0))
+            if (t := given()) is not None and t._version != before:
                 raise self.runner.written_to(i, t, before)
 
     def start(self, saved: list[Any], tangents: list[Any]) -> None:
@@ -102,8 +101,7 @@ class TrainingStep:
     def stage(self, j: int) -> list[Any]:
         """Run stage j and take its gradients."""
         if j in self.differentiated:
-            gradients = self.differentiated.pop(j)
-            return gradients if self.shared is None else self._through_casts(j, gradients, self.shared)
+            return self._handed_over(j, self.differentiated.pop(j))
         if self.generator is None:
             raise RekindleError("this part of the backward was run already; call backward with retain_graph=True")
         try:
@@ -121,13 +119,13 @@ class TrainingStep:
             self.generator = None
         for k in self.runner.without(j, self.absent) if self.absent else ():
             gradients[k] = None
-        gradients = self.runner.in_parts(j, gradients)
-        if self.shared is not None and (self.apart or self.instead):
-            self._through_casts(j, gradients, self.shared)
-        return gradients
+        return self._handed_over(j, self.runner.in_parts(j, gradients))
 
-    def _through_casts(self, j: int, gradients: list[Any], shared: CallInBlock) -> None:
-        """Put the gradients that stage j hands over for casts where eager has them."""
+    def _handed_over(self, j: int, gradients: list[Any]) -> list[Any]:
+        """The gradients of stage j, with those that it hands over for casts where eager has them."""
+        shared = self.shared
+        if shared is None or not (self.apart or self.instead):
+            return gradients
         for at, i in self.runner.casts_of_stage[j]:
             g, leaf, cast = gradients[at], shared.leaves.get(i, 0), self.runner.casts[i]
             if i in self.instead or leaf in shared.left or isinstance(g, list):
@@ -138,6 +136,11 @@ class TrainingStep:
                     gradients += more
                 else:
                     gradients[at] = functools.reduce(torch.add, low).float() if low else None
+        return gradients
+
+
+def _nothing() -> None:
+    """Stands for a tensor that is gone, or whose versions nobody counts."""
 
 
 def _no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:
@@ -215,12 +218,14 @@ class _Stage(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: TrainingStep, j: int, token: torch.Tensor, *params: torch.Tensor) -> torch.Tensor:
-        ctx.step, ctx.j = step, j
+        ctx.step, ctx.j, ctx.given = step, j, len(params)
         return _token(step.runner.device)
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> tuple[Any, ...]:
-        return (None, None, _token(ctx.step.runner.device), *ctx.step.stage(ctx.j))
+        gradients = ctx.step.stage(ctx.j)
+        # Those that are held back come first: eager hands over the gradient of the later part first.
+        return None, None, _token(ctx.step.runner.device), *[None] * (ctx.given - len(gradients)), *gradients
 
 
 def _token(device: torch.device) -> torch.Tensor:
@@ -286,9 +291,14 @@ class Runner:
         self.casts_of_stage, self._stage_of_cast = self._find_casts()
         self._plain_casts = PlainCasts()
 
-    def __call__(self, inputs: list[torch.Tensor], numbers: list[Any], second: Second) -> list[torch.Tensor]:
+    def __call__(
+        self, inputs: list[torch.Tensor], numbers: list[Any], second: Second, held_back: Iterable[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
         """The module's results for one tensor per placeholder of the graph, and its numbers, in order of their markers.
-        second : makes the gradients of a backward with create_graph=True."""
+
+        second : makes the gradients of a backward with create_graph=True. held_back : other tensors, whose gradients autograd
+        holds back until the last stage that reads their memory is over.
+        """
         step = TrainingStep(self, inputs, second)
         self.waiting.add(step)
         if numbers:
@@ -298,13 +308,17 @@ class Runner:
             step.shared, instead = entered(inputs, self.casts, self._stage_of_cast, self._plain_casts)
             step.instead = frozenset(instead)
         token = _token(self.device).requires_grad_()
+        held: dict[int, list[torch.Tensor]] = {}
+        for t in held_back:
+            reads = [j for j, read in enumerate(self.read_by_stage) if any(overlap(t, inputs[i]) for i in read)]
+            held.setdefault(reads[-1] if reads else -1, []).append(t)
         for j in range(len(self.stage_inputs) - 1, -1, -1):
             given = [inputs[i] for i in self.stage_inputs[j]]
             for at, i in self.casts_of_stage[j] if instead else ():
                 if i in instead:
                     given[at] = instead[i]
                     given += [instead[i]] * (self.casts[i].uses - 1)
-            token = _Stage.apply(step, j, token, *given)
+            token = _Stage.apply(step, j, token, *held.get(j, ()), *given)
         return list(_Boundary.apply(step, token))[:-1]
 
     def _find_casts(self) -> tuple[list[list[tuple[int, int]]], dict[int, int]]:

@@ -47,6 +47,7 @@ class PlannedForward(InPlaceOfForward):
         self._turn = 0
         self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
         self.last: Bound | None = None
+        self.share_memory: list[weakref.ref[nn.Parameter]] = []  # parameters elsewhere that use memory of this module's
 
     def serve_too(self, model: nn.Module, plan: Plan) -> None:
         """Run this plan as well, for the calls that it was made for."""
@@ -125,7 +126,8 @@ class PlannedForward(InPlaceOfForward):
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
-                result = found[0](model, found[1], self)
+                share_memory = [p for ref in self.share_memory if (p := ref()) is not None]
+                result = found[0](model, found[1], self, share_memory)
                 if found[0].had_gradient is not None:
                     self._say_of_gradients(model, found[0])
                 return result
@@ -211,6 +213,7 @@ class PlannedForward(InPlaceOfForward):
         """The copied module gets its own planned forward."""
         copied = super().__deepcopy__(memo)
         copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.StepCount(), None
+        copied.share_memory = []
         copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]
         twin = memo.get(id(self._model()))
         if twin is not None and not copied._off:

@@ -16,7 +16,7 @@ from ...model.judge import simulate
 from ...model.schedule import RUN, Schedule
 from ..capture.gradient_additions import additions, unaliased
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import span
+from ..capture.node_tensors import overlap
 from .gradient_sums import handed_over
 from .halves import placeholders_read
 
@@ -80,10 +80,9 @@ class LastReads:
 
 
 def sharing_memory(low: Lowered, p: fx.Node) -> list[fx.Node]:
-    """The inputs of the step that use memory of this one, itself among them. Slices of a buffer side by side do not."""
-    first, end = span(p.meta["val"])
+    """The inputs of the step that use memory of this one, itself among them."""
     others = [q for q, _ in low.parts[low.value_of[(p, 0)]] if q is not p]
-    return [p, *(q for q in others if (at := span(q.meta["val"]))[0] < end and first < at[1])]
+    return [p, *(q for q in others if overlap(p.meta["val"], q.meta["val"]))]
 
 
 def group(graph: Graph, schedule: Schedule) -> Schedule:
