@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from . import allowance, bounds, certify, registry, remembered
 from .ask import Goal, PlanOptions
-from .candidates import Finish, Known, Scored, Scorer, pick, smaller
+from .candidates import EPS, Finish, Known, Scored, Scorer, pick, smaller
 from .errors import InfeasibleBudget, RekindleError
 from .infeasible import floor_of, infeasible, no_such_overhead
 from .model.graph import Graph
@@ -28,11 +28,13 @@ class PlannerSettings:
     usual_s : seconds; a longer time limit makes thorough searches work longer, in proportion.
     results_matter_share : part of the least memory found above which the results of forward are worth a second search.
     named_most : schedules of infeasible budgets that are remembered.
+    asked_most : searches for one budget, each for less where finished schedules take more than their solver thought.
     """
 
     usual_s: float = 30.0
     results_matter_share: float = 1 / 64
     named_most: int = 64
+    asked_most: int = 3
 
 
 SETTINGS = PlannerSettings()
@@ -173,7 +175,7 @@ def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, 
             f"no schedule exists below {format_bytes(floor.bytes)}; looking for the smallest that is reachable"
         )
         raise _refusal(solver, scorer, goal, limit, _smallest(solver.quick or solver.solve, problem, scorer), floor)
-    found = scorer.all(solver.solve(problem))
+    found = _finished_within(solver, problem, scorer, limit)
     best = pick(found, limit, None)
     if best is not None:
         return best, min(s.needs for s in found)
@@ -187,6 +189,26 @@ def _within_limit(solver: Solver, problem: Problem, scorer: Scorer, goal: Goal, 
     if best is None:
         raise _refusal(solver, scorer, goal, limit, [*found, *least], floor)
     return best, min(best.needs, *(s.needs for s in least))
+
+
+def _finished_within(solver: Solver, problem: Problem, scorer: Scorer, limit: int) -> list[Scored]:
+    """Candidates for the limit. A schedule may take more once it is finished, as gradients wait for the last read of their
+    parameters: if that puts the cheapest one beyond the limit, the solver is asked again, for as much less."""
+    found: list[Scored] = []
+    for _ in range(SETTINGS.asked_most):
+        schedules = list(solver.solve(problem))
+        new = scorer.all(schedules)
+        found += new
+        best = pick(found, limit, None)
+        raised = [
+            s.needs - limit for s, raw in zip(new, schedules, strict=True)
+            if s.needs > limit and (best is None or s.judged.overhead < best.judged.overhead - EPS)
+            and scorer.as_run(raw).needs <= limit
+        ]  # fmt: skip
+        if not raised or problem.limit is None:
+            break
+        problem = replace(problem, limit=problem.limit - min(raised))
+    return found
 
 
 def _smallest(solve: Solve, problem: Problem, scorer: Scorer) -> list[Scored]:

@@ -15,6 +15,7 @@ import rekindle
 from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simulate
 from rekindle.model.held import held_peak, keeping_results
 from rekindle.model.schedule import Free, Run
+from rekindle.own_terms import plain_activation_bytes
 from rekindle.torch.check.confirm import SETTINGS, bookkeeping
 from rekindle.torch.costs.memory import allocator_peak
 from strategies import chains, examples, joint_graphs, schedules, u_nets
@@ -249,3 +250,17 @@ def test_a_random_op_on_the_cpu_has_room_for_the_state_of_the_generator() -> Non
     model, x = MODELS["dropout"]()
     state = allocator_peak(lambda: torch.get_rng_state()).peak_bytes
     assert bookkeeping(rekindle.trace(model, x)) == SETTINGS.scalars * SETTINGS.block_bytes + state
+
+
+def test_gradients_that_wait_for_the_last_read_make_no_budget_dear() -> None:
+    """The solver does not know of such waits. A finished schedule that took 1 KiB more than the budget led to the plan of least
+    memory, at +377 % in place of +13 %."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(32, 32), nn.Tanh())))
+    trace = rekindle.trace(model, torch.rand(256, 32), target="h200")
+    resident, activations = trace.graph.resident_bytes, plain_activation_bytes(trace.graph)
+    for share in (0.7, 0.8, 0.9):
+        at_hand = rekindle.plan(trace, share - 0.15, solver="storages").overhead
+        for more in range(0, 8192, 2048):
+            budget = resident + int(share * activations) + more
+            assert rekindle.plan(trace, budget, solver="storages").overhead <= at_hand + 0.1

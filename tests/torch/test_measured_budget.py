@@ -99,7 +99,7 @@ def test_a_plan_that_measures_too_much_is_made_again(monkeypatch: pytest.MonkeyP
     trace = rekindle.trace(model, x)
     first = rekindle.plan(trace, 0.8, solver="storages")
     budget = first.peak_bytes + 2048
-    with_peaks(monkeypatch, [30_000, 10_000, 0])
+    with_peaks(monkeypatch, [60_000, 10_000, 0])
     rekindle.checkpoint(model, x, budget, solver="storages")
     plan = model.forward.plan  # type: ignore[attr-defined, union-attr]
     assert plan.goal.budget == budget
