@@ -7,7 +7,6 @@ stages of the planned step: so they are added up as in eager.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from ..capture.module_call import ModuleCall
 from ..capture.node_tensors import storage_bytes
 from ..capture.number_places import attributes_set, read, replaced
 from ..capture.private import backward_keeps_graph, backward_number, will_run
+from ..capture.restorable import PutBack
 from ..capture.side_effects import SideEffects
 from ..capture.surroundings import autocast_of
 from ..trace import Trace, plain_forward
@@ -156,6 +156,8 @@ class Second:
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
             raise _refusal("then no plan of the module lowers the step's memory")
+        if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+            raise _refusal("a part of it is a ScriptModule, whose parameters cannot be replaced")
         if any(t is None for t in tensors):
             raise _refusal(
                 "an input of the call has been freed since. Keep it in a variable until this backward is over"
@@ -177,17 +179,17 @@ class Second:
                 self._leaves[i] = leaf_of(new[i])
             for i, k in a.arguments.items():
                 tensors[k] = new[i]
-            stands = {
-                id(now[i]): new[i] for i in reversed(range(len(now)))
-            }  # the first of several names has the gradient
+            # of several names of one tensor, the first has the gradient
+            stands = {id(now[i]): new[i] for i in reversed(range(len(now)))}
             given = tree.unflatten(tensors, replaced(a.trace.spec, self._numbers))
             args, kwargs = self._form.arguments(given)
             call = functools.partial(plain_forward(model) if owner is None else owner.plain, *args, **kwargs)
             for device, state in self._random.items():
                 call = functools.partial(rng.replay, state, device, call)
-            effects = SideEffects(model, given) if c.dropped or c.effects else contextlib.nullcontext()
-            with effects, attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
-                attributes = Attributes(model)
+            effects, back, attributes = SideEffects(model, given), PutBack(), Attributes(model)
+            if changes := bool(c.dropped or c.effects):  # else forward changes no object
+                effects.watch()
+            with attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
                 try:
                     for m in model.modules():
                         for table in (m._parameters, m._buffers, m.__dict__):
@@ -196,6 +198,9 @@ class Second:
                     found = taken_apart(call(), owned, a.trace.options.unused, a.trace.options.loss).tensors
                 finally:
                     assigned = attributes.restore().assigned
+                    if changes:
+                        effects.put_back(back)
+                    back.finish()
         self._results = [t for k, t in enumerate(found) if k not in c.aliased_inputs]
         self._results += [assigned[k] for k, x in c.assigned.items() if x.output is not None]
 
