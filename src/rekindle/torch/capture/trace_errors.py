@@ -96,7 +96,7 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     if any(str(f.f_globals.get("__name__", "")).startswith("torch._higher_order_ops") for f in frames):
         return TraceError(
             f"the model calls an operator that takes functions (torch.cond, flex_attention, …) at {where}, which cannot be "
-            f"planned yet ({type(e).__name__}: {text[0] if text else ''}). Write it with torch.where, or plan the submodules around it",
+            f"planned yet ({type(e).__name__}: {text[0] if text else ''}). Use torch.where, or plan the submodules around it",
             reason="calls an operator that takes functions",
         )
     starts = [i for i, f in enumerate(frames) if f.f_code.co_name == "_engine_run_backward"]

@@ -41,6 +41,7 @@ class Expressions:
         }
         self._names: dict[Any, str] = {}
         self._late = {c.node for c, op in zip(lowered.calls, lowered.graph.ops, strict=True) if op.backward}
+        self.in_backward = False  # a schedule may run an op of backward in forward
 
     def variables(self, value: int) -> list[str]:
         """Variables of the tensors that lie in a value's storage."""
@@ -92,7 +93,7 @@ class Expressions:
         if isinstance(x, fx.Node):
             swap = swap or reader in self.low.reads_snapshot
             given = x.op == "placeholder" and x not in self.low.captured.tangents
-            if given and reader in self._late and not (swap and x in self.low.snapshots):
+            if given and self.in_backward and reader in self._late and not (swap and x in self.low.snapshots):
                 return self.itself(x)
             return self.tensor(x, swap)
         if type(x) in (int, float) and x in self.low.captured.numbers.markers:

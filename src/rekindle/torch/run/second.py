@@ -184,12 +184,13 @@ class Second:
             given = tree.unflatten(tensors, replaced(a.trace.spec, self._numbers))
             args, kwargs = self._form.arguments(given)
             call = functools.partial(plain_forward(model) if owner is None else owner.plain, *args, **kwargs)
-            for device, state in self._random.items():
-                call = functools.partial(rng.replay, state, device, call)
             effects, back, attributes = SideEffects(model, given), PutBack(), Attributes(model)
             if changes := bool(c.dropped or c.effects):  # else forward changes no object
                 effects.watch()
-            with attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
+            drawn = torch.random.fork_rng([d for d in self._random if d != "cpu"], enabled=bool(self._random))
+            with drawn, attributes_set(model, self._numbers), autocast_of(a.trace.key[-1]):
+                for device, state in self._random.items():
+                    rng.restore(state, device)
                 try:
                     for m in model.modules():
                         for table in (m._parameters, m._buffers, m.__dict__):

@@ -102,6 +102,7 @@ class Source:
         self.lines += [f"    return [{results}], [{', '.join(kept)}]", ""]
 
     def _write_backward(self) -> list[list[fx.Node]]:
+        self.text.in_backward = True
         captured, halves = self.low.captured, self.halves
         kept = [*self._saved_values(), *map(self.text.variable, halves.read), *map(self.text.itself, halves.itself)]
         self.lines += [
