@@ -183,11 +183,11 @@ def checkpoints_noted(inside: Callable[[bool], contextlib.AbstractContextManager
         with inside(preserve):
             return reentrant(ctx, function, preserve, *args)
 
-    module._checkpoint_without_reentrant_generator, kind.forward = generator, staticmethod(forward)
+    module._checkpoint_without_reentrant_generator, kind.forward = generator, staticmethod(forward)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator, kind.forward = own, staticmethod(reentrant)
+        module._checkpoint_without_reentrant_generator, kind.forward = own, staticmethod(reentrant)  # type: ignore[assignment, method-assign]
 
 
 # -- other machinery around a call -------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def modes_are_on() -> bool:
 
 def is_in_use(leaf: torch.Tensor) -> bool:
     """Whether more than Python refers to the tensor: an autograd graph, in most cases."""
-    return leaf._use_count() > 1
+    return leaf._use_count() > 1  # type: ignore[attr-defined]
 
 
 # -- PyTorch's own chunked heads, with which the benchmark compares ----------------------------------------------------
