@@ -335,7 +335,7 @@ def test_commands_take_the_names_and_the_parity(tmp_path: Path, capfd: pytest.Ca
         (("plan", model, "--budget", "1.0", "--unused", "logit"), "did you mean 'logits'"),
         (("plan", model, "--budget", "1.0", "--parity", "exact"), "--parity exact is unknown"),
         (("frontier", model, "--unused", "loss"), "is the loss"),
-        (("frontier", file, "--unused", "logits"), "--unused needs a model"),
+        (("frontier", file, "--unused", "logits"), "--unused and --gradients need a model"),
     ):
         ran = Ran(capfd, *command)
         assert ran.code == 2

@@ -206,7 +206,8 @@ def _geometry(t: torch.Tensor) -> Any:
 def _inside(t: Any) -> dict[str, torch.Tensor]:
     """The tensors that a sparse or wrapping tensor is made of, by name."""
     if hasattr(t, "__tensor_flatten__"):
-        return {k: getattr(t, k) for k in t.__tensor_flatten__()[0]}
+        inside = {k: getattr(t, k) for k in t.__tensor_flatten__()[0]}
+        return {k: x for k, x in inside.items() if isinstance(x, torch.Tensor)}  # a DTensor names its mesh too
     if t.layout is torch.sparse_coo:
         return {"indices": t._indices(), "values": t._values()}
     names: tuple[str, ...] = ()
