@@ -420,6 +420,22 @@ def test_a_first_call_that_moves_tensors_runs_plain_and_later_ones_by_the_plan(k
     assert sum(b.uses for b in model.forward.bounds) == 3
 
 
+def test_hooks_of_parameters_outlive_planning() -> None:
+    torch.manual_seed(0)
+    model, seen = Changing(lambda m, h: None, first_call_alone=True), []
+    plain = copy.deepcopy(model)
+    for m in (model, plain):  # a copy of a parameter has no hooks
+        m.scale.register_hook(lambda g: 2 * g)
+        m.scale.register_post_accumulate_grad_hook(seen.append)
+    planned(model, torch.rand(64, 8))
+    assert seen == []
+    for size in (64, 48):
+        x = torch.rand(size, 8)
+        ours, its = step(model, x), step(plain, x)
+        assert [k for k in its if not same(ours[k], its[k])] == []
+    assert len(seen) == 4
+
+
 @pytest.mark.parametrize("name", ["frozen", "square"])
 @pytest.mark.parametrize("write", [lambda t, h: t.data.copy_(t * 0.9 + h.mean()), lambda t, h: t.mul_(0.9)])
 def test_writes_in_place_train_as_eager(name: str, write: Callable[[Tensor, Tensor], Any]) -> None:

@@ -132,7 +132,8 @@ class _Tensor:
     def without_gradient(self) -> None:
         for k in self._hooks:
             self._t.grad = None
-            _refill(getattr(self._t, k) or {}, {})
+            if table := getattr(self._t, k):
+                table.clear()
 
     def put_back(self) -> None:
         t = self._t
@@ -148,7 +149,8 @@ class _Tensor:
         if t.is_leaf and t.grad is not self._grad:
             t.grad = self._grad
         for k, before in self._hooks.items():
-            _refill(getattr(t, k) or {}, before)
+            table = getattr(t, k)  # an empty one is refilled too; None: the tensor has had no hook
+            _refill({} if table is None else table, before)
         if self._fields is not None:
             _refill(vars(t), self._fields)
         if self._version is not None and t._version != self._version:
