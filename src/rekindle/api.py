@@ -110,8 +110,8 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
     from .torch import accept as torch_accept
     from .torch import gradients
     from .torch.capture.lock import LOCK
+    from .torch.check.plan_trace import plan_trace
     from .torch.plan_rewritten import plan_rewritten
-    from .torch.plan_trace import plan_trace
 
     torch_accept.process("plan", 3)
     traced = what if options.goal.fraction is None else what.with_gradients("kept")
@@ -126,8 +126,8 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
     """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`. The step is
     rewritten as those of known plans are."""
+    from .torch.check.plan_trace import plan_trace
     from .torch.plan_rewritten import rewritten_alike
-    from .torch.plan_trace import plan_trace
 
     how = RECEIVED
 

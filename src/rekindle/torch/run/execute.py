@@ -28,6 +28,7 @@ from ..capture.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program
+from .results import no_views
 from .second import Second
 from .shared_casts import CallInBlock, PlainCasts, entered
 
@@ -63,7 +64,7 @@ class TrainingStep:
                 results[i] = t.detach()
             known.add(id(t))
         if any(t._is_view() for t in results):
-            results = _no_views(results, [*inputs, *saved])
+            results = no_views(results, [*inputs, *saved])
         return results, saved
 
     def check_versions(self, which: Iterable[int]) -> None:
@@ -141,23 +142,6 @@ class TrainingStep:
 
 def _nothing() -> None:
     """Stands for a tensor that is gone, or whose versions nobody counts."""
-
-
-def _no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:
-    """The results, with each view in place of which a tensor of its own may stand: autograd refuses to write in place to a view
-    that a Function returns, and a linear layer's result is one.
-
-    A view of memory that another result, an input or a saved tensor has too stays a view: writing to it must not go unseen.
-    """
-    held = Counter(map(_memory, [*results, *(t for t in others if isinstance(t, torch.Tensor))]))
-    alone = [
-        t._is_view() and held[_memory(t)] == 1 and not (t.is_conj() or t.is_neg()) for t in results
-    ]  # fmt: skip
-    return [t.new_empty(0).set_(t) if a else t for t, a in zip(results, alone, strict=True)]  # type: ignore[call-overload]
-
-
-def _memory(t: torch.Tensor) -> Any:
-    return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
 
 
 # The engine's number of a backward call -> ids of the tensors to which that call has brought gradients so far.

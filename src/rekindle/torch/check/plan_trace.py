@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..ask import PlanOptions
-from ..candidates import Known
-from ..model.graph import Graph
-from ..model.plan import Plan
-from ..own_terms import plain_activation_bytes
-from ..planner import plan_graph
-from .check.confirm import bookkeeping
-from .plan_for_all import plan_for_all
-from .run import stages
-from .trace import Trace
+from ...ask import PlanOptions
+from ...candidates import Known
+from ...model.graph import Graph
+from ...model.plan import Plan
+from ...own_terms import plain_activation_bytes
+from ...planner import plan_graph
+from ..plan_for_all import plan_for_all
+from ..run import stages
+from ..trace import Trace
+from .confirm import bookkeeping
 
 
 def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -> Plan:
