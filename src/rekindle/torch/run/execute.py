@@ -28,7 +28,7 @@ from ..capture.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program
-from .results import no_views
+from .results import no_views, nothing
 from .second import Second
 from .shared_casts import CallInBlock, PlainCasts, entered
 
@@ -70,7 +70,7 @@ class TrainingStep:
     def check_versions(self, which: Iterable[int]) -> None:
         """Raise an error if one of these inputs was written to since forward."""
         for i in which:
-            given, before = self.versions.get(i, (_nothing, 0))
+            given, before = self.versions.get(i, (nothing, 0))
             if (t := given()) is not None and t._version != before:
                 raise self.runner.written_to(i, t, before)
 
@@ -138,10 +138,6 @@ class TrainingStep:
                 else:
                     gradients[at] = functools.reduce(torch.add, low).float() if low else None
         return gradients
-
-
-def _nothing() -> None:
-    """Stands for a tensor that is gone, or whose versions nobody counts."""
 
 
 # The engine's number of a backward call -> ids of the tensors to which that call has brought gradients so far.

@@ -23,3 +23,7 @@ def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tenso
 
 def _memory(t: torch.Tensor) -> Any:
     return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
+
+
+def nothing() -> None:
+    """Stands for a tensor that is gone, or whose versions nobody counts."""
