@@ -265,7 +265,7 @@ def _functions_behind(nodes: list[Any]) -> list[str]:
             continue
         seen.add(node)
         stack += [n for n, _ in node.next_functions]
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(own := node._forward_cls):
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not is_torchs(own := node._forward_cls):  # type: ignore[attr-defined]
             found[f"the Function {described(own.backward).replace('backward', own.__name__, 1)}"] = None
     return list(found)
 

@@ -148,7 +148,7 @@ class Watched:
 
 def _before(nodes: Iterable[Any], around: Container[Any]) -> list[Any]:
     """The autograd nodes, among these and those behind them, that hand a gradient to one of the nodes `around`."""
-    found, stack = {}, list(nodes)
+    found, stack = {}, list(nodes)  # type: ignore[var-annotated]
     seen = set(stack)
     while stack:
         n = stack.pop()

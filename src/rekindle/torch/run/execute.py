@@ -133,7 +133,7 @@ class TrainingStep:
                 low = [x.to(cast.dtype) for x in (g if isinstance(g, list) else [g]) if x is not None]
                 low = shared.with_left(leaf, low)
                 if i in self.instead:
-                    gradients[at], *more = [*low, *[None] * (cast.uses - len(low))]
+                    gradients[at], *more = [*low, *[None] * (cast.uses - len(low))]  # type: ignore[misc]
                     gradients += more
                 else:
                     gradients[at] = functools.reduce(torch.add, low).float() if low else None
@@ -305,7 +305,7 @@ class Runner:
         """(per stage, the (place among its `stage_inputs`, number of the input) at which it hands over the gradient of a cast;
         number of an input -> that stage)."""
         seen: Counter[int] = Counter()
-        found, stage_of = [], {}
+        found, stage_of = [], {}  # type: ignore[var-annotated]
         for j, stage in enumerate(self.stage_inputs):
             found.append([])
             for at, i in enumerate(stage):
