@@ -198,6 +198,8 @@ def models(draw: st.DrawFn) -> tuple[Model, bool]:
     if draw(st.booleans()):
         for p in model.parameters():
             p.grad = torch.ones_like(p) if p.requires_grad else None
+        model.weight.register_hook(lambda g: g)
+        model.a.weight.register_post_accumulate_grad_hook(lambda p: None)
     return model, any(c[0] in REALLOCATES for c in drawn)
 
 
@@ -208,7 +210,13 @@ def content(t: Tensor) -> bytes:
 
 def of_tensor_now(t: Tensor, reallocates: bool) -> Any:
     shape = t.shape, t.stride(), t.storage_offset(), t.dtype
-    flags = t.requires_grad, t.is_leaf, id(t.grad) if t.is_leaf else 0, [*vars(t)], [*(t._backward_hooks or {})]
+    flags = (
+        t.requires_grad,
+        t.is_leaf,
+        id(t.grad) if t.is_leaf else 0,
+        [*vars(t)],
+        [*(t._backward_hooks or {}), *(t._post_accumulate_grad_hooks or {})],
+    )
     return id(t), shape, flags, t.untyped_storage()._cdata, 0 if reallocates else t.data_ptr(), content(t)
 
 
