@@ -124,7 +124,7 @@ def only_computes(module: nn.Module, given: Recorded) -> bool:
     """Whether a forward of the module changes nothing but what it returns, and plain attributes, so that it may run twice."""
     tensors = copies(given.call.tensors, owned(module))
     args, kwargs = given.call.form.arguments(tree.unflatten(tensors, given.call.spec))
-    with as_before(module, by_parameter(args, kwargs)) as before, given.surroundings(module):
+    with given.surroundings(module), as_before(module, by_parameter(args, kwargs)) as before:
         seen = [*tensors, *module.buffers(), *module.parameters()]
         versions = [t._version for t in seen]
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
