@@ -38,8 +38,17 @@ class Inner(nn.Module):
         return x @ self.weight + self.seen
 
 
+class Slots:
+    __slots__ = ("later", "x")
+
+    def __init__(self) -> None:
+        self.x = 0
+
+
 class Model(nn.Module):
     """before, after : changes of itself that forward makes, and when. raises : the exception at its end, or None."""
+
+    calls = 0
 
     def __init__(self, before: list[Change], after: list[Change], raises: type[BaseException] | None = None):
         super().__init__()
@@ -58,6 +67,7 @@ class Model(nn.Module):
         self.items, self.table = [torch.rand(SHAPE), torch.rand(SHAPE)], {"a": torch.rand(SHAPE), 1: [1, 2]}
         self.queue: collections.deque[Any] = collections.deque([1, 2], maxlen=3)
         self.object, self.array, self.count = SimpleNamespace(x=1, t=torch.rand(SHAPE)), np.arange(8.0), 0
+        self.slots = Slots()
         self.held = [self.weight, self.frozen, self.square]  # tensors of the module, past its tables
         self.before, self.after, self.raises = tuple(before), tuple(after), raises
 
@@ -147,6 +157,8 @@ OTHERS: dict[str, Change] = {
     "table": lambda m: (m.table.update(b=1), m.table.pop("a", None), m.table[1].append(3)),
     "queue": lambda m: m.queue.append(m.count),
     "object": lambda m: (setattr(m.object, "x", m.object.x + 1), m.object.t.mul_(2)),
+    "slots": lambda m: (setattr(m.slots, "x", m.slots.x + 1), setattr(m.slots, "later", 1)),
+    "class variable": lambda m: setattr(Model, "calls", Model.calls + 1),
     "array": lambda m: m.array.__iadd__(1),
     "count": lambda m: setattr(m, "count", m.count + 1),
     "new attribute": lambda m: setattr(m, "later", torch.ones(2)),
@@ -237,7 +249,8 @@ def look(m: Model, reallocates: bool) -> Any:
     generators = torch.get_rng_state().numpy().tobytes(), random.getstate(), str(np.random.get_state())
     return (
         {k: of_tensor_now(t, reallocates) for k, t in tensors.items()},
-        tables, containers, (m.count, m.object.x, m.array.tobytes()), generators,
+        tables, containers, generators,
+        (m.count, m.object.x, m.array.tobytes(), m.slots.x, hasattr(m.slots, "later"), Model.calls),
     )  # fmt: skip
 
 

@@ -92,8 +92,24 @@ def prints_or_logs(fn: Any) -> bool:
     return False
 
 
-class GlobalName:
-    """A name among the globals of a function."""
+class ClassVariables:
+    """The variables of a class as a table, like the globals of a function."""
 
-    def __init__(self, where: dict[str, Any], name: str):
+    def __init__(self, kind: type):
+        self._kind = kind
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return vars(self._kind).get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._kind)[name]
+
+    def __setitem__(self, name: str, x: Any) -> None:
+        setattr(self._kind, name, x)
+
+
+class GlobalName:
+    """A name among the globals of a function, or the variables of a class."""
+
+    def __init__(self, where: Any, name: str):
         self.where, self.name = where, name

@@ -18,6 +18,7 @@ from ...errors import RekindleError
 from . import generators, tree
 from .callables import GlobalName
 from .containers import content, refill
+from .fields import fields_of, is_elsewhere, slots_of
 from .hooks import is_torchs
 
 
@@ -148,13 +149,20 @@ def restorable(x: Any) -> Restorable | None:
         return Restorable(x, lambda: content(x), lambda old: refill(x, old))
     if isinstance(x, tuple):
         return Restorable(x, lambda: list(x), lambda old: None)
-    if isinstance(vars_ := getattr(x, "__dict__", None), dict) and not is_torchs(type(x)):
+    vars_, slots = getattr(x, "__dict__", None), () if is_elsewhere(x) else slots_of(type(x))
+    if (isinstance(vars_, dict) or slots) and not is_torchs(type(x)):
 
         def reset(old: dict[str, Any]) -> None:
-            vars_.clear()
-            vars_.update(old)
+            if isinstance(vars_, dict):
+                vars_.clear()
+                vars_.update({k: y for k, y in old.items() if k not in slots})
+            for k in slots:
+                if k in old:
+                    object.__setattr__(x, k, old[k])
+                elif hasattr(x, k):
+                    object.__delattr__(x, k)
 
-        return Restorable(x, lambda: dict(vars_), reset)
+        return Restorable(x, lambda: fields_of(x) if slots else dict(vars_), reset)  # type: ignore[arg-type]
     return None
 
 

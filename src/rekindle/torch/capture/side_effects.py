@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 from . import generators
-from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
+from .callables import ClassVariables, GlobalName, codes_of, global_names, names_in, prints_or_logs, references
 from .containers import entries
+from .fields import is_elsewhere, is_simple
 from .hooks import HOOKS, is_torchs, user_hooks
 from .restorable import SETTINGS as RESTORE
 from .restorable import PutBack, Restorable, is_opaque, restorable
@@ -94,6 +95,10 @@ class SideEffects:
                 self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
         for name, x in self._arguments.items():
             self._by_name.setdefault(f"{ARGUMENT}{name}", set()).update(self._walk(x, 1))
+        for kind in dict.fromkeys(k for m in self._model.modules() for k in type(m).__mro__ if not is_elsewhere(k)):
+            variables = ClassVariables(kind)  # only undone, not named
+            for k in [k for k, x in vars(kind).items() if is_simple(x) and not k.startswith("__")]:
+                deque(self._walk(GlobalName(variables, k), 0), 0)
         for attribute in HOOKS:  # hooks of the model itself run at each planned step too: only undone, not named
             for fn in list((getattr(self._model, attribute, None) or {}).values()):
                 if not is_torchs(fn):
