@@ -14,7 +14,7 @@ import rekindle
 from checked_models import Body, planned
 from rekindle import InfeasibleBudget, bounds
 from rekindle.sizes import format_bytes
-from rekindle.torch.check import confirm
+from rekindle.torch.check import verify
 from rekindle.torch.check.verify import Check, check_step
 
 
@@ -32,24 +32,24 @@ def test_the_peak_with_results_held_is_measured_on_request() -> None:
 
 def with_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) -> None:
     """Let the measured steps take so much more than they do: a kernel's workspace that was not known, say."""
-    real = confirm.check_step
+    real = verify.as_check
 
     def more(*args: Any, **kwargs: Any) -> Check:
         check = real(*args, **kwargs)
         return replace(check, held_peak_bytes=check.held_peak_bytes + beyond.pop(0))  # type: ignore[operator]
 
-    monkeypatch.setattr(confirm, "check_step", more)
+    monkeypatch.setattr(verify, "as_check", more)
 
 
 def with_activation_peaks(monkeypatch: pytest.MonkeyPatch, beyond: list[int]) -> None:
     """Let the first measured steps take so much more than they do; the last figure counts for all later ones."""
-    real = confirm.check_step
+    real = verify.as_check
 
     def more(*args: Any, **kwargs: Any) -> Check:
         check, extra = real(*args, **kwargs), beyond[0] if len(beyond) == 1 else beyond.pop(0)
         return replace(check, measured_peak_bytes=check.measured_peak_bytes + extra)
 
-    monkeypatch.setattr(confirm, "check_step", more)
+    monkeypatch.setattr(verify, "as_check", more)
 
 
 GOALS: list[dict[str, Any]] = [{"budget": 0.6}, {"budget": "1GiB"}, {"max_overhead": 0.3}, {"minimize": "memory"}]
