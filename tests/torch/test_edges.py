@@ -150,10 +150,9 @@ def test_autocast_casts_a_weight_once_for_two_calls() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         eager, planned = pair(Net(), x)  # the check makes two calls as well
         assert equal(eager, planned, x)
-        with pytest.warns(
-            RekindleWarning, match="parameters that autocast casts once for both are added up in another order"
-        ):
-            equal(eager, planned, x, 2 * x)
+        assert equal(
+            eager, planned, x, 2 * x
+        )  # one backward through both calls: eager adds their gradients at one cast
 
 
 def test_a_planned_module_inside_of_torchs_checkpoint_at_a_new_shape() -> None:

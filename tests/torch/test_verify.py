@@ -44,9 +44,9 @@ def spoil(monkeypatch: pytest.MonkeyPatch, how: Callable[[list[Any]], None]) -> 
 
     call = Bound.__call__
 
-    def spoilt(self: Bound, model: nn.Module, given: Any, owner: Any = None) -> Any:
+    def spoilt(self: Bound, model: nn.Module, given: Any, *others: Any) -> Any:
         how(given.tensors)
-        return call(self, model, given, owner)
+        return call(self, model, given, *others)
 
     monkeypatch.setattr(Bound, "__call__", spoilt)
 
@@ -101,9 +101,9 @@ def test_a_model_that_draws_is_called_twice(monkeypatch: pytest.MonkeyPatch) -> 
 
     call = Bound.__call__
 
-    def late(self: Bound, model: nn.Module, given: Any, owner: Any = None) -> Any:
+    def late(self: Bound, model: nn.Module, given: Any, *others: Any) -> Any:
         state = torch.get_rng_state()
-        out = call(self, model, given, owner)
+        out = call(self, model, given, *others)
         after = torch.get_rng_state()
         torch.set_rng_state(state)
 

@@ -167,8 +167,11 @@ def _export(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[torch.
         if why := inner_checkpoints.refusal(flat, joint.graph_module.graph):
             raise why
     except RuntimeError as e:
-        raise (inner_checkpoints.refusal(flat, e) or e) from e
+        if why := inner_checkpoints.refusal(flat, e):
+            raise why from e
+        raise
     finally:
+        why = None  # its traceback would keep this frame alive
         # Torch leaves the fake parameters and buffers in modules that have two names. Every other change found now was made in
         # backward.
         late = state.restore()

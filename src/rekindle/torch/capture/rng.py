@@ -61,7 +61,8 @@ def replay(kept: Kept, op: int, device: str, call: Callable[..., Any], /, *args:
         try:
             result = call(*args, **kwargs)
             # Another thread may also have drawn right after the op, which does no harm.
-            if state(device) != end and not (digest and digest == _digest(result)):
+            # With a digest it alone counts: another thread may have drawn as many numbers now as it did then.
+            if digest != _digest(result) if digest else state(device) != end:
                 raise RekindleError(
                     "a planned step cannot draw its random numbers again: another thread drew from torch's generator of "
                     f"{device} at the same moment, in forward or now, so gradients would be wrong. Let that thread draw "

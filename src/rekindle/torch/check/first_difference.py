@@ -22,6 +22,13 @@ def explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Out
 
     name : class of the model. plain, planned : run one such step, in an autocast block of its own.
     """
+    try:
+        return _explained(name, plain, planned)
+    except torch.OutOfMemoryError:
+        return "Memory does not suffice to find the first operator that differs"
+
+
+def _explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Outcome]) -> str:
     apart = ", each in an autocast block of its own," if casting_device() else ""
     seen = _Results()
     with seen:

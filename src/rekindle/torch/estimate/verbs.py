@@ -62,8 +62,8 @@ def estimate(
     UsageError : an argument makes no sense, or the model cannot be trained as it is.
     """
     accept.process("estimate")
+    choice("gradients", gradients, (*GRADIENTS, "none"))
     gradients = "fresh" if gradients == "none" else gradients
-    choice("gradients", gradients, GRADIENTS)
     if loss is not None and not callable(loss):
         raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
     check(model, optimizer)

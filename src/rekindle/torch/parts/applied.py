@@ -50,7 +50,11 @@ class PartsForward(InPlaceOfForward):
 
     def __init__(self, model: nn.Module, plan: PartsPlan, watches: bool = False):
         super().__init__(model)
-        self.plan, self._watches, self._training = plan, watches, model.training
+        self._watches, self._training = watches, model.training
+        self._begin(plan)
+
+    def _begin(self, plan: PartsPlan) -> None:
+        self.plan = plan
         self._told = False  # the log, that the model makes no cache
         self._noted = False  # which parts share memory
         self._counts_on = "" if plan.captured.gradients == "kept" else plan.captured.gradients
@@ -101,8 +105,7 @@ class PartsForward(InPlaceOfForward):
 
     def _unpickle(self, pickled: Any) -> None:
         text, self._watches, self._training = pickled
-        self._told = self._noted = False
-        self.plan = parts_from_text(text, WHERE)
+        self._begin(parts_from_text(text, WHERE))
 
 
 class PartForward(PlannedForward):
