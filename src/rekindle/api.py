@@ -341,7 +341,10 @@ def checkpoint(
             model, sample, loss=loss, optimizer=optimizer, must_save=must_save, unused=unused, gradients=gradients,
             progress=options.progress,
         )  # fmt: skip
-        return made_or_least(options, lambda options: confirmed(traced, options))
+        allowance.of_step(float(traced.graph.weights("seconds").sum()))
+        # Where the first call sets attributes that later calls find, a plan for these follows.
+        with allowance.part(0.25 if traced.lowered.captured.settles else 1.0):
+            return made_or_least(options, lambda options: confirmed(traced, options))
 
     def confirmed(traced: Trace, options: PlanOptions) -> Plan:
         found = _plan_for(traced, options)
@@ -387,7 +390,7 @@ def checkpoint(
         elif later is None and found.trace.lowered.captured.settles and not found.trace.fake:
             # The first call sets attributes that every later call finds: the plan should be for those later calls.
             later = for_later_calls(model, *arguments_of_call(model, sample), planned, None)
-    if found.options.missed(found.goal) is not None:
+    if found.offer is not None or found.options.missed(found.goal) is not None:
         notices.say(f"{type(model).__name__}: {found.sentence}", aloud=options.progress is not False)
     if isinstance(found, PartsPlan):
         restore(model)

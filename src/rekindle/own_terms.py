@@ -73,6 +73,7 @@ def beside_captured(plan: Plan, rewriting: Rewriting, asked: PlanOptions) -> Pla
         overhead=extra(plan.overhead, plan.cost),
         flops_overhead=extra(plan.flops_overhead, "flops"),
         least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
+        offer=plan.offer and (plan.offer[0], extra(plan.offer[1], plan.cost)),
     )
 
 
@@ -94,6 +95,7 @@ def in_own_terms(plan: Plan) -> Plan:
         overhead=extra(plan.overhead, plan.cost),
         flops_overhead=extra(plan.flops_overhead, "flops"),
         least_overhead=max(0.0, extra(plan.least_overhead, plan.cost)) if plan.least_overhead else 0.0,
+        offer=plan.offer and (plan.offer[0], extra(plan.offer[1], plan.cost)),
     )
 
 

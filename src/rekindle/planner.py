@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from . import allowance, bounds, certify, registry, remembered
@@ -29,12 +30,18 @@ class PlannerSettings:
     results_matter_share : part of the least memory found above which the results of forward are worth a second search.
     named_most : schedules of infeasible budgets that are remembered.
     asked_most : searches for one budget, each for less where finished schedules take more than their solver thought.
+    steep_overhead : overhead of a plan within a budget from which a larger budget is offered, if it takes
+    offer_reach : at most so many times the memory, at
+    offer_share : at most this share of the overhead.
     """
 
     usual_s: float = 30.0
     results_matter_share: float = 1 / 64
     named_most: int = 64
     asked_most: int = 3
+    steep_overhead: float = 0.3
+    offer_reach: float = 1.5
+    offer_share: float = 0.5
 
 
 SETTINGS = PlannerSettings()
@@ -78,8 +85,9 @@ def plan_graph(
     with problem.interruptible():
         announce(options.progress, f"searching for a plan of {len(graph.ops):,} ops")
     memory = remembered.place("plan", scorer, options, solver) if known is None else None
+    recalled = [] if memory is None else memory.recall()
     if memory is not None:
-        known = _recalled(memory, scorer, goal, limit, problem)
+        known = _recalled(recalled, scorer, goal, limit, problem)
     smallest: int | None = None
     if known is not None:
         best = _judged(known, scorer, goal, limit)
@@ -101,13 +109,42 @@ def plan_graph(
             # Budgets only: under an overhead goal, allowing more could yield a larger plan.
             if met is not None and limit is not None and solver.joins and known is None:
                 best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
+    offer = None if limit is None else _offer(solver, problem, scorer, best, limit, recalled)
     if memory is not None and known is None and not problem.interrupted.is_set():
-        memory.keep([(best, bound)])
+        memory.keep([(x, bound) for x in (best, offer) if x is not None])
     if goal.least_memory:
         _remember(solver, scorer, best)
     proven = certify.certificate(graph, weights, best, bound, goal, limit, seconds)
     made = as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
-    return replace(made, smallest_known_bytes=smallest if smallest is not None and smallest < best.needs else None)
+    return replace(
+        made,
+        smallest_known_bytes=smallest if smallest is not None and smallest < best.needs else None,
+        offer=None if offer is None else (offer.needs, offer.judged.overhead),
+    )
+
+
+def _offer(
+    solver: Solver, problem: Problem, scorer: Scorer, best: Scored, limit: int, recalled: Sequence[Known]
+) -> Scored | None:
+    """A schedule that takes little more memory than the limit and costs far less than `best`: a remembered one, one of the
+    curve that the search has met, or one that another search finds for a larger limit."""
+    s, resident = SETTINGS, scorer.graph.resident_bytes
+    if best.judged.overhead < s.steep_overhead:
+        return None
+    most, dear = resident + int(s.offer_reach * (limit - resident)), s.offer_share * best.judged.overhead
+    if recalled:
+        return _nearest([scorer.as_run(k.schedule) for k in recalled], resident, most, dear)
+    met = [Schedule.from_runs(scorer.graph, runs, solver.name) for runs in solver.known(problem.graph.hash)]
+    on_curve = _nearest(scorer.all(met), resident, most, dear)
+    if on_curve is not None:
+        return on_curve
+    return _nearest(scorer.all(solver.solve(replace(problem, limit=most))), resident, most, dear)
+
+
+def _nearest(met: Sequence[Scored], resident: int, most: int, dear: float) -> Scored | None:
+    """Of the schedules of at most so many bytes, and at most so much overhead, the one of least memory times cost."""
+    near = [x for x in met if x.needs <= most and x.judged.overhead <= dear]
+    return min(near, key=lambda x: (x.needs - resident) * (1 + x.judged.overhead), default=None)
 
 
 def _judged(known: Known, scorer: Scorer, goal: Goal, limit: int | None) -> Scored:
@@ -119,10 +156,10 @@ def _judged(known: Known, scorer: Scorer, goal: Goal, limit: int | None) -> Scor
 
 
 def _recalled(
-    memory: remembered.Place, scorer: Scorer, goal: Goal, limit: int | None, problem: Problem
+    recalled: Sequence[Known], scorer: Scorer, goal: Goal, limit: int | None, problem: Problem
 ) -> Known | None:
-    """The remembered schedule, if there is one and it keeps the goal."""
-    for known in memory.recall():
+    """The first remembered schedule that keeps the goal."""
+    for known in recalled:
         if pick([scorer.as_run(known.schedule)], limit, goal.max_overhead) is not None:
             problem.progress(remembered.NEWS)
             return known

@@ -47,6 +47,7 @@ class Plan:
         and for goals that are no budget.
     smallest_known_bytes : a smaller budget that is known to be reachable, at a higher cost; None where none is known. It is
         not saved in files.
+    offer : (bytes, overhead) of a somewhat larger budget that is known to cost far less; None where none is known. Not saved.
     rewriting : how `graph` was made from the captured step: smaller saves, ops in slices; None: it is the captured step's own.
         overhead, flops_overhead, least_overhead and baseline_peak_bytes compare with the captured step; bounds are of `graph`.
     solve_seconds : how long the solver took.
@@ -84,6 +85,7 @@ class Plan:
     least_overhead: float = 0.0
     smallest_known_bytes: int | None = field(default=None, compare=False)
     rewriting: Rewriting | None = field(default=None, repr=False)
+    offer: tuple[int, float] | None = field(default=None, compare=False)
 
     FIGURES = (
         "peak_bytes", "activation_peak_bytes", "baseline_peak_bytes", "arena_bytes", "sum_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ..shares import COST_WORDS, percent, percent_down
@@ -31,6 +32,7 @@ def sentence(plan: Plan) -> str:
         parts = [takes, price, *_rewritten(plan), peak_claim(plan)]
     else:
         parts = [f"fits: {of_bytes(plan.peak_bytes, limit)}", f"{price} ({cost_claim(plan)})", *_rewritten(plan)]
+        parts += offer_words(plan.offer, plan.goal, plan.graph.resident_bytes, plan.baseline_peak_bytes)
     if plan.smallest_known_bytes is not None:
         parts.append(f"smallest reachable about {format_bytes(plan.smallest_known_bytes)}")
     parts.append(f"solved in {plan.solve_seconds:.1f} s")
@@ -53,6 +55,15 @@ def takes_words(missed: Goal | None, peak: int, resident: int, plain: int) -> st
     beside = " beside the results that a loop holds" if peak <= limit else ""
     takes = f"takes {format_bytes(peak)}{beside}, the least that was found"
     return f"budget not met: {takes}, where {format_bytes(limit)} were asked"
+
+
+def offer_words(offer: tuple[int, float] | None, goal: Goal, resident: int, plain: int) -> list[str]:
+    """ "the curve is steep here: budget=0.6 costs about +19.0 %"; [] without an offer. resident, plain : as `takes_words`."""
+    if offer is None:
+        return []
+    share = math.ceil(1e3 * (offer[0] - resident) / (plain - resident)) / 1e3
+    budget = f"budget={share:g}" if goal.fraction is not None else f"budget={offer[0]} ({format_bytes(offer[0])})"
+    return [f"the curve is steep here: {budget} costs about {percent(offer[1])}"]
 
 
 def cost_claim(plan: Plan) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .. import planner
 from .figures import Figures
 
 
@@ -132,6 +133,21 @@ def divide(step: Step, *, budget: int | None = None, most_extra: float | None = 
     if cheaper is None or cheaper.extra >= small.extra:
         return small
     return Division(cheaper.chosen, cheaper.peak_bytes, cheaper.extra, small.bound)
+
+
+def offer(step: Step, found: Division, plain: float, limit: int | None, resident: int) -> tuple[int, float] | None:
+    """(bytes, overhead) of a somewhat larger budget that costs far less than `found`, as of a Plan; None: there is none.
+
+    plain : cost of the plain step. limit : bytes that `found` had to keep, without the `resident` ones; None: no budget.
+    """
+    s = planner.SETTINGS
+    if limit is None or found.extra < s.steep_overhead * plain:
+        return None
+    for x in np.linspace(1.0, s.offer_reach, 4)[1:]:
+        larger = divide(step, budget=int(limit * x))
+        if larger is not None and larger.extra <= s.offer_share * found.extra:
+            return larger.peak_bytes + resident, larger.extra / plain
+    return None
 
 
 def _bytes(f: Figures, phase: str) -> int:

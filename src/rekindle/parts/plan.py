@@ -13,7 +13,7 @@ from ..model import formats, options_file
 from ..model.graph import Graph
 from ..model.plan import Plan, room_above, schedule_document
 from ..model.schedule import Schedule
-from ..model.verdict import takes_words
+from ..model.verdict import offer_words, takes_words
 from ..printed import name
 from ..progress import Progress
 from ..shares import COST_WORDS, percent
@@ -57,6 +57,7 @@ class PartsPlan:
     covered : one line that says which parts are planned and what runs plain.
     input_bytes : of all tensors of the call for which the goal was divided; None where a file does not say.
     keeps_caches : planned steps make key-value caches, as `config.use_cache` says, since a step without them has other bits.
+    offer : as of a Plan.
     """
 
     module_name: str
@@ -77,6 +78,7 @@ class PartsPlan:
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)
     created_with: dict[str, str] = field(default_factory=lambda: {"rekindle": __version__})
+    offer: tuple[int, float] | None = field(default=None, compare=False)
 
     @property
     def options(self) -> PlanOptions:
@@ -101,7 +103,8 @@ class PartsPlan:
             )
         )
         tail = f"; not counted: {self.not_counted}" if self.not_counted and limit is not None else ""
-        return f"{fits}, {price}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
+        steep = offer_words(self.offer, self.goal, self.resident_bytes, self.baseline_peak_bytes or 0)
+        return f"{', '.join([fits, price, *steep])}, {self.covered}, solved in {self.solve_seconds:.1f} s{tail}"
 
     def __str__(self) -> str:
         plain = "not measured" if self.baseline_peak_bytes is None else format_bytes(self.baseline_peak_bytes)

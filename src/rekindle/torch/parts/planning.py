@@ -14,7 +14,7 @@ from ...ask import Goal, PlanOptions, TraceOptions
 from ...candidates import EPS
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from ...frames import users_line
-from ...parts.division import OPEN, Division, Step, divide
+from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
 from ...progress import announce
 from ...sizes import format_bytes
@@ -374,6 +374,7 @@ class _Planning:
             solve_seconds=time.monotonic() - begin,
             not_counted=not_counted(self.model) if no_optimizer else "",
             input_bytes=bytes_of(self.s.sample.tensors),
+            offer=offer(step, division, plain, self._limit(), self.resident),
             keeps_caches=self.choices.keeps_caches,
             asked=self.options,
             captured=self.request.captured,
