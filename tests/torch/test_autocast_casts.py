@@ -108,6 +108,27 @@ def test_without_autocast_they_are_one() -> None:
     assert len([*model.forward.bounds]) == 2
 
 
+class Inside(Cross):
+    def forward(self, x: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        with bf16():
+            return super().forward(x, e)
+
+
+def test_autocast_that_is_on_in_forward_alone() -> None:
+    torch.manual_seed(0)
+    model, x = Inside(), torch.randn(2, 8, 16)
+    plain = copy.deepcopy(model)
+    rekindle.checkpoint(model, (x, x.clone().requires_grad_()), **LEAST)
+    for cut in (1, 0, 1):
+        found = []
+        for m in (model, plain):
+            leaf = x.clone().requires_grad_()
+            mean(m(x, leaf if cut else leaf * 1)).backward()
+            found.append(leaf.grad)
+        assert same(*found)
+    assert len([*model.forward.bounds]) == 2
+
+
 class Reads(nn.Module):
     """Only parts of it can be planned. Frozen weights are integers, as in QLoRA."""
 

@@ -264,6 +264,6 @@ def test_an_op_that_cannot_draw_its_numbers_again_raises() -> None:
     assert len(wrong) > 200
     assert not any(wrong)
     kept: rng.Kept = {}
-    rng.draw(kept, 0, "cpu", lambda: (torch.rand(3), torch.rand(4))[0])
+    rng.draw(kept, 0, "cpu", torch.rand, 4)
     with pytest.raises(RekindleError, match="another thread drew"):
         rng.replay(kept, 0, "cpu", torch.rand, 3)

@@ -141,7 +141,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
         captured = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,
-            fills=flat.fills, changed=(*flat.changes.other, *flat.changes.collected), cast_once=frozenset(flat.cast),
+            fills=flat.fills, changed=(*flat.changes.other, *flat.changes.collected), cast=flat.cast,
         )  # fmt: skip
         if attention is not None:
             captured.elsewhere = tuple(sorted(attention.replaced))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from .hidden_writes import STATISTICS
 from .known_values import Question
 from .numbers import Numbers
 from .private import FakeTensorMode, fake_mode_of
+from .surroundings import is_cast_once
 from .tree import Branch
 
 
@@ -87,7 +89,7 @@ class Captured:
         default_factory=list
     )  # names of other state that forward changes and planned steps do not
     questions: list[Question] = field(default_factory=list)  # that forward asked about the values of inputs
-    cast_once: frozenset[int | str] = frozenset()  # inputs by index, and parameters by name, that autocast casts once
+    cast: dict[int | str, bool] = field(default_factory=dict)  # inputs, parameters that autocast casts -> whether once
     changed: tuple[str, ...] = ()  # attributes that forward changes, which planned calls leave alone
     written_places: frozenset[Any] = (
         frozenset()
@@ -104,6 +106,10 @@ class Captured:
     def placeholders(self) -> list[fx.Node]:
         """The tensors that the caller holds: parameters, buffers, inputs, constants."""
         return [*self.params, *self.buffers, *self.inputs, *self.constants]
+
+    def casts(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether autocast that is on inside forward alone casts these inputs as it did the captured ones: once, or per use."""
+        return all(is_cast_once(tensors[i]) == once for i, once in self.cast.items() if isinstance(i, int))
 
 
 def base_of(n: fx.Node) -> fx.Node:

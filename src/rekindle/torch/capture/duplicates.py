@@ -19,7 +19,7 @@ from .private import OpOverload, disable_autocast, pytree
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
-    """Replace equal ops by the first of them.
+    """Replace equal ops by the first of them, whose meta["merged"] says how many they were.
 
     distinct : whether an op must not be merged.
     """
@@ -38,6 +38,7 @@ def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:
             key = None
         if key in first:
             gone |= _storages(n) - _storages(first[key])
+            first[key].meta["merged"] = first[key].meta.get("merged", 1) + 1
             n.replace_all_uses_with(first[key])
             n.graph.erase_node(n)
             continue

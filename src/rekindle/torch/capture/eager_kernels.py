@@ -135,19 +135,24 @@ def _as_before(t: Any) -> Any:
     return t.new_empty_strided(t.shape, t.stride()).copy_(t) if _has_moved(t) else t
 
 
-@contextlib.contextmanager
-def one_cast_each(leaves: dict[int | str, torch.Tensor]) -> Iterator[set[int | str]]:
-    """Inside, autocast casts each of the leaves once, however often it is used, as in eager (see `is_cast_once`).
+def _autocast_is_on() -> dict[str, bool]:
+    return {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
 
-    Its gradients are then added in the lower precision. Autocast's own cache is off while tracing, and traced parameters are
-    no leaves for it. Gives the names of the leaves that were cast.
+
+@contextlib.contextmanager
+def one_cast_each(tensors: dict[Any, torch.Tensor], once: dict[Any, bool]) -> Iterator[dict[Any, bool]]:
+    """Inside, autocast casts tensors once, however often they are used, as in eager. once : name -> whether it does so.
+
+    Their gradients are then added in the lower precision. Autocast's own cache is off while tracing, and traced parameters are
+    no leaves for it. Gives those of `once` that were cast.
     """
     to_copy: Any = torch.ops.aten._to_copy.default
     keys = DispatchKey
-    known = {id(t): (k, t) for k, t in leaves.items()}
-    found: set[int | str] = set()
+    known = {id(tensors[k]): (k, tensors[k]) for k in once}
+    found: dict[Any, bool] = {}
     made: dict[Any, torch.Tensor] = {}
-    clear, here = torch.clear_autocast_cache, threading.get_ident()
+    clear, switch, here = torch.clear_autocast_cache, torch.set_autocast_enabled, threading.get_ident()
+    on = _autocast_is_on()  # inside an op that it casts for, it counts as off
     before = to_copy.py_kernels.get(keys.Autograd)  # of a context around this one
 
     def listen(on: bool) -> None:
@@ -157,8 +162,13 @@ def one_cast_each(leaves: dict[int | str, torch.Tensor]) -> Iterator[set[int | s
         to_copy._dispatch_cache.clear()
 
     def cast(x: torch.Tensor, **how: Any) -> torch.Tensor:
-        autocast = keys.AutocastCUDA if x.device.type == "cuda" else keys.AutocastCPU
-        shared = id(x) in known and dispatch_key_is_excluded(autocast)  # not the user's own cast
+        kind = "cuda" if x.device.type == "cuda" else "cpu"
+        # Autocast's own cast, not the user's: of an op that runs while autocast is on, below the key at which it casts.
+        own = on[kind] and dispatch_key_is_excluded(keys.AutocastCUDA if kind == "cuda" else keys.AutocastCPU)
+        shared = False
+        if own and id(x) in known and x.dtype == torch.float32:
+            name, _ = known[id(x)]
+            shared = found[name] = once[name]
         key = (id(x), how.get("dtype"), torch.is_grad_enabled())
         if shared and key in made:
             return made[key]
@@ -169,7 +179,6 @@ def one_cast_each(leaves: dict[int | str, torch.Tensor]) -> Iterator[set[int | s
             listen(True)
         if shared:
             made[key] = out
-            found.add(known[id(x)][0])
         return out
 
     def clear_both() -> None:
@@ -177,12 +186,18 @@ def one_cast_each(leaves: dict[int | str, torch.Tensor]) -> Iterator[set[int | s
             made.clear()
         clear()
 
+    def switch_both(*args: Any) -> None:
+        switch(*args)
+        if threading.get_ident() == here:
+            on.update(_autocast_is_on())
+
     listen(True)
     torch.clear_autocast_cache = clear_both
+    torch.set_autocast_enabled = switch_both  # type: ignore[assignment]
     try:
         yield found
     finally:
-        torch.clear_autocast_cache = clear
+        torch.clear_autocast_cache, torch.set_autocast_enabled = clear, switch
         listen(False)
         made.clear()
         known.clear()

@@ -68,10 +68,9 @@ class FlatForward(nn.Module):
         self._markers = (numbers or Numbers()).markers
         self._forward, self._spec = forward, spec
         self._loss, self._unused = options.loss, options.unused
-        # Names of the parameters, and numbers of the inputs, that autocast casts once; traced ones are no leaves.
-        once = torch.is_autocast_cache_enabled()
-        self._cast_once = {k for k, p in model.named_parameters() if once and is_cast_once(p)}
-        self._given_once = [i for i, t in enumerate(sample) if once and is_cast_once(t)]
+        # Name of each parameter, number of each input -> whether autocast casts it once; traced ones are no leaves.
+        given: list[tuple[int | str, torch.Tensor]] = [*model.named_parameters(), *enumerate(sample)]
+        self._once = {k: is_cast_once(t) for k, t in given if t.requires_grad and torch.is_autocast_cache_enabled()}
         self._names: dict[
             int, list[str]
         ] = {}  # of each parameter, by id; while tracing, each name is a tensor of its own
@@ -93,7 +92,7 @@ class FlatForward(nn.Module):
         self._ends: list[Any] = []  # the autograd nodes of the results of the last run
         self.checkpoints: list[Inner] = []  # of the last run
         self.progress = 0  # ops run, in all runs of the last attempt
-        self.cast: set[int | str] = set()  # leaves that autocast has cast once, in the last run
+        self.cast: dict[int | str, bool] = {}  # those that autocast has cast in the last run -> whether once
         self.unseen = 0  # calls of kernels with hidden writes, in the last run
         self.declares_writes = False  # whether such writes are made plain
         self.questions: list[Question] = []  # that forward asked about values of inputs, in the last run
@@ -116,10 +115,10 @@ class FlatForward(nn.Module):
         known = KnownValues(tensors, self._sample, standing, self._held, self._markers)
         try:
             with self._one_tensor_each():
-                leaves: dict[int | str, torch.Tensor] = {i: tensors[i] for i in self._given_once}
-                leaves |= {k: p for k, p in self.model.named_parameters() if k in self._cast_once}
+                named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
+                casts = one_cast_each(named, self._once)
                 watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved()
-                with one_cast_each(leaves) as self.cast, layout, known, indices_for_masks(known.count), watched, still:
+                with casts as self.cast, layout, known, indices_for_masks(known.count), watched, still:
                     made = taken_apart(self._forward(*args, **kwargs), owned, self._unused, self._loss)
                     self._refuse_new_parameters()
                     self._left = [(x, dict(x)) for m in self.model.modules() for x in _tables(m)]

@@ -53,7 +53,8 @@ def casts(c: Captured) -> dict[fx.Node, Cast]:
     """Placeholder -> its cast by autocast, of those whose gradient comes through it in one part that can be told."""
     sums, shared, found = additions(c), Counter(c.gradients.values()), {}
     for p, gradient in c.gradients.items():
-        if c.params.get(p, c.inputs.get(p)) not in c.cast_once or shared[gradient] > 1:
+        name = c.params.get(p, c.inputs.get(p))
+        if name is None or not c.cast.get(name) or shared[gradient] > 1:
             continue
         adds = sums.get(p, [])
         parts = [
@@ -77,9 +78,9 @@ def unaliased(node: Any) -> Any:
 
 
 def _uses(node: fx.Node) -> int:
-    """How often forward reads a tensor, itself or through its views; equal views have been merged."""
+    """How often eager's forward reads a tensor, itself or through its views; equal ops have been merged."""
     readers = [u for u in node.users if u.op == "call_function" and not u.meta.get("autograd_backward")]
-    return sum(_leaves(u).count(node) * (max(1, _uses(u)) if _is_view(u) else 1) for u in readers)
+    return sum(_leaves(u).count(node) * (max(1, _uses(u)) if _is_view(u) else u.meta.get("merged", 1)) for u in readers)
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -191,7 +191,7 @@ class _Assembly:
             effects=list(c.effects),
             dropped=list(c.dropped),
             questions=questions,
-            cast_once=c.cast_once,
+            cast=c.cast,
             changed=c.changed,
             graph_module=SimpleNamespace(graph=graph),
         )

@@ -84,7 +84,8 @@ class Bound:
             if numbers is None or not self.numbers.serve(numbers):
                 return False
         look = self.guards.unchanged if at_a_glance else self.guards.hold
-        return look(model) and answered(self.questions, call.tensors, model)
+        casts = self.trace.lowered.captured.casts(call.tensors)
+        return casts and look(model) and answered(self.questions, call.tensors, model)
 
     def let_go(self) -> None:
         """Hold no reference to submodules and attributes until the next call of `serves`."""

@@ -88,8 +88,10 @@ class Lengths:
     def known(self, model: nn.Module, call: ModuleCall, key: Key) -> Trace | None:
         """The step that was captured for such a call, whose plan may have made room for others; None: there is none."""
         for trace in (k.trace for k in self._known if k.trace.key == key):
-            questions = trace.lowered.captured.questions
-            if not trace.expected.differences(model) and answered(questions, call.tensors, model):
+            captured = trace.lowered.captured
+            if not captured.casts(call.tensors) or trace.expected.differences(model):
+                continue
+            if answered(captured.questions, call.tensors, model):
                 return trace
         return None
 
@@ -103,7 +105,9 @@ class Lengths:
                 continue
             size = _size_at(key, line.place)
             captured = line.known[0].anatomy.resized(found.step.at(size))
-            if captured is not None and answered(captured.questions, call.tensors, model):
+            if captured is None or not captured.casts(call.tensors):
+                continue
+            if answered(captured.questions, call.tensors, model):
                 return Followed(_as_trace(model, call, key, line.known[0].trace, captured), found.plain, size)
         return None
 
