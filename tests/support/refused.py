@@ -164,6 +164,12 @@ def inferred(make: Callable[[], Any]) -> Any:
         return make()
 
 
+def holding_inferred() -> nn.Module:
+    model = Net()
+    model.register_buffer("seen", inferred(lambda: torch.ones(4)))
+    return model
+
+
 def frozen_sparse() -> nn.Module:
     model = Net()
     model.first.weight = nn.Parameter(torch.eye(8, 4).to_sparse())

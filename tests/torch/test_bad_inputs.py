@@ -22,6 +22,7 @@ from refused import (  # noqa: F401  never is a fixture of every test
     batch,
     called,
     frozen_sparse,
+    holding_inferred,
     holding_quantised,
     inferred,
     left_alone,
@@ -52,6 +53,9 @@ MODELS = [
     model_is("sparse", frozen_sparse, "'first.weight' is sparse"),
     model_is("quantised", holding_quantised, "'first.weight' is quantised"),
     model_is("made in inference mode", lambda: inferred(Net), "inference_mode and cannot be trained"),
+    model_is(
+        "with a buffer of inference mode", holding_inferred, "buffer 'seen' was made under torch.inference_mode.*clone"
+    ),
     model_is("with a planned part", lambda: nn.Sequential(planned()), r"'0' is planned already.*restore"),
     model_is("frozen", lambda: Net().requires_grad_(False), "requires grad", TraceError),
     model_is("of no result", lambda: Net(lambda y: None), "no tensor.*returns NoneType", TraceError),

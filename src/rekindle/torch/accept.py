@@ -129,7 +129,8 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
     Raises
     ------
     UsageError : a parameter is uninitialised, on meta beside a real sample, sharded, quantised, sparse or made under
-        inference_mode; or there is none and no tensor of the sample requires grad; or a submodule is planned already.
+        inference_mode, or a buffer is made so; or there is none and no tensor of the sample requires grad; or a submodule is
+        planned already.
     """
     for name, m in model.named_modules():
         if name and hasattr(type(m.__dict__.get("forward")), "plain"):
@@ -153,6 +154,12 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
             raise UsageError(
                 f"parameter {name!r} is a DTensor: the model was sharded before it was planned; "
                 f"{sharded.order_that_works(model)}"
+            )
+    for name, b in model.named_buffers():
+        if b.is_inference():
+            raise UsageError(
+                f"buffer {name!r} was made under torch.inference_mode, and planned steps cannot use it; put a copy made outside "
+                "of it in its place: .clone()"
             )
     if not named and not any(t.requires_grad for t in tensors):
         raise UsageError(
