@@ -158,8 +158,8 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
     for name, b in model.named_buffers():
         if b.is_inference():
             raise UsageError(
-                f"buffer {name!r} was made under torch.inference_mode, and planned steps cannot use it; put a copy that was made "
-                "outside of it in its place: .clone()"
+                f"buffer {name!r} was made under torch.inference_mode, and planned steps cannot use it; put a copy in its "
+                "place that was made outside of it: .clone()"
             )
     if not named and not any(t.requires_grad for t in tensors):
         raise UsageError(
