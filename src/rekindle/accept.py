@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from . import registry
 from .arguments import callback, choice, flag, names_in
 from .ask import EFFORTS, GRADIENTS, PARITIES, PlanOptions
+from .compiling import CompileOptions
 from .errors import UsageError
 from .model.graph import COSTS, Graph
 from .model.plan import Plan
@@ -131,3 +133,27 @@ def plan(given: Any) -> None:
         else "make one: rekindle.plan(rekindle.trace(model, sample), budget=…)"
     )
     raise UsageError(f"plan is {got}, not a Plan; {hint}")
+
+
+def compiled(
+    compile: Any, options: PlanOptions, unused: Sequence[str], must_save: Sequence[str]
+) -> CompileOptions | None:
+    """The options of `compile=`; None: nothing is compiled.
+
+    Raises
+    ------
+    UsageError : it is none, or goes together with what compiled parts cannot keep.
+    """
+    found = CompileOptions.parse(compile)
+    if found is None:
+        return None
+    if options.cost != "seconds":
+        raise UsageError(
+            f'compile=True measures seconds, and cost="{options.cost}" was asked; leave `cost` out, or `compile`'
+        )
+    for name, given in (("unused", unused), ("must_save", must_save)):
+        if given:
+            raise UsageError(
+                f"{name}={value(list(given))} is for captured steps, and compiled parts are none; leave out one of the two"
+            )
+    return found

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
+from .compiling import CompileOptions
 from .errors import UsageError
 from .printed import value
 from .progress import Progress, listener
@@ -161,6 +162,7 @@ class TraceOptions:
     state_bytes : bytes of the optimizer's state, if they were read from a plan file; None: they follow from `optimizer`.
     unused : names of results that the training loop does not read; planned calls return None in their place.
     gradients : "kept", "fresh" or "consumed": how the training loop treats gradients.
+    compile : how the parts of the model are compiled; None: nothing is compiled.
     """
 
     loss: str = "auto"
@@ -171,6 +173,7 @@ class TraceOptions:
     attention: str | None = None
     unused: tuple[str, ...] = ()
     gradients: str = "kept"
+    compile: CompileOptions | None = None
 
 
 def _fraction(x: Any, given: Any) -> float:

@@ -25,7 +25,7 @@ MOST_LINES, MOST_LINES_MEDIAN, MOST_PARAMETERS = 400, 150, 8
 ORDER: list[dict[str, set[str]]] = [
     {
         "words": {
-            "arguments", "ask", "errors", "frames", "interrupt", "live_line", "notices", "printed", "progress", "shares",
+            "arguments", "ask", "compiling", "errors", "frames", "interrupt", "live_line", "notices", "printed", "progress", "shares",
             "sizes", "version",
         }
     },

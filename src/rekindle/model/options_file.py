@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..ask import EFFORTS, GRADIENTS, LOSSES, PARITIES, Goal, PlanOptions, TraceOptions
+from ..compiling import CompileOptions
 from ..errors import FormatError, UsageError
 from ..printed import value
 from .formats import Reader
@@ -41,6 +42,8 @@ def to_json(asked: PlanOptions, captured: TraceOptions) -> dict[str, Any]:
         doc["unused"] = list(captured.unused)
     if captured.gradients != TraceOptions.gradients:
         doc["gradients"] = captured.gradients
+    if captured.compile is not None:
+        doc["compile"] = captured.compile.to_json()
     if captured.target is not None:
         doc["target"] = captured.target
     if captured.attention is not None:
@@ -80,6 +83,7 @@ def from_json(reader: Reader, asked: PlanOptions) -> tuple[PlanOptions, TraceOpt
         state_bytes=read.state_bytes(),
         attention=read.name("attention", "device"),
         gradients=read.one_of("gradients", GRADIENTS, TraceOptions.gradients),
+        compile=read.compile(),
     )
     return asked, captured
 
@@ -127,6 +131,14 @@ class _Options:
         if goal.budget is None and goal.fraction is None:
             raise self._wrong("or_least", "be a budget", goal.to_json())
         return goal
+
+    def compile(self) -> CompileOptions | None:
+        if not self._is_given("compile"):
+            return None
+        try:
+            return CompileOptions.parse(self._fields.table("compile"))
+        except UsageError as e:
+            raise FormatError(f"{self._fields.where}: {e}") from e
 
     def name(self, key: str, kind: str) -> str | None:
         if not self._is_given(key):

@@ -9,12 +9,13 @@ from typing import Any
 from .. import plan_files
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions
+from ..compiling import SAVES, Compiled
 from ..errors import FormatError, UsageError
 from ..model import formats, options_file
 from ..model.graph import COSTS
 from ..model.plan import Plan
 from ..printed import name, value
-from .plan import FORMAT, Part, PartsPlan
+from .plan import COMPILED, FORMAT, Part, PartsPlan
 from .save_rule import SaveRule
 
 TEXT_MOST_LETTERS = 4_000  # of the line that says what is covered
@@ -45,7 +46,7 @@ def from_document(doc: Any, where: str) -> Plan | PartsPlan:
     ------
     FormatError : as `load`.
     """
-    if not isinstance(doc, dict) or doc.get("format") != FORMAT:
+    if not isinstance(doc, dict) or doc.get("format") not in (FORMAT, COMPILED):
         return plan_files.from_document(doc, where)
     return parts_plan_from_json(doc, where)
 
@@ -67,7 +68,7 @@ def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
     ------
     FormatError : as `load`.
     """
-    r = formats.Reader(doc, where, FORMAT)
+    r = formats.Reader(doc, where, COMPILED if doc.get("format") == COMPILED else FORMAT)
     graphs = [formats.graph_from_json(g, f"{where}: graph {i}") for i, g in enumerate(r.items("graphs"))]
     plans = []
     for i, p in enumerate(r.items("plans")):
@@ -105,10 +106,19 @@ def _part(doc: Any, where: str, plans: list[Plan]) -> Part:
     path, numbers = r.text("module"), r.ints("plans")
     if not 0 < len(path) <= PATH_MOST_LETTERS or not path.isprintable():
         raise FormatError(f"{where}: {value(path)} is no name of a submodule")
-    again = r.flag("again", False)
-    if bool(numbers) == again or not all(0 <= i < len(plans) for i in numbers):
+    again, compiled = r.flag("again", False), _compiled(r)
+    one_way = [bool(numbers), again, compiled is not None].count(True) == 1
+    if not one_way or not all(0 <= i < len(plans) for i in numbers):
         raise FormatError(f"{where} should name some of the file's {len(plans)} plans, not {value(list(numbers))}")
-    return Part(path, tuple(plans[i] for i in numbers), again, _rule(r, again))
+    return Part(path, tuple(plans[i] for i in numbers), again, _rule(r, again), compiled)
+
+
+def _compiled(r: formats.Reader) -> Compiled | None:
+    if "compiled" not in r.doc:
+        return None
+    if (saves := r.text("compiled")) not in SAVES:
+        raise FormatError(f"{r.where}: 'compiled' should be one of {', '.join(SAVES)}, not {value(saves)}")
+    return Compiled(saves)
 
 
 def _rule(r: formats.Reader, again: bool) -> SaveRule | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
+from ..compiling import Compiled
 from ..model import formats, options_file
 from ..model.graph import Graph
 from ..model.plan import Plan, room_above, schedule_document
@@ -24,7 +25,7 @@ from .save_rule import SaveRule
 if TYPE_CHECKING:
     from .explaining import PartsExplanation
 
-FORMAT = "rekindle.parts/1"
+FORMAT, COMPILED = "rekindle.parts/1", "rekindle.parts/2"  # the second one of parts that torch.compile runs
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class Part:
 
     path : its name in the model. plans : one for each kind of call in a step; the first is of the first call.
     again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans. rule : results that
-        it saves besides; None: none.
+        it saves besides; None: none. compiled : how torch.compile runs it, without a plan; None: it does not.
     """
 
     path: str
     plans: tuple[Plan, ...] = ()
     again: bool = False
     rule: SaveRule | None = None
+    compiled: Compiled | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ class PartsPlan:
         return {k: getattr(self, k) for k in keys} | {"goal": self.goal.to_json()}
 
     def to_json(self) -> dict[str, Any]:
-        """The document `rekindle.parts/1`: every graph and every plan once, and which part runs by which."""
+        """The document `rekindle.parts/1`, or `rekindle.parts/2` of compiled parts: every graph and every plan once, and which
+        part runs by which."""
         graphs: dict[str, Graph] = {}
         plans: dict[Any, tuple[int, Plan]] = {}
         rows = []
@@ -144,10 +147,11 @@ class PartsPlan:
                 plans.setdefault(_key(p), (len(plans), p))
             row: dict[str, Any] = {"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]}
             row |= {"again": True} if part.again else {}
+            row |= {} if part.compiled is None else {"compiled": part.compiled.saves}
             rows.append(row | ({} if part.rule is None else {"saves": part.rule.to_json()}))
         at = {h: i for i, h in enumerate(graphs)}
         return {
-            "format": FORMAT,
+            "format": FORMAT if self.captured.compile is None else COMPILED,
             **self.figures(),
             "options": options_file.to_json(self.options, self.captured),
             "graphs": [formats.graph_to_json(g) for g in graphs.values()],

@@ -16,6 +16,7 @@ from .. import allowance, bounds
 from ..ask import Goal, PlanOptions
 from ..candidates import EPS, Finish, Scorer
 from ..certify import Certificate
+from ..compiling import Compiled
 from ..frontiers import frontier_graph
 from ..model.graph import Graph, Value
 from ..model.judge import simulate
@@ -48,14 +49,20 @@ SETTINGS = WaysSettings()
 class Way:
     """One way to run a part: its schedule and what it takes.
 
-    schedule : None for a part without a graph, which is left open, or runs again in backward. rule : what it saves then besides
-        its inputs.
+    schedule : None for a part without a graph, which is left open, runs again in backward, or is compiled. rule : what a part
+        that runs again saves besides its inputs. compiled : what a compiled part saves.
     """
 
     schedule: Schedule | None
     figures: Figures
     again: bool = False
     rule: SaveRule | None = None
+    compiled: Compiled | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the part runs as it is."""
+        return self.schedule is None and not self.again and self.compiled is None
 
 
 def ways(

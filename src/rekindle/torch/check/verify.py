@@ -54,6 +54,9 @@ class Check:
         over; None if not asked for.
     cause : of differences, in words: whether two plain steps agree, and the first operator of the planned step that gives other
         results; "" where nothing differs.
+    eager_difference : of a plan with compiled parts, which is compared with the step that compiles them without a plan: the
+        largest difference of that step's loss and gradients from the uncompiled one's, relative to the largest element of the
+        tensor; None where both draw other random numbers.
     """
 
     loss_equal: bool | None
@@ -71,6 +74,7 @@ class Check:
     cause: str = ""
     close: dict[str, tuple[float, str]] = field(default_factory=dict)
     varying: tuple[str, ...] = ()
+    eager_difference: float | None = None
 
     @property
     def largest_difference(self) -> float:
@@ -103,6 +107,8 @@ class Check:
             + ([] if self.held_peak_bytes is None else
                [f"           {format_bytes(self.held_peak_bytes)} measured while the results are held"])
             + ([f"varying    {self.varying_words}"] if self.varying else [])
+            + ([] if self.eager_difference is None else
+               [f"eager      {self.eager_difference:.1e} away from the step without torch.compile (largest difference)"])
             + self.differences
             + ([self.cause] if self.cause else [])
         )  # fmt: skip

@@ -7,10 +7,9 @@ back as they were, before the forward runs again and after it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from ..capture import private, tree
 from ..capture.flat import by_parameter
 from ..capture.lock import LOCK
 from ..run.as_before import as_before
-from ..run.own_forward import InPlaceOfForward
+from ..run.own_forward import SwitchedForward
 from ..run.sample import copies, owned
 from ..trace import plain_forward
 from .caches import without_caches
@@ -31,18 +30,16 @@ from .recording import Recorded
 from .saved_results import contexts
 
 
-class AgainForward(InPlaceOfForward):
+class AgainForward(SwitchedForward):
     """The forward of a part that runs once more in backward, from its inputs and with the same random state.
 
-    rule : results that are saved besides, and not made again; None: none. plain : the module's own forward. is_off : calls run
-        plain. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
+    rule : results that are saved besides, and not made again; None: none. plain : the module's own forward. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
     """
 
     def __init__(self, model: nn.Module, rule: SaveRule | None = None, keeps_caches: bool = False):
         super().__init__(model)
         self.rule, self.keeps_caches = rule, keeps_caches
         self._training = model.training
-        self.is_off = False
 
     def _pickled(self) -> Any:
         return self.rule, self.keeps_caches, self._training, self.is_off
@@ -62,25 +59,6 @@ class AgainForward(InPlaceOfForward):
         assert model is not None
         how: dict[str, Any] = {} if self.rule is None else {"context_fn": functools.partial(contexts, self.rule)}
         return checkpoint(_Rerun(model, self.plain, self.keeps_caches), *args, use_reentrant=False, **how, **kwargs)
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Inside, calls run plain."""
-        before, self.is_off = self.is_off, True
-        try:
-            yield
-        finally:
-            self.is_off = before
-
-    def take_over(self, model: nn.Module) -> None:
-        """Become the module's forward."""
-        self.is_off = False
-        super().take_over(model)
-
-    def give_back(self, model: nn.Module) -> None:
-        """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
-        self.is_off = True
-        super().give_back(model)
 
 
 class _Rerun:

@@ -15,6 +15,7 @@ from torch import nn
 from ... import notices
 from ...ask import PlanOptions
 from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned
+from ...compiling import CompileOptions
 from ...errors import PlanMismatch
 from ...model.carry import carried
 from ...model.plan import Plan
@@ -36,6 +37,7 @@ from ..run.travel import WHERE, as_text, from_text
 from ..trace import Trace
 from .again import AgainForward
 from .caches import without_caches
+from .compiled_forward import CompiledForward
 from .recording import bytes_of
 
 log = logging.getLogger("rekindle")
@@ -132,9 +134,9 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
 
 def _forwards(
     model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool
-) -> list[tuple[nn.Module, PartForward | AgainForward]]:
+) -> list[tuple[nn.Module, PartForward | AgainForward | CompiledForward]]:
     """Each planned submodule with its forward."""
-    forwards: list[tuple[nn.Module, PartForward | AgainForward]] = []
+    forwards: list[tuple[nn.Module, PartForward | AgainForward | CompiledForward]] = []
     for part in plan.parts:
         try:
             module = model.get_submodule(part.path)
@@ -142,6 +144,10 @@ def _forwards(
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
             ) from e
+        if part.compiled is not None:
+            how = plan.captured.compile or CompileOptions()
+            forwards.append((module, CompiledForward(module, part.compiled, how, plan.keeps_caches)))
+            continue
         again = AgainForward(module, part.rule, plan.keeps_caches) if part.again else None
         forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))
     return forwards
@@ -180,11 +186,11 @@ def planned_parts(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if forward_of(m) is not None]
 
 
-def forward_of(module: nn.Module) -> PartForward | AgainForward | None:
+def forward_of(module: nn.Module) -> PartForward | AgainForward | CompiledForward | None:
     """The forward of a planned part, even if something has wrapped it since; None: the module is no planned part."""
     forward = module.__dict__.get("forward")
-    found = forward if isinstance(forward, AgainForward) else planned_forward(module)
-    return found if isinstance(found, PartForward | AgainForward) else None
+    found = forward if isinstance(forward, AgainForward | CompiledForward) else planned_forward(module)
+    return found if isinstance(found, PartForward | AgainForward | CompiledForward) else None
 
 
 def parts_forward(model: nn.Module) -> PartsForward | None:

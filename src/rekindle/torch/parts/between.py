@@ -26,10 +26,11 @@ from ..run.execute import boundary_of, last_stage_of
 from ..run.own_forward import forward_instead
 from ..run.planned import PlannedForward
 from .again import AgainForward
+from .compiled_forward import CompiledForward
 from .finding import Unit
 
 BEGINS, ENDS = "begins", "ends"
-Forward = PlannedForward | AgainForward
+Forward = PlannedForward | AgainForward | CompiledForward
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Watched:
             for forward, numbers, units in applied:
                 if isinstance(forward, PlannedForward):
                     noted = self._planned(forward, dict(zip((u.key for u in units), numbers, strict=True)))
+                elif isinstance(forward, CompiledForward) and forward.way is not None:
+                    noted = self._compiled(forward, numbers[0])
                 else:
                     noted = self._open(forward, numbers[0])
                 stack.enter_context(forward_instead(units[0].module, noted))
@@ -97,7 +100,23 @@ class Watched:
 
         return forward
 
-    def _open(self, again: AgainForward, number: int) -> Callable[..., Any]:
+    def _compiled(self, compiled: CompiledForward, number: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return compiled(*args, **kwargs)
+            call = self._begin()
+            result = compiled(*args, **kwargs)
+            node = _compiled_node(tree.tensors_in(result))
+            given = tree.flatten((args, kwargs), opaque_ok=True)[0]
+            self._end(call, -1 if node is None else number, given, result)
+            if node is not None:
+                node.register_prehook(lambda _: self._mark(call, "backward", BEGINS))
+                node.register_hook(lambda *_: self._mark(call, "backward", ENDS))
+            return result
+
+        return forward
+
+    def _open(self, again: AgainForward | CompiledForward, number: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             tensors, spec = tree.flatten((args, kwargs), opaque_ok=True)
             around = {get_gradient_edge(t).node for t in tensors if t.requires_grad}
@@ -144,6 +163,20 @@ class Watched:
 
     def _mark(self, call: int, phase: str, what: str) -> None:
         self.levels.mark(Event(call, phase, what).name)
+
+
+def _compiled_node(results: Iterable[torch.Tensor]) -> Any:
+    """The autograd node of a compiled part; None: nothing of it is differentiated."""
+    stack = [t.grad_fn for t in results if t.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if type(node).__name__ == "CompiledFunctionBackward":
+            return node
+        more = [n for n, _ in node.next_functions if n is not None and n not in seen]
+        seen.update(more)
+        stack += more
+    return None
 
 
 def _before(nodes: Iterable[Any], around: Container[Any]) -> list[Any]:

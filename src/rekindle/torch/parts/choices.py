@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from ...ask import PlanOptions
+from ...compiling import CompileOptions
 from ...model.plan import Plan
 from ...parts.division import OPEN, Moment, Step
 from ...parts.plan import Part
@@ -18,6 +19,7 @@ from ..run.own_forward import forward_instead
 from .again import AgainForward
 from .applied import PartForward, part_forward
 from .between import Between, Forward, with_uncalled
+from .compiled_forward import CompiledForward
 from .finding import Unit
 
 Chosen = Sequence[int]  # of each unit, the number of its way
@@ -28,7 +30,7 @@ class Choices:
     """The units of a model and their ways.
 
     ways : of each unit. within : of each unit, the one in which it lies, or None. options : those of the search. keeps_caches :
-    whether the step makes key-value caches.
+    whether the step makes key-value caches. compile : how parts are compiled; None: they are not.
     """
 
     units: Sequence[Unit]
@@ -36,20 +38,25 @@ class Choices:
     within: Sequence[int | None]
     options: PlanOptions
     keeps_caches: bool = False
+    compile: CompileOptions | None = None
     _known: dict[tuple[int, int, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
-        cls, rows: Sequence[tuple[Unit, Sequence[Way]]], options: PlanOptions, keeps_caches: bool = False
+        cls,
+        rows: Sequence[tuple[Unit, Sequence[Way]]],
+        options: PlanOptions,
+        keeps_caches: bool = False,
+        compile: CompileOptions | None = None,
     ) -> Choices:
         """The choices of these units, each with its ways."""
         units = [u for u, _ in rows]
-        return cls(units, [w for _, w in rows], [_around(u, units) for u in units], options, keeps_caches)
+        return cls(units, [w for _, w in rows], [_around(u, units) for u in units], options, keeps_caches, compile)
 
     def without(self, units: Collection[int]) -> Choices:
         """The choices of the other units."""
         rows = [(u, w) for i, (u, w) in enumerate(zip(self.units, self.ways, strict=True)) if i not in units]
-        return self.of(rows, self.options, self.keeps_caches)
+        return self.of(rows, self.options, self.keeps_caches, self.compile)
 
     # -- as a step to be divided -------------------------------------------------------------------------------------
     def step(self, moments: Sequence[Moment] = (), calls: Sequence[int] | None = None) -> Step:
@@ -80,7 +87,12 @@ class Choices:
 
     def least(self) -> tuple[int, ...]:
         """The ways that hold least, with every part open that is not captured."""
-        return tuple(OPEN if u.trace is None else smallest(w) for u, w in zip(self.units, self.ways, strict=True))
+        is_open = [u.trace is None and self.compile is None for u in self.units]
+        return tuple(OPEN if o else smallest(w) for o, w in zip(is_open, self.ways, strict=True))
+
+    def min_cut(self) -> tuple[int, ...]:
+        """Every part compiled as it is, where parts are compiled: their first way."""
+        return tuple(0 for _ in self.units)
 
     # -- on the model ------------------------------------------------------------------------------------------------
     def parts(self, chosen: Chosen) -> tuple[list[Part], list[int]]:
@@ -89,12 +101,12 @@ class Choices:
         parts, used = [], []
         for numbers in self.by_module():
             first = self.units[numbers[0]]
-            if not step.runs(numbers[0], chosen) or first.trace is None and chosen[numbers[0]] == OPEN:
+            way = self.ways[numbers[0]][chosen[numbers[0]]]
+            if not step.runs(numbers[0], chosen) or way.is_plain:
                 continue
             used += numbers
             if first.trace is None:
-                way = self.ways[numbers[0]][chosen[numbers[0]]]
-                parts.append(Part(first.path, again=True, rule=way.rule))
+                parts.append(Part(first.path, again=way.again, rule=way.rule, compiled=way.compiled))
                 continue
             # One line for a new shape is enough where many parts are equal.
             quiet = first.trace.graph.hash in seen
@@ -140,6 +152,8 @@ class Choices:
         module = self.units[numbers[0]].module
         if self.units[numbers[0]].trace is None:
             way = self.ways[numbers[0]][chosen[numbers[0]]]
+            if self.compile is not None:
+                return CompiledForward(module, way.compiled, self.compile, self.keeps_caches)
             forward = AgainForward(module, way.rule, self.keeps_caches)
             forward.is_off = not way.again
             return forward

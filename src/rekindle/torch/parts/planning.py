@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,11 +14,9 @@ from torch import nn
 from ...ask import Goal, PlanOptions, TraceOptions
 from ...candidates import EPS
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
-from ...frames import users_line
 from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
 from ...progress import announce
-from ...sizes import format_bytes
 from .. import accept
 from ..capture.determinism import deterministic
 from ..capture.sharded import class_name
@@ -28,12 +27,15 @@ from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
 from ..ranks import Turns
 from ..resident import resident_bytes
+from ..rewrite.closeness import NOTHING
 from ..run.as_before import as_before
 from ..run.measured_step import Outcome, Subject, Way, run
 from ..trace import plain_forward
+from . import compiled_finding, refusals
 from .between import Between, Watched, between
 from .caches import matter, without_caches
 from .choices import Choices, Chosen
+from .compiled_search import compiled_choices, reference, rounded
 from .finding import Finder, Found
 from .recording import bytes_of
 from .searching import search
@@ -94,11 +96,17 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
     begin = time.monotonic()
     s = subject(request.model, request.sample, gradients=request.captured.gradients)
     kept = as_before(request.model, s.sample.tensors, fake=s.fake is not None)
-    with accept.gradients_on(), kept, s.fake or deterministic():
+    # A flag of torch's under which kernels are compiled otherwise would make other parts than those that train.
+    alike = contextlib.nullcontext() if request.captured.compile is not None else s.fake or deterministic()
+    with accept.gradients_on(), kept, alike:
         keeps = matter(s) if keeps_caches is None else keeps_caches
         with without_caches(request.model, keeps):
             found = found or find(request, s)
-            choices = replace(search(s, found, request.options, request.check), keeps_caches=keeps)
+            if request.captured.compile is not None:
+                choices = compiled_choices(s, found, request.options, request.captured.compile)
+            else:
+                choices = search(s, found, request.options, request.check)
+            choices = replace(choices, keeps_caches=keeps)
         if keeps:
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
@@ -114,6 +122,8 @@ def find(request: Request, s: Subject) -> Found:
     TraceError, UsageError : as `plan_parts`.
     """
     try:
+        if request.captured.compile is not None:
+            return compiled_finding.find(s, request.named, request.options.progress)
         return Finder(s, request.options, request.captured, request.named, request.error).find()
     except RekindleError:
         raise
@@ -152,7 +162,11 @@ class _Planning:
     def __init__(self, request: Request, s: Subject, found: Found, choices: Choices):
         self.request, self.s, self.found, self.choices = request, s, found, choices
         self.model, self.options, self.goal = request.model, request.options, request.options.goal
-        self.theirs: Outcome | None = None  # the plain step
+        self.theirs: Outcome | None = (
+            None  # the plain step; of compiled parts, the one with every part compiled as it is
+        )
+        self.eager: Outcome | None = None
+        self.apart: float | None = None  # of that step from eager's, as `reference` gives it
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
         self.resident = resident_bytes(self.model, s.sample.tensors, (), request.captured.gradients) + state
@@ -160,6 +174,8 @@ class _Planning:
     def plan(self, begin: float) -> PartsPlan:
         """The plans. begin : when work on the request began, in seconds of `time.monotonic`."""
         self._run_plain()
+        if self.choices.compile is not None:
+            self._run_min_cut()
         announce(self.options.progress, "measuring a step, to see what it holds outside of its parts")
         before = self._measure(self.choices.least())
         if vain := self._in_vain(before):
@@ -168,9 +184,9 @@ class _Planning:
                 raise _nothing(self.request, self.found)
             before = self._measure(self.choices.least())
         step = self.choices.measured_step(self.model, before)
-        if self.theirs is not None:
+        if self.eager is not None:
             every = step.peak([0] * len(self.choices.units)) if 0 in before.calls else 0
-            self.plain_peak = max(self.theirs.peak, every)
+            self.plain_peak = max(self.eager.peak, every)
         try:
             answer = self._divide(before, step)
         except InfeasibleBudget:
@@ -190,6 +206,14 @@ class _Planning:
             self.theirs = self._run("plain", self._levels())
             if self._uses_up:  # the step that was measured has no gradients to compare with
                 self.theirs = replace(self._run("plain"), peak=self.theirs.peak)
+        self.eager = self.theirs
+
+    def _run_min_cut(self) -> None:
+        """The step with every part compiled as it is, with whose numbers those of other ways are compared."""
+        announce(self.options.progress, "running a step with every part compiled as it is")
+        assert self.choices.compile is not None
+        with self.choices.applied(self.choices.min_cut()):
+            self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), self.choices.compile)
 
     def _run(self, which: str, levels: Levels | None = None) -> Outcome:
         """One step of the model as it is now, which all processes take if the model is sharded."""
@@ -197,10 +221,6 @@ class _Planning:
             self.request.turns.take()
         s = self.s.consumed() if self._uses_up and levels is not None else self.s
         return run(s, plain_forward(self.model), which, Way.HELD, levels)
-
-    @property
-    def _uses_up(self) -> bool:
-        return self.request.captured.gradients == "consumed"
 
     def _measure(self, chosen: Chosen) -> Between:
         """A step with these ways: what it holds outside of the parts.
@@ -217,19 +237,25 @@ class _Planning:
             self.choices.applied(chosen) as forwards,
         ):
             try:
+                if (
+                    self.choices.compile is not None
+                ):  # what is still to be compiled is compiled before the step is measured
+                    self._run("planned")
                 with watched.watching(forwards):
                     ours = self._run("planned", levels)
                 if self._uses_up:
                     ours = self._run("planned")
             except RekindleError as e:
-                raise self._fails(e) from e
+                raise refusals.fails(class_name(self.model), e, self.request.error) from e
         if self.request.check and self.theirs is not None:
-            found = compare(ours, self.theirs, self.s.fake is not None)
+            may = NOTHING if self.choices.compile is None else rounded(ours, self.apart)
+            found = compare(ours, self.theirs, self.s.fake is not None, may)
             if found.differences:
                 raise self._differs(found.differences, chosen)
         units, ways = self.choices.units, self.choices.ways
         used = [ways[u][c].figures for u, c in enumerate(chosen)]
-        is_open = [u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
+        may_open = self.choices.compile is None
+        is_open = [may_open and u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
         return between(levels.found, watched.calls, used, is_open)
 
     def _in_vain(self, before: Between) -> set[int]:
@@ -258,23 +284,15 @@ class _Planning:
         steps = 1 if self.request.turns is None else SETTINGS.sharded_steps
         return max(self._measure(chosen).peak_bytes for _ in range(steps))
 
-    def _fails(self, e: RekindleError) -> TraceError:
-        _, line = users_line(e)
-        at = f" at {line}" if line else ""
-        whole = "" if self.request.error is None else f". As a whole it cannot be planned because {self.request.error}"
-        return TraceError(f"a step of {class_name(self.model)} with planned parts fails{at}: {e}{whole}")
-
     def _differs(self, differences: Sequence[str], chosen: Chosen) -> ParityError:
         def planned() -> Outcome:
             with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(chosen):
                 return self._run("planned")
 
-        cause, error = explained(class_name(self.model), lambda: self._run("plain"), planned), self.request.error
-        why = "" if error is None else f"As a whole the model cannot be planned because {str(error).rstrip('.')}. "
-        return ParityError(
-            f"the step with planned parts does not give the plain step's numbers: {'; '.join(differences)}. {cause}. {why}"
-            "The model is as it was; check=False trains without the comparison"
-        )
+        cause = "Two ways of torch.compile differ by more than rounding; please report it"
+        if self.choices.compile is None:
+            cause = explained(class_name(self.model), lambda: self._run("plain"), planned)
+        return refusals.differs(differences, cause, self.request.error)
 
     def _levels(self) -> Levels:
         known = None
@@ -339,18 +357,9 @@ class _Planning:
         least, peak = divide(step), max(before.peak_bytes, step.peak(self.choices.least()))
         if least is not None and least.peak_bytes < peak:
             peak = min(peak, max(least.peak_bytes, self._measure(least.chosen).peak_bytes))
-        peak += self.resident
-        outside = max(m.outside_bytes for m in step.moments) + self.resident
-        budget, error = limit + self.resident, self.request.error
-        why = "" if error is None else f". As a whole the model cannot be planned because {error}"
-        return InfeasibleBudget(
-            f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept by planning the parts of "
-            f"{class_name(self.model)}: the smallest peak that is known to be reachable is {format_bytes(peak)} "
-            f"({peak} bytes); {format_bytes(outside)} are held outside of the parts at some time. The model is as it was. "
-            f"Give budget={peak}, or_least=True, a smaller batch, or write the code outside of the parts so that the whole "
-            f"model can be captured{why}",
-            budget=budget, smallest_peak=peak, bound_bytes=self.resident, op="",
-        )  # fmt: skip
+        outside = max(m.outside_bytes for m in step.moments)
+        budget, peak, outside = (n + self.resident for n in (limit, peak, outside))
+        return refusals.infeasible(class_name(self.model), budget, peak, outside, self.resident, self.request.error)
 
     # -- the answer --------------------------------------------------------------------------------------------------
     def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:
@@ -388,4 +397,5 @@ class _Planning:
         mine = sum(plain[u] + before.at_end_inside[u] for u in inside)
         every = sum(plain) + before.at_end_bytes
         searches = len({u.trace.graph.hash for u in units if u.trace is not None})
-        return Covered([units[u] for u in used], min(1.0, mine / max(1, every)), searches)
+        share = min(1.0, mine / max(1, every))
+        return Covered([units[u] for u in used], share, searches, self.choices.compile is not None)

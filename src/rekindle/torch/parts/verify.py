@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...arguments import flag
+from ...compiling import CompileOptions
 from ...errors import UsageError
 from ...model.plan import Plan
 from ...parts.plan import PartsPlan
@@ -26,6 +27,8 @@ from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
 from .caches import without_caches
+from .compiled_forward import CompiledForward
+from .compiled_search import reference, rounded
 
 
 def verify(
@@ -67,6 +70,8 @@ def verify(
     put = contextlib.nullcontext() if plan is None else _instead(model, plan)
     found = own.plan if plan is None and own is not None else plan
     assert isinstance(found, PartsPlan)
+    if count_flops and found.captured.compile is not None:
+        raise UsageError("count_flops=True: the FLOPs of compiled parts cannot be counted; leave it out")
     with accept.alone("verify", model), put:
         return _check(model, sample, found, loss, count_flops)
 
@@ -75,6 +80,8 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
     s = subject(model, sample, loss, gradients=plan.captured.gradients)
     plain = plain_forward(model)
     fake = s.fake is not None
+    if plan.captured.compile is not None:
+        return _check_compiled(s, plain, plan, plan.captured.compile)
     with (
         accept.gradients_on(),
         _silent(model),
@@ -103,6 +110,24 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
                 its = flops(s, plain)
             extra = mine / its - 1 if its else None
     return replace(as_check(found, ours, theirs, plan.activation_peak_bytes, extra, held), cause=cause)
+
+
+def _check_compiled(s: Subject, plain: Any, plan: PartsPlan, compile: CompileOptions) -> Check:
+    """The check of compiled parts: against the step with each of them compiled as it is, and against eager's."""
+    with accept.gradients_on(), as_before(s.model, s.sample.tensors):
+        _planned(s, plain, plan)  # compiles what is not compiled yet
+        ours, eager = _planned(s, plain, plan), None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            eager = _plain(s, plain)
+        with contextlib.ExitStack() as stack:
+            for m in planned_parts(s.model):
+                if isinstance(forward := forward_of(m), CompiledForward):
+                    stack.enter_context(forward.as_it_is())
+            theirs, apart = reference(eager, partial(_planned, s, plain, plan), compile)
+        found = compare(ours, theirs, False, rounded(ours, apart))
+        held = _planned(s, plain, plan, Way.HELD).peak
+    made = as_check(found, ours, eager, plan.activation_peak_bytes, None, held)
+    return replace(made, eager_difference=apart)
 
 
 def _planned(s: Subject, forward: Any, plan: PartsPlan, way: Way = Way.ONCE) -> Outcome:

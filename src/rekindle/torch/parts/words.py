@@ -19,12 +19,13 @@ class Covered:
     """The reach of the plans of a model's parts.
 
     units : those that do not run plain. share : of the plain step's bytes between forward and backward that they hold.
-    searches : graphs for which plans were searched.
+    searches : graphs for which plans were searched. compiled : whether they are compiled.
     """
 
     units: Sequence[Unit]
     share: float
     searches: int
+    compiled: bool = False
 
 
 def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
@@ -40,10 +41,13 @@ def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
         counts = Counter(class_name(m) for m in modules.values())
         return " and ".join(f"{n} of {every[k]} {k}" for k, n in counts.items())
 
-    text = "planned: " + (kinds(False) or "nothing")
-    if again := kinds(True):
-        text += f", run again in backward: {again}"
-    text += f" ({round(100 * found.share)} % of activation bytes, {number})"
+    if found.compiled:
+        text = f"compiled: {kinds(True) or 'nothing'} ({round(100 * found.share)} % of activation bytes)"
+    else:
+        text = "planned: " + (kinds(False) or "nothing")
+        if again := kinds(True):
+            text += f", run again in backward: {again}"
+        text += f" ({round(100 * found.share)} % of activation bytes, {number})"
     reasons = list(dict.fromkeys(plain))
     if reasons:
         more = f" and {len(reasons) - PLAIN_MOST} more" if len(reasons) > PLAIN_MOST else ""

@@ -78,6 +78,33 @@ class InPlaceOfForward:
         """Become what `_pickled` was asked of. The module is not filled yet."""
 
 
+class SwitchedForward(InPlaceOfForward):
+    """One that can be switched off, and then runs the module's own forward. is_off : whether it is."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        self.is_off = False
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, calls run plain."""
+        before, self.is_off = self.is_off, True
+        try:
+            yield
+        finally:
+            self.is_off = before
+
+    def take_over(self, model: nn.Module) -> None:
+        """Become the module's forward."""
+        self.is_off = False
+        super().take_over(model)
+
+    def give_back(self, model: nn.Module) -> None:
+        """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
+        self.is_off = True
+        super().give_back(model)
+
+
 def _arrived(kind: type[Self], model: nn.Module, own: Callable[..., Any] | None, pickled: Any) -> Self:
     """The object that was pickled, in another process."""
     made = object.__new__(kind)

@@ -1,0 +1,66 @@
+"""Finds the parts of a model that are compiled: its repeated blocks, and the largest submodules around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from ...errors import UsageError
+from ...progress import Progress, announce
+from ..capture.sharded import class_name
+from ..run.measured_step import Subject
+from .blocks import chain_of_leaves, find_blocks
+from .finding import Found, Unit
+from .recording import Calls, record
+
+
+def find(s: Subject, named: Sequence[str] | None, progress: Progress) -> Found:
+    """The parts, in order of first calls. named : paths of the submodules that the user names; None: they are found.
+
+    Raises
+    ------
+    UsageError : a named submodule is not called by the step.
+    """
+    announce(progress, f"running {class_name(s.model)} once, to see how its submodules are called")
+    calls = record(s)
+    paths = _paths(s.model, calls) if named is None else list(named)
+    found = Found()
+    for path in paths:
+        known = calls.get(path)
+        if known is None or not known.samples:
+            if named is not None:
+                raise UsageError(f"parts: {path!r} is not called by the step, and so cannot be measured; leave it out")
+            continue
+        if len(known.samples) > 1:
+            found.plain.append(f"{class_name(s.model.get_submodule(path))} (is called with inputs of several kinds)")
+            continue
+        given = next(iter(known.samples.values()))
+        module = s.model.get_submodule(path)
+        if any(p.requires_grad for p in module.parameters()) or any(t.requires_grad for t in given.call.tensors):
+            found.units.append(Unit(path, module, given.key, len(known.keys), given))
+    order = {path: i for i, path in enumerate(calls)}
+    found.units.sort(key=lambda u: order.get(u.path, len(order)))
+    return found
+
+
+def _paths(model: nn.Module, calls: dict[str, Calls]) -> list[str]:
+    """Paths of the blocks, and of the largest called submodules that hold no block."""
+    blocks = find_blocks(model)
+    if not blocks and (chain := chain_of_leaves(model)) is not None:
+        blocks = [chain]
+    inside = {id(m) for b in blocks for m in b.modules()}
+    around = {id(m) for m in model.modules() if any(id(x) in inside for x in m.modules())} - inside
+    path_of = {id(m): name for name, m in model.named_modules()}
+    return [path_of[id(m)] for m in _largest(model, {id(b) for b in blocks}, around, calls, path_of) if path_of[id(m)]]
+
+
+def _largest(
+    m: nn.Module, blocks: set[int], around: set[int], calls: dict[str, Calls], path_of: dict[int, str]
+) -> Iterator[nn.Module]:
+    for child in m.children():
+        is_called = path_of[id(child)] in calls
+        if id(child) in blocks or (id(child) not in around and is_called):
+            yield child
+        else:
+            yield from _largest(child, blocks, around, calls, path_of)

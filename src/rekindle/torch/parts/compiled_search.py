@@ -1,0 +1,69 @@
+"""Measures the ways of each part that torch.compile runs: one measurement for each kind of part, whatever the depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...ask import PlanOptions
+from ...compiling import CompileOptions
+from ...parts.ways import Way
+from ..capture.sharded import class_name
+from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
+from ..run.measured_step import Outcome, Subject
+from .choices import Choices
+from .compiled_ways import compiled_ways
+from .finding import Found
+from .recording import signature
+
+
+def compiled_choices(s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Choices:
+    """The parts with the ways of each. A part that torch.compile cannot compile runs as it is, and `found.plain` says so."""
+    known: dict[Any, list[Way]] = {}
+    rows = []
+    for unit in found.units:
+        kind = signature(unit.module), unit.key
+        if kind not in known:
+            known[kind] = []
+            try:
+                measured = compiled_ways(unit, s.device, compile, options.progress)
+                known[kind] = [*measured.ways]
+                found.plain += [f"{class_name(unit.module)} {wrong}" for wrong in measured.wrong]
+            except Exception as e:  # the compiler's own errors have no common class
+                line = next((x for x in str(e).strip().splitlines() if x.strip()), "")
+                found.plain.append(f"{class_name(unit.module)} (torch.compile fails: {type(e).__name__}: {line[:120]})")
+        if known[kind]:
+            rows.append((unit, known[kind]))
+    return Choices.of(rows, options, compile=compile)
+
+
+def reference(
+    eager: Outcome | None, min_cut: Callable[[], Outcome], compile: CompileOptions
+) -> tuple[Outcome | None, float | None]:
+    """(the step with every part compiled as it is; how far it is from eager's, relative to the largest element of a tensor).
+
+    None : that step does not fit the device; the two draw other random numbers, or eager's step is not known.
+    """
+    try:
+        found = min_cut()
+    except torch.OutOfMemoryError:
+        return None, None
+    if eager is None or eager.drew and not compile.draws_as_eager:
+        return found, None
+    return found, farthest(found, eager)
+
+
+def rounded(ours: Outcome, apart: float | None) -> Loose:
+    """What may differ by rounding between a step in other ways and the one with every part compiled as it is: all numbers, by
+    twice what the latter is away from eager, and no less than in other steps."""
+    most = max(SETTINGS.exact_most, 2 * (apart or 0.0))
+    return Loose(frozenset(ours.gradients), True, True, frozenset(ours.written), most)
+
+
+def farthest(one: Outcome, other: Outcome) -> float:
+    """The largest difference of losses and gradients of two steps, relative to the largest element of the tensor."""
+    least = least_scale(other.gradients.values())
+    pairs = [(one.loss, other.loss), *((one.gradients.get(k), g) for k, g in other.gradients.items())]
+    return max((difference(a, b, least) for a, b in pairs if a is not None and b is not None), default=0.0)

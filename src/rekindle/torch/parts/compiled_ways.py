@@ -1,0 +1,221 @@
+"""Measures the ways to run a part through torch.compile: steps of the part by itself, on the device at hand.
+
+Nothing is predicted: each way is a black box that takes seconds, holds bytes between forward and backward, and has a peak in
+each. A way whose gradients are another part's rounding away from those of the part compiled as it is, is never offered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...compiling import SAVES, Compiled, CompileOptions
+from ...parts.figures import Figures
+from ...parts.ways import Way, best
+from ...progress import Progress, announce
+from ..capture import rng, tree
+from ..costs.levels import Levels
+from ..costs.op_tensors import storage_of
+from ..rewrite.closeness import difference, least_scale
+from ..run.as_before import as_before
+from ..run.sample import copies, leaf_of, owned
+from .compiled_forward import CompiledForward
+from .finding import Unit
+
+
+@dataclass(frozen=True)
+class MeasuringSettings:
+    """timings : how often each way is timed, in turns; a guess. timings_most_s : seconds after which no further round begins; a
+    guess.
+    most : difference from the part compiled as it is, relative to a tensor's largest element, up to which a way is right; or
+    twice the difference of that part from eager, where this is more. half_most : the same for steps with half-precision numbers
+    in them that draw random numbers, which no eager step can be compared with; a guess.
+    """
+
+    timings: int = 7
+    timings_most_s: float = 3.0
+    most: float = 1e-5
+    half_most: float = 0.05
+
+
+SETTINGS = MeasuringSettings()
+MIN_CUT = Compiled()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The ways of a part. wrong : ways that are not offered, in words. draws : whether its forward draws random numbers."""
+
+    ways: Sequence[Way]
+    wrong: Sequence[str]
+    draws: bool
+
+
+def compiled_ways(unit: Unit, device: torch.device, options: CompileOptions, progress: Progress) -> Measured:
+    """The ways of one part: compiled as it is first, then others that save fewer bytes; and as it runs without the compiler,
+    unless it draws random numbers which compiled parts draw otherwise.
+
+    Raises
+    ------
+    Exception : torch.compile cannot compile the part; any of the compiler's own errors.
+    """
+    with _Trial(unit, device, options).ready() as trial:
+        return trial.measured(unit.path, progress)
+
+
+class _Trial:
+    """Steps of one part by itself, from copies of the inputs of its recorded call."""
+
+    def __init__(self, unit: Unit, device: torch.device, options: CompileOptions):
+        self._module, self._given, self._device, self._options = unit.module, unit.given, device, options
+        self._gradients: list[torch.Tensor] = []  # of the results, as they come from outside
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[_Trial]:
+        """Inside, steps can be run; afterwards the module is as before."""
+        module, call = self._module, self._given.call
+        with as_before(module), self._given.surroundings(module):
+            for p in module.parameters():
+                p.grad = torch.zeros_like(p) if p.requires_grad else None
+            self._twins = copies(call.tensors, owned(module))
+            self._args, self._kwargs = call.form.arguments(tree.unflatten(self._twins, call.spec))
+            self._devices = sorted({"cpu", str(self._device)})
+            self._random = {d: rng.state(d) for d in self._devices}
+            yield self
+
+    def measured(self, path: str, progress: Progress) -> Measured:
+        eager = self._outcome(None)
+        draws = self._drew()
+        known = {MIN_CUT: self._compiled(MIN_CUT, path, progress)}
+        apart = _apart(known[MIN_CUT], eager)
+        comparable = not draws or self._options.draws_as_eager
+        most = max(SETTINGS.most, 2 * apart if comparable else SETTINGS.half_most if self._has_halves() else 0.0)
+        hows: list[Compiled | None] = [MIN_CUT]
+        wrong = []
+        for saves in SAVES:
+            how = Compiled(saves)
+            if how == MIN_CUT:
+                continue
+            found = self._compiled(how, path, progress)
+            if (off := _apart(found, known[MIN_CUT])) > most:
+                wrong.append(f"saving {SAVES[saves]}: gradients are {off:.1e} of their largest element away")
+            else:
+                hows.append(how)
+        if comparable and apart <= max(SETTINGS.most, most):
+            hows.append(None)
+        announce(progress, f"measuring {path} in {len(hows)} ways")
+        sizes = {how: self._sizes(how) for how in hows}
+        seconds = self._seconds(hows)
+        fastest = min(seconds.values())
+        every = [
+            Way(None, replace(sizes[how], extra=seconds[how] - fastest, plain=fastest), compiled=how) for how in hows
+        ]
+        kept = best(every)
+        first = [w for w in every if w.compiled == MIN_CUT]
+        return Measured([*first, *(w for w in kept if w.compiled != MIN_CUT)], wrong, draws)
+
+    def _compiled(self, how: Compiled, path: str, progress: Progress) -> list[torch.Tensor | None]:
+        announce(progress, f"compiling {path}, saving {SAVES[how.saves] if how != MIN_CUT else SAVES['min-cut']}")
+        return self._outcome(how)
+
+    def _forward(self, how: Compiled | None) -> Callable[..., Any]:
+        return CompiledForward(self._module, how, self._options)
+
+    def _run(self, forward: Callable[..., Any], between: Callable[[Any], None] | None = None) -> Any:
+        """One step; gives the results."""
+        result = forward(*self._args, **self._kwargs)
+        trained = [t for t in tree.tensors_in(result) if t.requires_grad]
+        if not self._gradients:
+            self._gradients = [torch.randn_like(t) for t in trained]
+        if between is not None:
+            between(result)
+        torch.autograd.backward(trained, self._gradients)
+        return result
+
+    def _outcome(self, how: Compiled | None) -> list[torch.Tensor | None]:
+        """Results, gradients and buffers of a step from the state at the start."""
+        module = self._module
+        leaves = [leaf_of(t) for t in self._twins if t.requires_grad]
+        for d in self._devices:
+            rng.restore(self._random[d], d)
+        self._clear(leaves)
+        buffers = [b.clone() for b in module.buffers()]
+        result = self._run(self._forward(how))
+        found: list[torch.Tensor | None] = [
+            *(t.detach().clone() for t in tree.tensors_in(result)),
+            *(b.clone() for b in module.buffers()),
+        ]
+        found += [None if t.grad is None else t.grad.clone() for t in (*module.parameters(), *leaves)]
+        with torch.no_grad():
+            for b, old in zip(module.buffers(), buffers, strict=True):
+                b.copy_(old)
+        self._clear(leaves)
+        return found
+
+    def _clear(self, leaves: Sequence[torch.Tensor]) -> None:
+        for p in self._module.parameters():
+            if p.grad is not None:
+                p.grad.zero_()
+        for t in leaves:
+            t.grad = None
+
+    def _drew(self) -> bool:
+        return any(rng.state(d) != self._random[d] for d in self._devices)
+
+    def _has_halves(self) -> bool:
+        tensors = (*self._module.parameters(), *self._twins)
+        return bool(self._given.casts) or any(t.is_floating_point() and t.element_size() < 4 for t in tensors)
+
+    def _sizes(self, how: Compiled | None) -> Figures:
+        forward, levels, out_bytes = self._forward(how), Levels(self._device), 0
+
+        def between(result: Any) -> None:
+            nonlocal out_bytes
+            given = {id(storage_of(t)) for t in self._twins}
+            made = {id(s): s.nbytes() for t in tree.tensors_in(result) if (s := storage_of(t)) is not None}
+            out_bytes = sum(n for k, n in made.items() if k not in given)
+            levels.mark("between")
+
+        self._clear([leaf_of(t) for t in self._twins if t.requires_grad])
+        levels.measure(lambda: self._run(forward, between))
+        before, after = levels.found
+        return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
+
+    def _seconds(self, hows: Sequence[Compiled | None]) -> dict[Compiled | None, float]:
+        """Seconds of the fastest of a few steps of each way, in turns."""
+        forwards = {how: self._forward(how) for how in hows}
+        taken = dict.fromkeys(hows, float("inf"))
+        leaves = [leaf_of(t) for t in self._twins if t.requires_grad]
+        start = time.perf_counter()
+        for _ in range(SETTINGS.timings):
+            for how in hows:
+                self._clear(leaves)
+                self._wait()
+                begin = time.perf_counter()
+                self._run(forwards[how])
+                self._wait()
+                taken[how] = min(taken[how], time.perf_counter() - begin)
+            if time.perf_counter() - start > SETTINGS.timings_most_s:
+                break
+        return taken
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _apart(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:
+    """The largest difference of two outcomes, relative to the largest element of its tensor."""
+    least = least_scale(t for t in other if t is not None and t.is_floating_point())
+    found = 0.0
+    for a, b in zip(one, other, strict=True):
+        if (a is None) != (b is None):
+            return float("inf")
+        if a is not None and b is not None:
+            found = max(found, difference(a, b, least))
+    return found
