@@ -293,9 +293,8 @@ def checkpoint(
     parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole. Then the model
         itself makes all its results, `unused` ones too.
     compile : True, or a dict of torch.compile's arguments: the model's blocks and the submodules around them, or those of
-        `parts`, run through torch.compile, each in the way that keeps the goal at the least time: as torch.compile
-        partitions it, recomputed whole, saving some results, or uncompiled. Every way is measured on the device at hand.
-        Numbers are those of the same parts compiled without a plan, to rounding.
+        `parts`, are compiled, each in the measured way that keeps the goal at the least time. Numbers are those of the same
+        parts compiled without a plan, to rounding.
 
     Raises
     ------
@@ -330,8 +329,7 @@ def checkpoint(
     torch_accept.optimizer(optimizer)
     must_save = torch_accept.must_save(model, must_save)
     flag("strict", strict)
-    named = None if parts is None else torch_accept.parts(model, parts)
-    unused = accept.unused(unused)
+    named, unused = None if parts is None else torch_accept.parts(model, parts), accept.unused(unused)
     if unused and named is not None:
         raise UsageError(
             f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. Leave "
@@ -340,9 +338,8 @@ def checkpoint(
     compiled = accept.compiled(compile, options, unused, must_save)
     if options.goal.fraction is not None:
         gradients = "kept"  # a fraction leaves them out
-    captured = TraceOptions(
-        loss, None, optimizer, tuple(must_save), unused=unused, gradients=gradients, compile=compiled
-    )
+    how: dict[str, Any] = {"unused": unused, "gradients": gradients, "compile": compiled}
+    captured = TraceOptions(loss, None, optimizer, tuple(must_save), **how)
 
     def planned() -> Plan:
         traced = trace(
@@ -378,7 +375,7 @@ def checkpoint(
             with torch_accept.gradients_on():
                 moves = probe(model, *arguments, plain_forward(model))
         request = Request(model, sample, options, captured, check, named, sharded)
-        if named is not None or sharded is not None or compiled is not None:
+        if any(x is not None for x in (named, sharded, compiled)):
             found = parts_for_all(request)
         else:
             if moves:

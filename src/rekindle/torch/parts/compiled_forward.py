@@ -66,7 +66,9 @@ class CompiledForward(SwitchedForward):
         with without_caches(model, self.keeps_caches):
             try:
                 return self._call(model, *args, **kwargs)
-            except torch._dynamo.exc.FailOnRecompileLimitHit as e:
+            except Exception as e:
+                if type(e).__name__ != "FailOnRecompileLimitHit":
+                    raise
                 self._fails = True
                 notices.warn(
                     f"{type(model).__name__} was called with so many kinds of inputs that torch.compile compiles no more "

@@ -110,7 +110,7 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
         if keeps:
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
-            raise _nothing(request, found)
+            raise refusals.nothing(found.plain, request.error)
         return _Planning(request, s, found, choices).plan(begin)
 
 
@@ -136,17 +136,6 @@ def find(request: Request, s: Subject) -> Found:
         ) from e
 
 
-def _nothing(request: Request, found: Found) -> RekindleError:
-    tried = f": {', '.join(dict.fromkeys(found.plain))} run plain" if found.plain else ""
-    if request.error is not None:
-        return TraceError(
-            f"{str(request.error).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
-        )
-    return UsageError(
-        f"parts: no plan for the named submodules saves memory{tried}; name larger ones, such as the blocks of the model"
-    )
-
-
 @dataclass(frozen=True)
 class _Answer:
     """A division with the peak of a step that calls every unit, and of the measured one, in bytes without resident ones."""
@@ -162,9 +151,8 @@ class _Planning:
     def __init__(self, request: Request, s: Subject, found: Found, choices: Choices):
         self.request, self.s, self.found, self.choices = request, s, found, choices
         self.model, self.options, self.goal = request.model, request.options, request.options.goal
-        self.theirs: Outcome | None = (
-            None  # the plain step; of compiled parts, the one with every part compiled as it is
-        )
+        self._uses_up = request.captured.gradients == "consumed"
+        self.theirs: Outcome | None = None  # the plain step; of compiled parts, with every part compiled as it is
         self.eager: Outcome | None = None
         self.apart: float | None = None  # of that step from eager's, as `reference` gives it
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
@@ -181,7 +169,7 @@ class _Planning:
         if vain := self._in_vain(before):
             self.choices = self.choices.without(vain)
             if not self.choices.units:
-                raise _nothing(self.request, self.found)
+                raise refusals.nothing(self.found.plain, self.request.error)
             before = self._measure(self.choices.least())
         step = self.choices.measured_step(self.model, before)
         if self.eager is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError
+from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from ...frames import users_line
 from ...sizes import format_bytes
 
@@ -25,6 +25,18 @@ def infeasible(
         f"code outside of the parts so that the whole model can be captured{why}",
         budget=budget, smallest_peak=peak, bound_bytes=resident, op="",
     )  # fmt: skip
+
+
+def nothing(plain: Sequence[str], whole: TraceError | None) -> RekindleError:
+    """No part can be planned with a gain. plain : what runs as it is, and why. whole : as `infeasible`."""
+    tried = f": {', '.join(dict.fromkeys(plain))} run plain" if plain else ""
+    if whole is not None:
+        return TraceError(
+            f"{str(whole).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
+        )
+    return UsageError(
+        f"parts: no plan for the named submodules saves memory{tried}; name larger ones, such as the blocks of the model"
+    )
 
 
 def fails(name: str, e: RekindleError, whole: TraceError | None) -> TraceError:
