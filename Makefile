@@ -83,7 +83,7 @@ notebooks: $(STAMP) ## run the notebooks and keep their outputs, which the docum
 
 bench: $(STAMP) ## the published table, ours beside it; rows go to out/bench-seeds.jsonl
 	@mkdir -p $(OUT)
-	$(VENV)/bin/rekindle bench --suite seeds --out $(OUT)/bench-seeds.jsonl
+	$(PY) benchmarks/bench.py --suite seeds --out $(OUT)/bench-seeds.jsonl
 
 ROWS = $(wildcard benchmarks/results/*-bench-*.jsonl)
 bench-report: $(STAMP) ## docs/benchmarks.md from the rows in benchmarks/results/ (others: ROWS="a.jsonl b.jsonl")

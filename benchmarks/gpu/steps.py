@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from comparators.checkpointing import per_block, sequential
+from comparators.repeated_blocks import find_blocks
 from torch import nn
 
 import rekindle
@@ -19,8 +21,7 @@ from gpu.cases import Case, held_bytes, with_gradients
 from gpu.devices import Device, get
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import Plan
-from rekindle.bench.checkpointing import NotApplicable, per_block, sequential
-from rekindle.bench.repeated_blocks import find_blocks
+from rekindle.bench.comparators import NotApplicable
 from rekindle.torch.costs.devices import closest
 
 Row = dict[str, Any]

@@ -54,7 +54,7 @@ def _commands(t: pd.DataFrame) -> list[str]:
         models = mine["model"].unique()
         every = len(models) == t.loc[t["suite"] == suite, "model"].nunique()
         found.append(
-            f"rekindle bench --suite {suite}{'' if every else ' --models ' + ','.join(models)} "
+            f"python benchmarks/bench.py --suite {suite}{'' if every else ' --models ' + ','.join(models)} "
             f"--methods {','.join(mine['method'].unique())} --cost {cost}{'' if target == TARGET else f' --target {target}'} "
             f"--out out/bench-{suite}.jsonl"
         )

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import comparators  # noqa: F401 (the suites run them where they are registered)
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,6 +18,7 @@ from libraries import needs_torchvision
 from marks import few, sweep
 from rekindle import bench, registry, zoo
 from rekindle.bench.cases import Case
+from rekindle.bench.comparators import REGISTERED
 from rekindle.bench.data_branches import data_branches
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, TOKEN_COMPARATORS, Asked, choose, parse
 from rekindle.bench.pool import run_in_processes
@@ -181,6 +184,25 @@ def test_methods() -> None:
     assert parse("auto=hong-exact~close") == Asked("auto", like="hong-exact", parity="close")
     for no in ("plain", "compile-0.5", "auto=auto", "auto=1.5", "auto=0.0", "auto@x", "auto~near", "~close"):
         assert parse(no) is None
+
+
+@patch.dict(REGISTERED, clear=True)
+def test_an_installation_has_no_comparators_and_says_where_they_are() -> None:
+    for suite in bench.SUITES:
+        chosen = choose(suite, None)
+        assert {"plain", "auto"} <= {m.partition("@")[0] for m in chosen}
+        assert not set(chosen) & set(COMPARATORS)
+    for method in ("checkpoint-blocks", "comparators", "matched", "auto=compile-0.5"):
+        with pytest.raises(UsageError, match=r"run `python benchmarks/bench\.py`"):
+            bench.run_suite("smoke", None, [method])
+    with pytest.raises(UsageError) as e:
+        bench.run_suite("smoke", None, ["magic"])
+    assert "checkpoint-blocks" not in str(e.value)
+
+
+def test_every_comparator_is_registered_by_its_name() -> None:
+    assert set(REGISTERED) == set(COMPARATORS)
+    assert {name for name, c in REGISTERED.items() if c.note} == set(TOKEN_COMPARATORS)
 
 
 @pytest.mark.parametrize(

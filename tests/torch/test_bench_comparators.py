@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from comparators.block_chains import block_chains
+from comparators.checkpointing import _around, per_block, sequential
+from comparators.compiled import compiled
+from comparators.repeated_blocks import find_blocks
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from marks import every
 from rekindle import api
-from rekindle.bench.block_chains import block_chains
-from rekindle.bench.checkpointing import NotApplicable, _around, per_block, sequential
-from rekindle.bench.compiled import compiled
+from rekindle.bench.comparators import NotApplicable
 from rekindle.bench.fused_dropout import fused_dropout
-from rekindle.bench.repeated_blocks import find_blocks
 from rekindle.bench.suites import SUITES
 from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.memory import allocator_peak, storage_peak
 from rekindle.torch.costs.modelled import ModelledTime
 from rekindle.torch.trace import trace
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench.py"
 
 
 class Block(nn.Module):
@@ -254,3 +261,15 @@ def test_what_works_in_place_begins_no_segment() -> None:
     assert _around([a, b, block, c, d], [block]) == [[b], [block, c], [d]]
     assert _around([a, b, block, d, c], [block]) == [[b], [block], [d, c]]
     assert _around([a, b], [block]) == []
+
+
+def test_the_command_of_the_repository_runs_them_in_its_processes_too(tmp_path: Path) -> None:
+    """All else is `rekindle bench`: --json prints one document of rows."""
+    asked = ["--suite", "smoke", "--models", "cnn,gpt", "--methods", "checkpoint-sequential", "--jobs", "2", "--json"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *asked], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {r["model"] for r in rows} == {"cnn", "gpt"}
+    assert all(r["peak_mb"] < r["plain_mb"] for r in rows)

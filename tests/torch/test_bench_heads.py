@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from comparators import auto_chunker, chunked_loss
+from comparators.beside_plain import captured
+from comparators.chunked_loss import chunked_loss as in_chunks
+from comparators.private import auto_chunker as of_inductor
+from comparators.private import chunked_cross_entropy
 from torch import nn
 
 from marks import few
 from rekindle import api, bench, zoo
-from rekindle.bench import auto_chunker, chunked_loss, closeness, row
+from rekindle.bench import row
 from rekindle.bench.cases import Case
-from rekindle.bench.checkpointing import NotApplicable
-from rekindle.bench.chunked_loss import chunked_loss as in_chunks
 from rekindle.bench.closeness import difference
-from rekindle.bench.comparators import comparator
+from rekindle.bench.comparators import REGISTERED, NotApplicable
 from rekindle.bench.suites import Model, _real_case, _zoo_case
 from rekindle.model.rewriting import Plain, Rewrite, Rewriting
 from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.capture.private import auto_chunker as of_inductor
-from rekindle.torch.capture.private import chunked_cross_entropy
 from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.memory import allocator_peak, storage_peak
 
@@ -132,7 +133,7 @@ def test_models_without_such_a_loss_are_told_apart() -> None:
 @pytest.mark.parametrize("name", few(["gpt2_small", "llama_1b", "gpt", "mamba", "bert_large"], ["gpt2_small"]))
 def test_inductors_chunks_are_the_plain_step_up_to_rounding(name: str) -> None:
     case = case_of(name, LOGITS, dropout=0.0)
-    within = partial(comparator, "auto-chunker", case, *closeness._captured(case))
+    within = partial(REGISTERED["auto-chunker"].within, case, *captured(case))
     flops, peak = figures(case)
     with within():
         chunked = figures(case)
@@ -147,9 +148,8 @@ def test_inductors_chunks_are_the_plain_step_up_to_rounding(name: str) -> None:
 @needs_chunker
 def test_inductor_refuses_steps_that_return_their_logits() -> None:
     case = case_of("gpt2_small", dropout=0.0)
-    traced, once = closeness._captured(case)
     with pytest.raises(NotApplicable, match="auto_chunker says: .*aten.view.default"):
-        comparator("auto-chunker", case, traced, once).__enter__()
+        REGISTERED["auto-chunker"].within(case, *captured(case)).__enter__()
 
 
 def test_an_older_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from comparators.compiled import compiled
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rekindle
 from marks import every
-from rekindle.bench.compiled import compiled
 from rekindle.torch.costs.operator_calls import costs_nothing
 from rekindle.torch.run.as_before import same
 

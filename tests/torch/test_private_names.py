@@ -1,4 +1,5 @@
-"""Every name of torch's private surface that the package uses, one test each: they say what a new release took away.
+"""Every name of torch's private surface that the package and the comparators of the benchmark use, one test each: they say what
+a new release took away.
 
 The names are read from the source, so that the tests run where the package can no longer be imported.
 """
@@ -19,13 +20,15 @@ from torch import nn
 import rekindle
 
 HOME = Path(rekindle.__file__).parent
+COMPARATORS = Path(__file__).parents[2] / "benchmarks" / "comparators"
 PRIVATE = ast.parse((HOME / "torch/capture/private.py").read_text())
+OF_COMPARATORS = ast.parse((COMPARATORS / "private.py").read_text())
 
 
 def imported() -> list[str]:
-    """Dotted names that the file of private names imports from torch."""
+    """Dotted names that the two files of private names import from torch."""
     found: set[str] = set()
-    for n in ast.walk(PRIVATE):
+    for n in (*ast.walk(PRIVATE), *ast.walk(OF_COMPARATORS)):
         if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("torch"):
             found |= {f"{n.module}.{x.name}" for x in n.names}
         elif isinstance(n, ast.Import):
@@ -47,7 +50,7 @@ def named() -> list[str]:
 def operators() -> list[str]:
     """ATen operators that the code names."""
     found: set[str] = set()
-    for path in HOME.rglob("*.py"):
+    for path in (*HOME.rglob("*.py"), *COMPARATORS.glob("*.py")):
         tree = ast.parse(path.read_text())
         found |= {f"torch.ops.{x}" for x in dotted(tree, "aten.")} | dotted(tree, "torch.ops.aten.")
     return sorted(x for x in found if x.count(".") > 2)
@@ -74,6 +77,7 @@ def test_torch_has_the_name(name: str) -> None:
 def test_the_names_were_found() -> None:
     """The readers above see something: names of each kind that are sure to stay in use."""
     assert "torch._subclasses.fake_tensor.FakeTensorMode" in imported()
+    assert "torch.fx._lazy_graph_module._make_graph_module" in imported()
     assert "torch._C._current_graph_task_id" in named()
     assert "torch.ops.aten._to_copy.default" in operators()
 

@@ -75,3 +75,5 @@ def test_the_wheel_works_in_a_clean_environment(wheel: Path, tmp_path: Path) -> 
     assert run(home / "bin" / "rekindle", "--version", cwd=tmp_path, **beside) == f"rekindle {rekindle.__version__}\n"
     run(python, "-c", PROGRAM, cwd=tmp_path, **beside)
     assert "rotor" in run(home / "bin" / "rekindle", "solvers", "--json", cwd=tmp_path, **beside)
+    asked = ("bench", "--suite", "smoke", "--models", "cnn", "--methods", "plain,none", "--json")
+    assert '"method": "none"' in run(home / "bin" / "rekindle", *asked, cwd=tmp_path, **beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
@@ -334,6 +335,7 @@ def test_rows_without_the_newer_fields_are_reported(tmp_path: Path) -> None:
 @sweep
 def test_a_measured_suite_becomes_a_page(tmp_path: Path) -> None:
     path, out = tmp_path / "rows.jsonl", tmp_path / "b.md"
+    importlib.import_module("comparators")  # registers one of the methods
     measured = list(run_suite("smoke", ["cnn"], ["plain", "checkpoint-sequential", "chen-sqrt", "auto@33%"]))
     path.write_text("".join(json.dumps(r) + "\n" for r in measured))
     done = subprocess.run(

@@ -246,8 +246,6 @@ def test_private_attributes_of_torchs_objects_stand_in_one_list() -> None:
 
 # private names of Python's own modules, and of NumPy, numba and typer
 PYTHONS = {"_exit", "_getframe", "_getvalue", "_inst", "_run_exitfuncs"}
-# of torch, in a comparator of the benchmark that is torch's own partitioner: the module stands in the list
-PYTHONS |= {"_make_graph_module", "_use_lazy_graph_module"}
 
 
 def _defined(module: ast.Module) -> Iterator[str]:

@@ -1,24 +1,17 @@
 """How far a step's loss and gradients are from the plain step's, in words, for rows of steps that sum in another order.
 
-Both steps start from the same random state. A case without data has a small copy of its model measured in its place.
+Both steps start from the same random state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .cases import Case
-
-if TYPE_CHECKING:
-    from ..model.plan import Plan
-    from ..torch.trace import Trace
-
-Within = Callable[[], AbstractContextManager[object]]
+from .comparators import Within
 
 
 @dataclass(frozen=True)
@@ -31,19 +24,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"loss off by {self.loss:.1e}, gradients by {self.gradients:.1e} of the largest"
-
-
-def beside_plain(method: str, case: Case, within: Within) -> str:
-    """The note of a comparator's row: how far its step is from the plain one; "" for a case without data that has no copy."""
-    if not case.fake:
-        return f"beside the plain step: {difference(case, within)}"
-    if case.twin is None:
-        return ""
-    from .comparators import comparator, needs_trace
-
-    twin = case.twin()
-    trace, once = _captured(twin) if needs_trace(method) else (None, None)
-    return f"a small copy beside its plain step: {difference(twin, lambda: comparator(method, twin, trace, once))}"
 
 
 def difference(case: Case, within: Within) -> Difference:
@@ -82,13 +62,3 @@ def _step(case: Case) -> tuple[float, list[torch.Tensor | None]]:
         hook.remove()
         for p, g in zip(parameters, before, strict=True):
             p.grad = g
-
-
-def _captured(case: Case) -> tuple[Trace, Plan]:
-    """The captured step without costs, and a plan that runs each op once."""
-    from .. import api
-    from ..torch.trace import TraceOptions, call_arguments, trace_call
-
-    args, kwargs = call_arguments(case.sample)
-    traced = trace_call(case.model, args, kwargs, TraceOptions(unused=case.unused), inputs={})
-    return traced, api.plan(traced, minimize="memory", solver="none", cost="flops", cache=False, progress=False)

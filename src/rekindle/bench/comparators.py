@@ -1,40 +1,41 @@
-"""The comparators by name: each is a context in which the model's step runs that way."""
+"""Comparators: other ways to run a step, beside which the repository's own benchmark sets plans.
+
+None is installed: `benchmarks/comparators/` of a checkout has them, and adds them to this table when it is imported.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..model.plan import Plan
-from ..torch.trace import Trace
-from .auto_chunker import in_chunks
-from .cases import Case
-from .checkpointing import per_block, sequential
-from .chunked_loss import chunked_loss
-from .compiled import compiled
+if TYPE_CHECKING:
+    from ..model.plan import Plan
+    from ..torch.trace import Trace
+    from .cases import Case
 
-
-def needs_trace(method: str) -> bool:
-    """Whether the comparator starts from the captured graph."""
-    return method == "auto-chunker" or method.startswith("compile-")
+Within = Callable[[], AbstractContextManager[object]]
 
 
-def comparator(
-    method: str, case: Case, traced: Trace | None, once: Plan | None
-) -> AbstractContextManager[bytes | None]:
-    """The context of a comparator. It yields a key, equal for equal steps, or None where no key is known.
+@dataclass(frozen=True)
+class Comparator:
+    """A way to run a case's step.
 
-    traced, once : the captured step and a plan that runs each op once; only comparators that need a trace use them.
+    within : the context inside which the case's model runs its step that way. It yields a key, equal for equal steps, or None
+        where no key is known. It takes the case, its captured step and a plan that runs each op once; the last two may be None
+        unless the comparator needs a trace.
+    needs_trace : whether it starts from the captured step.
+    note : makes the note of its row, from its name, the case and the context; None: the row has no note.
     """
-    if method == "checkpoint-blocks":
-        return per_block(case.model)
-    if method == "selective-matmul":
-        return per_block(case.model, selective=True)
-    if method == "checkpoint-sequential":
-        return sequential(case.model, case.once)
-    if method == "linear-cross-entropy":
-        return chunked_loss(case.model)
-    assert traced is not None
-    assert once is not None
-    if method == "auto-chunker":
-        return compiled(case.model, traced, once, 1.0, in_chunks)
-    return compiled(case.model, traced, once, float(method.removeprefix("compile-")))
+
+    within: Callable[[Case, Trace | None, Plan | None], AbstractContextManager[bytes | None]]
+    needs_trace: bool = False
+    note: Callable[[str, Case, Within], str] | None = None
+
+
+class NotApplicable(Exception):
+    """The comparator cannot be set up for this model; the message says why."""
+
+
+REGISTERED: dict[str, Comparator] = {}

@@ -1,12 +1,7 @@
 """The names of methods, their meaning, and the default methods of each suite.
 
 plain                    the eager step
-checkpoint-blocks        torch.utils.checkpoint per repeated block
-checkpoint-sequential    √n segments of blocks, including the modules before the first and after the last
-selective-matmul         per block; saves results of matrix products, convolutions and attention
-compile-0.75 … compile-0 torch.compile's activation_memory_budget
-linear-cross-entropy     PyTorch's chunked head and loss, for language models (torch 2.13)
-auto-chunker             Inductor's auto_chunker, which does the same in a captured step
+checkpoint-blocks, …     a comparator; `benchmarks/comparators/` in the repository says what each one is, and runs it
 SOLVER                   a registered solver, asked for least memory
 SOLVER@8%                least memory within 8 % extra cost
 SOLVER=0.5               least cost within half of the plain step's activation peak
@@ -26,6 +21,7 @@ from dataclasses import dataclass
 
 from .. import registry
 from ..errors import UsageError
+from .comparators import REGISTERED
 
 TOKEN_COMPARATORS = ("linear-cross-entropy", "auto-chunker")  # of models with a head and a loss of tokens
 COMPARATORS_OF_ALL = (
@@ -86,24 +82,33 @@ def parse(method: str) -> Asked | None:
 
 
 def choose(suite: str, asked: Sequence[str] | None) -> list[str]:
-    """The methods to run, each once; None: the suite's own.
+    """The methods to run, each once; None: the suite's own, without comparators that are not registered.
 
     Raises
     ------
-    UsageError : one is unknown; the message lists the valid ones.
+    UsageError : one is unknown, and the message lists the valid ones; or it needs a comparator that is not registered.
     """
     solvers = [s.name for s in registry.all_solvers()]
     short = {
         "comparators": COMPARATORS, "solvers": tuple(solvers), "others": tuple(s for s in solvers if s != "auto"),
         "matched": tuple(f"auto={c}" for c in COMPARATORS),
     }  # fmt: skip
+    own = ["comparators", "matched", *REGISTERED] if REGISTERED else []
     names = [m for a in (DEFAULTS[suite] if asked is None else asked) for m in short.get(a, (a,))]
+    if asked is None:
+        names = [m for m in names if m not in COMPARATORS or m in REGISTERED]
     for name in names:
         goal = parse(name)
+        needed = name if goal is None else goal.like
+        if needed in COMPARATORS and needed not in REGISTERED:
+            raise UsageError(
+                f"method {name!r} needs the comparators of the repository's own benchmark, which are not installed: in a "
+                "checkout, run `python benchmarks/bench.py` with the same options"
+            )
         if name != "plain" and name not in COMPARATORS and (goal is None or goal.solver not in solvers):
             raise UsageError(
-                f"method {name!r} is unknown; choose plain, comparators, one of {', '.join(COMPARATORS)}, solvers, others, "
-                f"matched, or one of {', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, "
-                "auto=ogc, auto=compile-0.5, auto@8%~close"
+                f"method {name!r} is unknown; choose {', '.join(['plain', *own, 'solvers', 'others'])}, or one of "
+                f"{', '.join(sorted(solvers))}, which may be followed by a goal: auto@8%, auto=0.5, auto=ogc, auto=feng, "
+                "auto@8%~close"
             )
     return list(dict.fromkeys(names))

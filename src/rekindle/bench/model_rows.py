@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InfeasibleBudget, RekindleError
-from .methods import COMPARATORS, TOKEN_COMPARATORS, Asked, parse
+from .comparators import REGISTERED, NotApplicable
+from .methods import COMPARATORS, Asked, parse
 from .row import MB, ModelFacts, Outcome, Row, Task, make_row, rewriting, sums
 from .suites import SUITES
 from .wall import wall_ratio
@@ -127,16 +128,13 @@ def _traced(case: Case, facts: ModelFacts) -> _Traced | Exception:
 
 def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exception) -> Row:
     """The row of a comparator."""
-    from .checkpointing import NotApplicable
-    from .closeness import beside_plain
-    from .comparators import comparator, needs_trace
-
-    if isinstance(traced, Exception) and needs_trace(method):
+    comparator = REGISTERED[method]
+    if isinstance(traced, Exception) and comparator.needs_trace:
         return make_row(facts, method, _failed(traced))
     trace, once = (None, None) if isinstance(traced, Exception) else (traced.trace, traced.once)
 
     def within() -> AbstractContextManager[bytes | None]:
-        return comparator(method, case, trace, once)
+        return comparator.within(case, trace, once)
 
     try:
         with within() as key:
@@ -144,7 +142,7 @@ def _compared(case: Case, facts: ModelFacts, method: str, traced: _Traced | Exce
                 case.measure(facts.task.target) if key is None or isinstance(traced, Exception) else traced.measure(key)
             )
         facts.peaks[method] = measured.peak
-        note = beside_plain(method, case, within) if method in TOKEN_COMPARATORS else ""
+        note = "" if comparator.note is None else comparator.note(method, case, within)
         return make_row(facts, method, Outcome(measured, wall_ratio=_wall(case, within), note=note))
     except NotApplicable as e:
         return make_row(facts, method, Outcome(note=f"does not apply: {e}"))

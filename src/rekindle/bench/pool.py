@@ -13,15 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .comparators import REGISTERED, Comparator
 from .row import ModelFacts, Outcome, Row, Task, make_row
 
 PRELOADED = [
-    "rekindle.bench.model_rows",
-    "rekindle.bench.comparators",
-    "rekindle.torch.trace",
-    "rekindle.torch.run.planned",
-]
-PRELOADED += ["rekindle.portfolio.auto", "rekindle.zoo.seeds"]
+    "rekindle.bench.model_rows", "rekindle.torch.trace", "rekindle.torch.run.planned", "rekindle.portfolio.auto",
+    "rekindle.zoo.seeds",
+]  # fmt: skip
 # the note of a row whose process ended before it came to the method: MEASURED model ENDED_EARLY code
 MEASURED, ENDED_EARLY = "the process that measured ", " ended early (exit code "
 
@@ -99,7 +97,7 @@ class _Worker:
         self.left = list(task.methods)
         self.task = task
         self.results: Any = context.Queue()
-        self.process = context.Process(target=_work, args=(task, threads, self.results), daemon=True)
+        self.process = context.Process(target=_work, args=(task, threads, REGISTERED, self.results), daemon=True)
         self.process.start()
         self.finished = False
 
@@ -127,7 +125,8 @@ class _Worker:
         yield from (make_row(facts, method, Outcome(note=why)) for method in self.left)
 
 
-def _work(task: Task, threads: int, results: Any) -> None:
+def _work(task: Task, threads: int, comparators: dict[str, Comparator], results: Any) -> None:
+    REGISTERED.update(comparators)  # a new process has none
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 

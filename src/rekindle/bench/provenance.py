@@ -37,12 +37,13 @@ def _versions() -> dict[str, str]:
 
 @cache
 def _commit() -> str | None:
-    """The commit of the checkout that this runs from, with a + if its source was changed since; None outside a checkout."""
+    """The commit of the checkout that this runs from, with a + if its source or comparators were changed since; None outside a
+    checkout."""
     source = str(Path(__file__).parent.parent)
-    git = ["git", "-C", source]
+    git, watched = ["git", "-C", source], [source, ":/benchmarks/comparators"]
     try:
         found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", source], capture_output=True).returncode
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *watched], capture_output=True).returncode
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{found.stdout.strip()}{'+' if changed else ''}"

@@ -26,9 +26,10 @@ Names = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these, se
 Methods = Annotated[
     str | None,
     typer.Option(metavar="NAMES",
-                 help="Only these, separated by commas: plain, comparators, a solver's name (least memory), auto@8% (least "
+                 help="Only these, separated by commas: plain, a solver's name (least memory), auto@8% (least "
                       "memory within 8 % extra cost), auto=0.5 (least cost within half of the plain activations), auto=ogc "
-                      "(within the published solver's memory), auto@8%~close (gradients may be added up in another order)."),
+                      "(within the published solver's memory), auto@8%~close (gradients may be added up in another order). "
+                      "`python benchmarks/bench.py` in a checkout knows the comparators too."),
 ]  # fmt: skip
 Rows = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON-lines file to append each row to.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Measure rows again that --out already holds.")]

@@ -7,7 +7,6 @@ questions that torch's public names do not, and wrap one private name each.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import linecache
 import sys
 import threading
@@ -33,7 +32,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
-from torch.fx import _lazy_graph_module as lazy_graph_module
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
@@ -46,7 +44,7 @@ __all__ = ["DataDependentOutputException", "DeviceContext", "DispatchKey", "Dyna
            "TracingContext", "all_op_names", "aot", "aot_export_joint_with_descriptors", "disable_autocast",
            "disable_function_overrides", "disable_modes", "dispatch_key_is_excluded",
            "from_functional_tensor", "function_modes", "function_modes_number", "functorch_config",
-           "in_kernel_invocation_manager", "inductor_config", "lazy_graph_module", "make_channels_last_strides_for",
+           "in_kernel_invocation_manager", "inductor_config", "make_channels_last_strides_for",
            "make_contiguous_strides_for", "pytree", "set_version_counter", "suggest_memory_format", "sync_functional_tensor",
            "tracing", "tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten", "unset_fake_temporarily",
            "will_run"]  # fmt: skip
@@ -344,40 +342,6 @@ def modes_are_on() -> bool:
 def is_in_use(leaf: torch.Tensor) -> bool:
     """Whether more than Python refers to the tensor: an autograd graph, in most cases."""
     return leaf._use_count() > 1  # type: ignore[attr-defined]
-
-
-# -- PyTorch's own chunked heads, with which the benchmark compares ----------------------------------------------------
-def chunked_cross_entropy() -> tuple[Any, Callable[..., Any]] | None:
-    """The operator behind `torch.nn.functional.linear_cross_entropy` in chunks, and the Python function that it runs.
-
-    None: torch has none, as before 2.13.
-    """
-    try:
-        module = importlib.import_module("torch.nn.modules.linear_cross_entropy")
-    except ImportError:
-        return None
-    made = module._linear_cross_entropy_batch_chunked
-    return made._opoverload, made._init_fn
-
-
-def auto_chunker() -> tuple[Callable[..., Any], type[Exception]] | None:
-    """Inductor's pass that runs a graph's head and loss in chunks, and its error that says why a graph has no chunks.
-
-    None: torch has none.
-    """
-    try:
-        module = importlib.import_module("torch._inductor.fx_passes.auto_chunker")
-    except ImportError:
-        return None
-    return module.chunk, module.CantChunk
-
-
-def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operators that Inductor takes apart before its passes, with the functions that do so."""
-    table: dict[Any, Callable[..., Any]] = importlib.import_module(
-        "torch._inductor.decomposition"
-    ).select_decomp_table()
-    return table
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..torch.capture.private import auto_chunker, fake_mode_of, inductor_config, inductor_decompositions
-from .checkpointing import NotApplicable
+from rekindle.bench.comparators import NotApplicable
+from rekindle.torch.capture.private import fake_mode_of, inductor_config
+
+from .private import auto_chunker, inductor_decompositions
 
 aten = torch.ops.aten
 LOSSES = {

@@ -21,15 +21,13 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ..torch.capture.private import tree_map
+from rekindle.bench.comparators import NotApplicable
+from rekindle.torch.capture.private import tree_map
+
 from .block_chains import block_chains
 from .repeated_blocks import chain_of_leaves, find_blocks
 
 Forwards = dict[nn.Module, Callable[..., Any]]
-
-
-class NotApplicable(Exception):
-    """The comparator cannot be set up for this model; the message says why."""
 
 
 @contextmanager

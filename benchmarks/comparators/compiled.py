@@ -23,12 +23,14 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx, nn
 
-from ..model.plan import Plan
-from ..torch.capture.captured import Captured
-from ..torch.capture.module_call import bind
-from ..torch.capture.private import disable_autocast, functorch_config, lazy_graph_module
-from ..torch.run.bound import Bound
-from ..torch.trace import Trace, plain_forward
+from rekindle.model.plan import Plan
+from rekindle.torch.capture.captured import Captured
+from rekindle.torch.capture.module_call import bind
+from rekindle.torch.capture.private import disable_autocast, functorch_config
+from rekindle.torch.run.bound import Bound
+from rekindle.torch.trace import Trace, plain_forward
+
+from .private import graph_module, lazy_graph_modules
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 Pass = Callable[[fx.GraphModule], fx.GraphModule]  # over a joint graph
@@ -137,7 +139,7 @@ def partition(c: Captured, budget: float, before: Pass | None = None) -> Graphs:
     Forward: (inputs, constants) -> (new values of mutated inputs, results, operands of in-place writes, saved values).
     Backward: (saved values, tangents) -> gradients in the order of `c.gradients`.
     """
-    with lazy_graph_module._use_lazy_graph_module(True), functorch_config.patch(activation_memory_budget=budget):
+    with lazy_graph_modules(True), functorch_config.patch(activation_memory_budget=budget):
         joint, names = _joint(c)
         joint = joint if before is None else before(joint)
         made = min_cut_rematerialization_partition(
@@ -184,7 +186,7 @@ def _joint(c: Captured) -> tuple[fx.GraphModule, dict[fx.Node, str]]:
     wanted = [*c.mutations.values(), *c.outputs, *_operands(c), *c.gradients.values()]
     output = graph.output([copies[n] for n in wanted])
     output.meta["desc"] = [None] * len(wanted)
-    return lazy_graph_module._make_graph_module(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}
+    return graph_module(torch.nn.Module(), graph), {n: copy.name for n, copy in copies.items()}
 
 
 def _hand_over(backward: fx.GraphModule, takers: list[nn.Parameter | None], order: list[int]) -> list[int]:

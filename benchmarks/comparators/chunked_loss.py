@@ -22,11 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..torch.capture.private import TorchDispatchMode, chunked_cross_entropy, modes_are_on
-from .checkpointing import NotApplicable, replaced
+from rekindle import zoo
+from rekindle.bench.comparators import NotApplicable
+from rekindle.torch.capture.private import TorchDispatchMode, modes_are_on
+
+from .checkpointing import replaced
+from .private import chunked_cross_entropy
 
 # fields of a configuration by which transformers change logits between head and loss
 CHANGED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+ZOO = f"{zoo.__name__}."  # the package of the zoo's own models
 
 
 @contextmanager
@@ -43,7 +48,7 @@ def chunked_loss(model: nn.Module) -> Iterator[None]:
     if _is_causal(model):
         with replaced({model: partial(_causal_forward, model)}):
             yield
-    elif type(model).__module__.startswith(zoo_package()) and isinstance(getattr(model, "head", None), nn.Linear):
+    elif type(model).__module__.startswith(ZOO) and isinstance(getattr(model, "head", None), nn.Linear):
         own: Callable[..., Any] = model.forward
         head: Any = model.head
         with replaced({model: partial(_zoo_forward, own, head), head: lambda x: x}):
@@ -52,11 +57,6 @@ def chunked_loss(model: nn.Module) -> Iterator[None]:
         raise NotApplicable(
             "the model has no head with a loss of tokens that PyTorch's chunked operator could take the place of"
         )
-
-
-def zoo_package() -> str:
-    """The package of the zoo's own models."""
-    return __package__.rpartition(".")[0] + ".zoo."
 
 
 def _is_causal(model: Any) -> bool:
