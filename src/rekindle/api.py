@@ -308,8 +308,7 @@ def checkpoint(
     from .torch.check.probe import probe
     from .torch.costs.garbage import old_objects_aside
     from .torch.parts.applied import parts_taken_off
-    from .torch.parts.for_all import parts_for_all
-    from .torch.parts.planning import Request
+    from .torch.parts.for_all import Request, parts_for_all
     from .torch.run.planned import NEW_SHAPE, set_aside
     from .torch.run.trial import for_later_calls
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
@@ -359,8 +358,7 @@ def checkpoint(
             log.info("%s; measured within %+.2f %%", found.sentence, 100 * checked.peak_error)
         return found
 
-    later: Plan | None = None
-    moves = False  # whether the first call moves or reshapes tensors of the model
+    later, moves = None, False  # whether the first call moves or reshapes tensors of the model
     found: Plan | PartsPlan
     alone = torch_accept.alone("checkpoint", model, options.progress)
     with (
@@ -370,8 +368,7 @@ def checkpoint(
         sharded = None if strict else torch_accept.fully_sharded(model)
         if check and sharded is None:
             announce(options.progress, "running the module once, unplanned")
-            arguments = call_arguments(sample)
-            torch_accept.measurable(model, *arguments)
+            torch_accept.measurable(model, *(arguments := call_arguments(sample)))
             with torch_accept.gradients_on():
                 moves = probe(model, *arguments, plain_forward(model))
         request = Request(model, sample, options, captured, check, named, sharded)

@@ -25,8 +25,8 @@ MOST_LINES, MOST_LINES_MEDIAN, MOST_PARAMETERS = 400, 150, 8
 ORDER: list[dict[str, set[str]]] = [
     {
         "words": {
-            "arguments", "ask", "compiling", "errors", "frames", "interrupt", "live_line", "notices", "printed", "progress", "shares",
-            "sizes", "version",
+            "arguments", "ask", "compiling", "errors", "frames", "interrupt", "live_line", "notices", "printed", "progress",
+            "shares", "sizes", "version",
         }
     },
     {"kernels": set()},

@@ -18,7 +18,7 @@ from ..sizes import format_bytes
 
 if TYPE_CHECKING:
     from ..model.plan import Plan
-    from .plan import PartsPlan
+    from .plan import CompiledPart, PartsPlan
 
 FORMAT = "rekindle.explanation.parts/1"
 ROWS_MOST = 9
@@ -29,7 +29,8 @@ AGAIN = "runs again whole"
 class PartRow:
     """Parts that run by the same plan. Bytes and seconds are of all of them together.
 
-    pattern : of their names in the model. kind : class of the parts; "runs again whole" for parts without a plan.
+    pattern : of their names in the model. kind : class of the parts; "runs again whole" for parts without a plan, "compiled,
+        saves …" for compiled ones, whose plain bytes are those that the part compiled as it is keeps.
     count : how many calls of parts run by the plan in a step.
     kept_bytes, plain_kept_bytes : held from the end of a part's forward until its backward, by the plan and by the plain step.
     recomputed_bytes : made again. added_seconds : that the plan adds.
@@ -157,6 +158,14 @@ def explain_parts(plan: PartsPlan) -> PartsExplanation:
     found = [(_row(p, paths, every), p) for p, paths in groups.values()]
     found.sort(key=lambda pair: -pair[0].saved_bytes)
     rows = [r for r, _ in found] + ([PartRow(paths_pattern(again, every), AGAIN, len(again))] if again else [])
+    compiled: dict[CompiledPart, list[str]] = {}
+    for part in plan.parts:
+        if part.compiled is not None:
+            compiled.setdefault(part.compiled, []).append(part.path)
+    for c, paths in sorted(compiled.items(), key=lambda x: x[0].held_bytes - x[0].min_cut_bytes):
+        n, pattern = len(paths), paths_pattern(paths, every)
+        sizes = n * c.held_bytes, n * c.min_cut_bytes, 0
+        rows.append(PartRow(pattern, f"compiled, saves {c.saves}", n, *sizes, n * c.extra_seconds))
     return PartsExplanation(
         plan.module_name, plan.baseline_peak_bytes, plan.peak_bytes, plan.resident_bytes, plan.overhead, plan.cost,
         plan.covered, tuple(rows), tuple(explain(p) for _, p in found),

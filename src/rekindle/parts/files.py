@@ -9,13 +9,13 @@ from typing import Any
 from .. import plan_files
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions
-from ..compiling import SAVES, Compiled
+from ..compiling import SAVES
 from ..errors import FormatError, UsageError
 from ..model import formats, options_file
 from ..model.graph import COSTS
 from ..model.plan import Plan
 from ..printed import name, value
-from .plan import COMPILED, FORMAT, Part, PartsPlan
+from .plan import COMPILED, FORMAT, CompiledPart, Part, PartsPlan
 from .save_rule import SaveRule
 
 TEXT_MOST_LETTERS = 4_000  # of the line that says what is covered
@@ -113,12 +113,16 @@ def _part(doc: Any, where: str, plans: list[Plan]) -> Part:
     return Part(path, tuple(plans[i] for i in numbers), again, _rule(r, again), compiled)
 
 
-def _compiled(r: formats.Reader) -> Compiled | None:
+def _compiled(r: formats.Reader) -> CompiledPart | None:
     if "compiled" not in r.doc:
         return None
-    if (saves := r.text("compiled")) not in SAVES:
-        raise FormatError(f"{r.where}: 'compiled' should be one of {', '.join(SAVES)}, not {value(saves)}")
-    return Compiled(saves)
+    c = formats.Reader(r.table("compiled"), f"{r.where}: compiled")
+    if (saves := c.text("saves")) not in SAVES:
+        raise FormatError(f"{c.where}: 'saves' should be one of {', '.join(SAVES)}, not {value(saves)}")
+    made = CompiledPart(saves, c.whole("held_bytes"), c.whole("min_cut_bytes"), c.number("extra_seconds"))
+    if min(made.held_bytes, made.min_cut_bytes, made.extra_seconds) < 0:
+        raise FormatError(f"{c.where} has a figure below 0")
+    return made
 
 
 def _rule(r: formats.Reader, again: bool) -> SaveRule | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import file_name
 from ..ask import Goal, PlanOptions, TraceOptions
-from ..compiling import Compiled
+from ..compiling import SAVES
 from ..model import formats, options_file
 from ..model.graph import Graph
 from ..model.plan import Plan, room_above, schedule_document
@@ -29,6 +29,20 @@ FORMAT, COMPILED = "rekindle.parts/1", "rekindle.parts/2"  # the second one of p
 
 
 @dataclass(frozen=True)
+class CompiledPart:
+    """How torch.compile runs a part.
+
+    saves : what forward saves for backward, one of `compiling.SAVES`. held_bytes : of that. min_cut_bytes : held by the part
+    compiled as it is. extra_seconds : of a step of the part, beside its fastest way.
+    """
+
+    saves: str
+    held_bytes: int = 0
+    min_cut_bytes: int = 0
+    extra_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Part:
     """One submodule and its plans.
 
@@ -41,7 +55,7 @@ class Part:
     plans: tuple[Plan, ...] = ()
     again: bool = False
     rule: SaveRule | None = None
-    compiled: Compiled | None = None
+    compiled: CompiledPart | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,8 @@ class PartsPlan:
         """One plain sentence: does the step fit, at what price, what is covered."""
         limit = self.goal.budget
         price = f"at most {percent(self.overhead)} {COST_WORDS[self.cost]}"
+        if self.captured.compile is not None:
+            price += " over the fastest compiled parts"
         fits = (
             f"fits: {of_bytes(self.peak_bytes, limit)}"
             if limit is not None
@@ -118,6 +134,9 @@ class PartsPlan:
                     f"{format_bytes(peak)} by itself, {percent(overhead)} {COST_WORDS[self.cost]}",
                 )
             )
+        compiled = [p.compiled for p in self.parts if p.compiled is not None]
+        for saves, n in Counter(c.saves for c in compiled).items():
+            rows.append((f"  {n} x {saves}", f"saves {SAVES[saves]}"))
         width = max(len(k) for k, _ in rows)
         return "\n".join([f"{k:<{width}}  {x}" for k, x in rows] + [self.sentence])
 
@@ -147,7 +166,7 @@ class PartsPlan:
                 plans.setdefault(_key(p), (len(plans), p))
             row: dict[str, Any] = {"module": part.path, "plans": [plans[_key(p)][0] for p in part.plans]}
             row |= {"again": True} if part.again else {}
-            row |= {} if part.compiled is None else {"compiled": part.compiled.saves}
+            row |= {} if part.compiled is None else {"compiled": asdict(part.compiled)}
             rows.append(row | ({} if part.rule is None else {"saves": part.rule.to_json()}))
         at = {h: i for i, h in enumerate(graphs)}
         return {

@@ -50,7 +50,8 @@ class Way:
     """One way to run a part: its schedule and what it takes.
 
     schedule : None for a part without a graph, which is left open, runs again in backward, or is compiled. rule : what a part
-        that runs again saves besides its inputs. compiled : what a compiled part saves.
+        that runs again saves besides its inputs. compiled : what a compiled part saves. is_exact : it has the bits of the part
+        compiled as it is.
     """
 
     schedule: Schedule | None
@@ -58,6 +59,7 @@ class Way:
     again: bool = False
     rule: SaveRule | None = None
     compiled: Compiled | None = None
+    is_exact: bool = True
 
     @property
     def is_plain(self) -> bool:

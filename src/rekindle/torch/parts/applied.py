@@ -15,7 +15,7 @@ from torch import nn
 from ... import notices
 from ...ask import PlanOptions
 from ...carrying import ANOTHER_GRAPH, CARRIED, Replanned
-from ...compiling import CompileOptions
+from ...compiling import Compiled, CompileOptions
 from ...errors import PlanMismatch
 from ...model.carry import carried
 from ...model.plan import Plan
@@ -146,7 +146,7 @@ def _forwards(
             ) from e
         if part.compiled is not None:
             how = plan.captured.compile or CompileOptions()
-            forwards.append((module, CompiledForward(module, part.compiled, how, plan.keeps_caches)))
+            forwards.append((module, CompiledForward(module, Compiled(part.compiled.saves), how, plan.keeps_caches)))
             continue
         again = AgainForward(module, part.rule, plan.keeps_caches) if part.again else None
         forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))

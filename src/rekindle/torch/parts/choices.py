@@ -12,7 +12,7 @@ from ...ask import PlanOptions
 from ...compiling import CompileOptions
 from ...model.plan import Plan
 from ...parts.division import OPEN, Moment, Step
-from ...parts.plan import Part
+from ...parts.plan import CompiledPart, Part
 from ...parts.ways import Way, as_part_plan
 from ..run import stages
 from ..run.own_forward import forward_instead
@@ -31,6 +31,7 @@ class Choices:
 
     ways : of each unit. within : of each unit, the one in which it lies, or None. options : those of the search. keeps_caches :
     whether the step makes key-value caches. compile : how parts are compiled; None: they are not.
+    eager_seconds : of a step of each compiled unit without the compiler.
     """
 
     units: Sequence[Unit]
@@ -39,24 +40,26 @@ class Choices:
     options: PlanOptions
     keeps_caches: bool = False
     compile: CompileOptions | None = None
+    eager_seconds: Sequence[float] = ()
     _known: dict[tuple[int, int, bool], Plan] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
-        cls,
-        rows: Sequence[tuple[Unit, Sequence[Way]]],
-        options: PlanOptions,
-        keeps_caches: bool = False,
-        compile: CompileOptions | None = None,
+        cls, rows: Sequence[tuple[Unit, Sequence[Way]]], options: PlanOptions, keeps_caches: bool = False
     ) -> Choices:
         """The choices of these units, each with its ways."""
         units = [u for u, _ in rows]
-        return cls(units, [w for _, w in rows], [_around(u, units) for u in units], options, keeps_caches, compile)
+        return cls(units, [w for _, w in rows], [_around(u, units) for u in units], options, keeps_caches)
 
     def without(self, units: Collection[int]) -> Choices:
         """The choices of the other units."""
         rows = [(u, w) for i, (u, w) in enumerate(zip(self.units, self.ways, strict=True)) if i not in units]
-        return self.of(rows, self.options, self.keeps_caches, self.compile)
+        return self.of(rows, self.options, self.keeps_caches)
+
+    def with_exact_ways(self) -> Choices | None:
+        """The choices of the ways that have the bits of parts compiled as they are; None: there are no others."""
+        ways = [[w for w in found if w.is_exact] for found in self.ways]
+        return None if ways == [[*found] for found in self.ways] else replace(self, ways=ways)
 
     # -- as a step to be divided -------------------------------------------------------------------------------------
     def step(self, moments: Sequence[Moment] = (), calls: Sequence[int] | None = None) -> Step:
@@ -106,13 +109,21 @@ class Choices:
                 continue
             used += numbers
             if first.trace is None:
-                parts.append(Part(first.path, again=way.again, rule=way.rule, compiled=way.compiled))
+                parts.append(
+                    Part(first.path, again=way.again, rule=way.rule, compiled=self._as_compiled(numbers[0], way))
+                )
                 continue
             # One line for a new shape is enough where many parts are equal.
             quiet = first.trace.graph.hash in seen
             seen.add(first.trace.graph.hash)
             parts.append(Part(first.path, tuple(self.plan(u, chosen[u], quiet) for u in numbers)))
         return parts, used
+
+    def _as_compiled(self, unit: int, way: Way) -> CompiledPart | None:
+        if way.compiled is None:
+            return None
+        f, plain = way.figures, self.ways[unit][0].figures
+        return CompiledPart(way.compiled.saves, f.held_bytes, plain.held_bytes, f.extra)
 
     @contextlib.contextmanager
     def applied(self, chosen: Chosen) -> Iterator[list[tuple[Forward, list[int], list[Unit]]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,9 +62,10 @@ class CompiledForward(SwitchedForward):
             return self.plain(*args, **kwargs)
         assert model is not None
         assert self.way is not None
-        if self._call is None:
+        first = self._call is None
+        if first:
             self._call = compiled_call(self._kind(model), self.way, self.options)
-        with without_caches(model, self.keeps_caches):
+        with without_caches(model, self.keeps_caches), _quiet() if first else contextlib.nullcontext():
             try:
                 return self._call(model, *args, **kwargs)
             except Exception as e:
@@ -88,3 +90,15 @@ class CompiledForward(SwitchedForward):
             yield
         finally:
             self.way, self._call = before, call
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, Dynamo does not say that in-place operators in a part would harm what it saves: ways are compared by numbers."""
+    log = logging.getLogger("torch._higher_order_ops.wrap")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...ask import PlanOptions
 from ...compiling import CompileOptions
-from ...parts.ways import Way
 from ..capture.sharded import class_name
 from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
 from ..run.measured_step import Outcome, Subject
 from .choices import Choices
-from .compiled_ways import compiled_ways
-from .finding import Found
+from .compiled_ways import Measured, compiled_ways
+from .finding import Found, Unit
 from .recording import signature
 
 
 def compiled_choices(s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Choices:
     """The parts with the ways of each. A part that torch.compile cannot compile runs as it is, and `found.plain` says so."""
-    known: dict[Any, list[Way]] = {}
-    rows = []
+    known: dict[Any, Measured | None] = {}
+    rows, eager = [], []
     for unit in found.units:
         kind = signature(unit.module), unit.key
         if kind not in known:
-            known[kind] = []
-            try:
-                measured = compiled_ways(unit, s.device, compile, options.progress)
-                known[kind] = [*measured.ways]
-                found.plain += [f"{class_name(unit.module)} {wrong}" for wrong in measured.wrong]
-            except Exception as e:  # the compiler's own errors have no common class
-                line = next((x for x in str(e).strip().splitlines() if x.strip()), "")
-                found.plain.append(f"{class_name(unit.module)} (torch.compile fails: {type(e).__name__}: {line[:120]})")
-        if known[kind]:
-            rows.append((unit, known[kind]))
-    return Choices.of(rows, options, compile=compile)
+            known[kind] = _measured(unit, s, found, options, compile)
+        if (measured := known[kind]) is not None:
+            rows.append((unit, measured.ways))
+            eager.append(measured.eager_seconds)
+    return replace(Choices.of(rows, options), compile=compile, eager_seconds=eager)
+
+
+def _measured(unit: Unit, s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Measured | None:
+    name = class_name(unit.module)
+    try:
+        measured = compiled_ways(unit, s.device, compile, options)
+    except Exception as e:  # the compiler's own errors have no common class
+        line = next((x for x in str(e).strip().splitlines() if x.strip()), "")
+        found.plain.append(f"{name} (torch.compile fails: {type(e).__name__}: {line[:120]})")
+        return None
+    found.plain += [f"{name} {wrong}" for wrong in measured.wrong]
+    return measured
 
 
 def reference(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...ask import PlanOptions
 from ...compiling import SAVES, Compiled, CompileOptions
 from ...parts.figures import Figures
 from ...parts.ways import Way, best
@@ -44,28 +45,29 @@ class MeasuringSettings:
 
 
 SETTINGS = MeasuringSettings()
-MIN_CUT = Compiled()
+MIN_CUT, QUICK = Compiled(), ("min-cut", "inputs")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The ways of a part. wrong : ways that are not offered, in words. draws : whether its forward draws random numbers."""
+    """The ways of a part. wrong : ways that are not offered, in words. eager_seconds : of its step without the compiler."""
 
     ways: Sequence[Way]
     wrong: Sequence[str]
-    draws: bool
+    eager_seconds: float
 
 
-def compiled_ways(unit: Unit, device: torch.device, options: CompileOptions, progress: Progress) -> Measured:
+def compiled_ways(unit: Unit, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Measured:
     """The ways of one part: compiled as it is first, then others that save fewer bytes; and as it runs without the compiler,
-    unless it draws random numbers which compiled parts draw otherwise.
+    unless it draws random numbers which compiled parts draw otherwise. Effort "quick" tries three ways.
 
     Raises
     ------
     Exception : torch.compile cannot compile the part; any of the compiler's own errors.
     """
+    saves = QUICK if asked.effort == "quick" else tuple(SAVES)
     with _Trial(unit, device, options).ready() as trial:
-        return trial.measured(unit.path, progress)
+        return trial.measured(unit.path, [Compiled(x) for x in saves], asked.progress)
 
 
 class _Trial:
@@ -88,39 +90,42 @@ class _Trial:
             self._random = {d: rng.state(d) for d in self._devices}
             yield self
 
-    def measured(self, path: str, progress: Progress) -> Measured:
+    def measured(self, path: str, tried: Sequence[Compiled], progress: Progress) -> Measured:
+        """The ways among those that are tried."""
         eager = self._outcome(None)
-        draws = self._drew()
-        known = {MIN_CUT: self._compiled(MIN_CUT, path, progress)}
-        apart = _apart(known[MIN_CUT], eager)
-        comparable = not draws or self._options.draws_as_eager
-        most = max(SETTINGS.most, 2 * apart if comparable else SETTINGS.half_most if self._has_halves() else 0.0)
-        hows: list[Compiled | None] = [MIN_CUT]
+        comparable = not self._drew() or self._options.draws_as_eager
+        plain = self._compiled(MIN_CUT, path, progress)
+        apart = _apart(plain, eager) if comparable else 0.0
+        most = max(SETTINGS.most, 2 * apart, SETTINGS.half_most if not comparable and self._has_halves() else 0.0)
+        hows: list[Compiled | None] = [MIN_CUT, *([None] if comparable else [])]
+        exact = {MIN_CUT: True, None: apart == 0.0}
         wrong = []
-        for saves in SAVES:
-            how = Compiled(saves)
+        for how in tried:
             if how == MIN_CUT:
                 continue
-            found = self._compiled(how, path, progress)
-            if (off := _apart(found, known[MIN_CUT])) > most:
-                wrong.append(f"saving {SAVES[saves]}: gradients are {off:.1e} of their largest element away")
+            if (off := _apart(self._compiled(how, path, progress), plain)) > most:
+                wrong.append(f"saving {SAVES[how.saves]}: numbers are {off:.1e} of their largest element away")
             else:
                 hows.append(how)
-        if comparable and apart <= max(SETTINGS.most, most):
-            hows.append(None)
+                exact[how] = off == 0.0
         announce(progress, f"measuring {path} in {len(hows)} ways")
         sizes = {how: self._sizes(how) for how in hows}
-        seconds = self._seconds(hows)
-        fastest = min(seconds.values())
+        seconds = self._seconds([*hows, *(() if comparable else [None])])
+        fastest = min(seconds[how] for how in hows)
         every = [
-            Way(None, replace(sizes[how], extra=seconds[how] - fastest, plain=fastest), compiled=how) for how in hows
+            Way(
+                None,
+                replace(sizes[how], extra=seconds[how] - fastest, plain=fastest),
+                compiled=how,
+                is_exact=exact[how],
+            )
+            for how in hows
         ]
-        kept = best(every)
-        first = [w for w in every if w.compiled == MIN_CUT]
-        return Measured([*first, *(w for w in kept if w.compiled != MIN_CUT)], wrong, draws)
+        others = [w for w in best(every) if w.compiled != MIN_CUT]
+        return Measured([every[0], *others], wrong, seconds[None])
 
     def _compiled(self, how: Compiled, path: str, progress: Progress) -> list[torch.Tensor | None]:
-        announce(progress, f"compiling {path}, saving {SAVES[how.saves] if how != MIN_CUT else SAVES['min-cut']}")
+        announce(progress, f"compiling {path}: {how.saves}")
         return self._outcome(how)
 
     def _forward(self, how: Compiled | None) -> Callable[..., Any]:
@@ -131,7 +136,10 @@ class _Trial:
         result = forward(*self._args, **self._kwargs)
         trained = [t for t in tree.tensors_in(result) if t.requires_grad]
         if not self._gradients:
+            states = {d: rng.state(d) for d in self._devices}
             self._gradients = [torch.randn_like(t) for t in trained]
+            for d, before in states.items():
+                rng.restore(before, d)
         if between is not None:
             between(result)
         torch.autograd.backward(trained, self._gradients)

@@ -13,6 +13,7 @@ from torch import nn
 
 from ...ask import Goal, PlanOptions, TraceOptions
 from ...candidates import EPS
+from ...compiling import CompileOptions
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
@@ -162,8 +163,18 @@ class _Planning:
     def plan(self, begin: float) -> PartsPlan:
         """The plans. begin : when work on the request began, in seconds of `time.monotonic`."""
         self._run_plain()
-        if self.choices.compile is not None:
-            self._run_min_cut()
+        if self.choices.compile is None:
+            return self._planned(begin)
+        self._run_min_cut()
+        try:
+            return self._planned(begin)
+        except ParityError:  # batch norms may turn the rounding of one part into large differences in others
+            if (exact := self.choices.with_exact_ways()) is None:
+                raise
+            self.choices = exact
+            return self._planned(begin)
+
+    def _planned(self, begin: float) -> PartsPlan:
         announce(self.options.progress, "measuring a step, to see what it holds outside of its parts")
         before = self._measure(self.choices.least())
         if vain := self._in_vain(before):
@@ -198,10 +209,9 @@ class _Planning:
 
     def _run_min_cut(self) -> None:
         """The step with every part compiled as it is, with whose numbers those of other ways are compared."""
-        announce(self.options.progress, "running a step with every part compiled as it is")
-        assert self.choices.compile is not None
+        how = self.choices.compile or CompileOptions()
         with self.choices.applied(self.choices.min_cut()):
-            self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), self.choices.compile)
+            self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), how)
 
     def _run(self, which: str, levels: Levels | None = None) -> Outcome:
         """One step of the model as it is now, which all processes take if the model is sharded."""
@@ -295,11 +305,10 @@ class _Planning:
         limit = aim = self._limit()
         as_measured = self.choices.step(before.moments)
         best: _Answer | None = None
-        tried = set()
+        tried: set[Chosen] = set()
         for _ in range(SETTINGS.divisions_most):
             announce(self.options.progress, f"dividing the goal among {len(step.parts)} parts")
-            division = self._divided(step, aim)
-            if division is None or division.chosen in tried:
+            if (division := self._divided(step, aim)) is None or division.chosen in tried:
                 break
             tried.add(division.chosen)
             if not self.request.check:
@@ -367,7 +376,7 @@ class _Planning:
             least_overhead=min(division.bound, division.extra) / plain if budget else 0.0,
             goal=goal,
             cost=self.options.cost,
-            covered=covered(self.model, self._covers(before, used), self.found.plain),
+            covered=covered(self.model, self._covers(before, used, step, division), self.found.plain),
             solve_seconds=time.monotonic() - begin,
             not_counted=not_counted(self.model) if no_optimizer else "",
             input_bytes=bytes_of(self.s.sample.tensors),
@@ -377,13 +386,15 @@ class _Planning:
             captured=self.request.captured,
         )
 
-    def _covers(self, before: Between, used: list[int]) -> Covered:
+    def _covers(self, before: Between, used: list[int], step: Step, division: Division) -> Covered:
         """Which parts are planned, and their share of the bytes that the plain step holds between forward and backward."""
-        units = self.choices.units
-        plain = [n * w[0].figures.held_bytes for w, n in zip(self.choices.ways, before.calls, strict=True)]
+        units, ways = self.choices.units, self.choices.ways
+        plain = [n * w[0].figures.held_bytes for w, n in zip(ways, before.calls, strict=True)]
         inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]
         mine = sum(plain[u] + before.at_end_inside[u] for u in inside)
         every = sum(plain) + before.at_end_bytes
         searches = len({u.trace.graph.hash for u in units if u.trace is not None})
         share = min(1.0, mine / max(1, every))
-        return Covered([units[u] for u in used], share, searches, self.choices.compile is not None)
+        eager = sum(n * x for n, x in zip(step.calls, self.choices.eager_seconds or [0.0] * len(units), strict=True))
+        of_eager = (self.choices.plain_cost(step.calls) + division.extra) / eager if eager else 0.0
+        return Covered([units[u] for u in used], share, searches, self.choices.compile is not None, of_eager)

@@ -19,13 +19,15 @@ class Covered:
     """The reach of the plans of a model's parts.
 
     units : those that do not run plain. share : of the plain step's bytes between forward and backward that they hold.
-    searches : graphs for which plans were searched. compiled : whether they are compiled.
+    searches : graphs for which plans were searched. compiled : whether they are compiled. of_eager : the time of
+        a step of all compiled parts, as a share of that without the compiler.
     """
 
     units: Sequence[Unit]
     share: float
     searches: int
     compiled: bool = False
+    of_eager: float = 0.0
 
 
 def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
@@ -42,7 +44,8 @@ def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
         return " and ".join(f"{n} of {every[k]} {k}" for k, n in counts.items())
 
     if found.compiled:
-        text = f"compiled: {kinds(True) or 'nothing'} ({round(100 * found.share)} % of activation bytes)"
+        text = f"compiled: {kinds(True) or 'nothing'} ({round(100 * found.share)} % of activation bytes"
+        text += f", {found.of_eager:.2f} of their uncompiled time)" if found.of_eager else ")"
     else:
         text = "planned: " + (kinds(False) or "nothing")
         if again := kinds(True):

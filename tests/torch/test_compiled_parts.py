@@ -1,0 +1,246 @@
+"""Parts that run through torch.compile: measured ways, one goal, the numbers of the same parts compiled without a plan."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rekindle
+from marks import sweep
+from rekindle import PartsPlan, UsageError
+from rekindle.compiling import Compiled, CompileOptions
+from rekindle.errors import FormatError
+from rekindle.parts.files import load
+from rekindle.torch.parts import compiled_calls
+from rekindle.torch.parts.applied import forward_of, planned_parts
+from rekindle.torch.parts.compiled_forward import CompiledForward
+
+QUIET: dict[str, Any] = {"progress": False}
+
+
+class Block(nn.Module):
+    """A feed-forward block."""
+
+    def __init__(self, width: int, drop: float):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Equal blocks, and a loss in its own forward."""
+
+    def __init__(self, depth: int = 6, width: int = 32, drop: float = 0.0):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width, drop) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+class Breaks(Block):
+    """A block that torch.compile cannot compile whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def net(drop: float = 0.0, depth: int = 6) -> tuple[Net, torch.Tensor]:
+    torch.manual_seed(0)
+    return Net(depth, drop=drop), torch.randn(16, 32, 32)
+
+
+def forwards(model: nn.Module) -> list[CompiledForward]:
+    found = [forward_of(m) for m in planned_parts(model)]
+    assert all(isinstance(f, CompiledForward) for f in found)
+    return found  # type: ignore[return-value]
+
+
+def compiled_as_it_is(model: nn.Module) -> nn.Module:
+    """A copy of a planned model whose parts are compiled without a plan."""
+    twin = copy.deepcopy(model)
+    for forward in forwards(twin):
+        forward.way, forward._call = Compiled(), None
+    return twin
+
+
+def steps(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Losses and gradients of three steps of training."""
+    torch.manual_seed(1)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]  # type: ignore[union-attr]
+        optimizer.step()
+    return found
+
+
+def apart(one: nn.Module, other: nn.Module, x: torch.Tensor) -> float:
+    pairs = zip(steps(copy.deepcopy(one), x), steps(copy.deepcopy(other), x), strict=True)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def half() -> tuple[Net, torch.Tensor]:
+    """A model that is planned for half of its activation memory."""
+    model, x = net()
+    return rekindle.checkpoint(model, x, 0.5, compile=True, **QUIET), x  # type: ignore[return-value]
+
+
+def test_the_goal_is_kept_as_predicted(half: tuple[Net, torch.Tensor]) -> None:
+    model, x = half
+    plan = model.forward.plan
+    assert isinstance(plan, PartsPlan)
+    check = rekindle.verify(model, x)
+    assert check.ok, check
+    assert abs(check.peak_error) < 0.01
+    assert plan.peak_bytes - plan.resident_bytes <= 0.5 * (plan.baseline_peak_bytes - plan.resident_bytes)  # type: ignore[operator]
+    assert " of 6 Block (" in plan.sentence.partition("compiled: ")[2]
+    assert check.eager_difference is not None
+    assert check.eager_difference < 1e-5
+    assert "away from the step without torch.compile" in str(check)
+
+
+def test_numbers_are_those_of_parts_compiled_without_a_plan(half: tuple[Net, torch.Tensor]) -> None:
+    model, x = half
+    assert {f.way.saves for f in forwards(model) if f.way} != {"min-cut"}
+    assert apart(model, compiled_as_it_is(model), x) < 1e-5
+    assert apart(model, net()[0], x) < 1e-5
+    assert [*model.state_dict()] == [*net()[0].state_dict()]
+
+
+def test_plans_travel(half: tuple[Net, torch.Tensor], tmp_path: Path) -> None:
+    model, x = half
+    model.forward.plan.save(tmp_path / "plan.json")
+    read = load(tmp_path / "plan.json")
+    assert isinstance(read, PartsPlan)
+    assert read.parts == model.forward.plan.parts
+    assert read.captured.compile == CompileOptions()
+    assert '"rekindle.parts/2"' in (tmp_path / "plan.json").read_text()
+    assert "compiled, saves" in str(read.explain())
+    assert "saves " in str(read)
+    bound = rekindle.apply(net()[0], read)
+    for other in (bound, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [f.way for f in forwards(other)] == [f.way for f in forwards(model)]
+        assert apart(other, model, x) == 0.0
+    assert not planned_parts(rekindle.restore(bound))
+
+
+def test_damaged_files_are_refused(half: tuple[Net, torch.Tensor]) -> None:
+    from rekindle.parts.files import parts_plan_from_json
+
+    doc = half[0].forward.plan.to_json()
+    for key, wrong in (("saves", "everything"), ("held_bytes", -1), ("extra_seconds", "long")):
+        parts = [*doc["parts"]]
+        parts[0] = {**parts[0], "compiled": {**parts[0]["compiled"], key: wrong}}
+        with pytest.raises(FormatError, match="compiled"):
+            parts_plan_from_json({**doc, "parts": parts}, "the file")
+
+
+def test_torch_compile_around_it_keeps_the_plan(half: tuple[Net, torch.Tensor]) -> None:
+    model, x = half
+    around = torch.compile(copy.deepcopy(model))
+    assert apart(around, model, x) < 1e-5  # type: ignore[arg-type]  # the loss is compiled too
+    steps(around, x)
+    assert all(f._call is not None for f in forwards(around._orig_mod))  # type: ignore[attr-defined]
+
+
+def test_calls_that_do_not_train_run_as_they_are(half: tuple[Net, torch.Tensor]) -> None:
+    model, x = half
+    with torch.no_grad():
+        assert torch.equal(model(x), net()[0](x))
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def test_equal_parts_are_compiled_once(half: tuple[Net, torch.Tensor]) -> None:
+    """Another model of twice the depth compiles nothing: its blocks are those of the first."""
+    model, x = net(depth=12)
+    before = graphs()
+    rekindle.checkpoint(model, x, 0.4, compile=True, **QUIET)
+    steps(model, x)
+    assert graphs() == before
+    assert 0 < len(planned_parts(model)) <= 12
+
+
+def test_masks_are_those_of_parts_compiled_without_a_plan() -> None:
+    model, x = net(drop=0.2)
+    rekindle.checkpoint(model, x, 0.5, compile=True, effort="quick", **QUIET)
+    assert {f.way.saves for f in forwards(model) if f.way} != {"min-cut"}
+    assert apart(model, compiled_as_it_is(model), x) < 1e-5
+    check = rekindle.verify(model, x)
+    assert check.ok, check
+    assert check.eager_difference is None
+
+
+@sweep
+def test_eagers_masks_on_request() -> None:
+    model, x = net(drop=0.2)
+    rekindle.checkpoint(model, x, 0.6, compile={"options": {"fallback_random": True}}, effort="quick", **QUIET)
+    assert apart(model, net(drop=0.2)[0], x) < 1e-5
+
+
+@pytest.fixture
+def wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way that saves inputs alone loses half of a gradient."""
+
+    def halved(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = type(module).forward(module, x)
+        return (y + y.detach()) / 2
+
+    monkeypatch.setitem(compiled_calls._RUNS, "inputs", halved)
+    monkeypatch.setattr(compiled_calls, "_compiled", {})
+
+
+def test_a_way_with_other_gradients_is_not_offered(wrong_way: None) -> None:
+    model, x = net(depth=2)
+    plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
+    assert "Block saving its inputs alone" in plan.sentence
+    assert all(p.compiled is None or p.compiled.saves != "inputs" for p in plan.parts)
+
+
+def test_a_part_that_cannot_be_compiled_runs_as_it_is() -> None:
+    model, x = net(depth=2)
+    model.blocks.append(Breaks(32, 0.0))
+    model.blocks.append(Breaks(32, 0.0))
+    plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
+    assert "Breaks (torch.compile fails" in plan.sentence
+    assert len(plan.parts) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"compile": "inductor"}, "should be True, or a dict"),
+        ({"compile": {"backend": "eager"}}, "leave `backend` out"),
+        ({"compile": {"dynamic": True}}, "dynamic=True"),
+        ({"compile": {"fullgraph": False}}, "fullgraph=False"),
+        ({"compile": {"mode": "reduce-overhead"}}, "CUDA graphs"),
+        ({"compile": {"options": {"triton.cudagraphs": True}}}, "CUDA graphs"),
+        ({"compile": {"options": {"x": []}}}, "Inductor's settings"),
+        ({"compile": True, "cost": "flops"}, "measures seconds"),
+        ({"compile": True, "unused": ["logits"]}, "captured steps"),
+        ({"compile": True, "parts": "blocks.9"}, "blocks.9"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compiled_is_refused(more: dict[str, Any], words: str) -> None:
+    model, x = net(depth=2)
+    with pytest.raises(UsageError, match=words):
+        rekindle.checkpoint(model, x, 0.5, **more, **QUIET)
