@@ -17,9 +17,10 @@ from rekindle import PartsPlan, UsageError
 from rekindle.compiling import Compiled, CompileOptions
 from rekindle.errors import FormatError
 from rekindle.parts.files import load
-from rekindle.torch.parts import compiled_calls
+from rekindle.torch.parts import compiled_calls, compiled_search
 from rekindle.torch.parts.applied import forward_of, planned_parts
 from rekindle.torch.parts.compiled_forward import CompiledForward
+from rekindle.torch.parts.compiled_ways import compiled_ways
 
 QUIET: dict[str, Any] = {"progress": False}
 
@@ -194,6 +195,20 @@ def test_eagers_masks_on_request() -> None:
     model, x = net(drop=0.2)
     rekindle.checkpoint(model, x, 0.6, compile={"options": {"fallback_random": True}}, effort="quick", **QUIET)
     assert apart(model, net(drop=0.2)[0], x) < 1e-5
+
+
+def test_a_second_start_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path))
+    plans = []
+    for i in range(3):
+        model, x = net(depth=3)
+        plans.append(rekindle.checkpoint(model, x, 0.7, compile=True, effort="quick", **QUIET).forward.plan)
+        for file in (tmp_path / "ways").iterdir() if i == 1 else ():
+            file.write_text(file.read_text().replace("min-cut", "everything"))  # damaged: it counts as absent
+        monkeypatch.setattr(
+            compiled_search, "compiled_ways", compiled_ways if i else lambda *_: pytest.fail("measured")
+        )
+    assert plans[0].parts == plans[1].parts
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from ...compiling import CompileOptions
 from ..capture.sharded import class_name
 from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
 from ..run.measured_step import Outcome, Subject
+from . import known_ways
 from .choices import Choices
 from .compiled_ways import Measured, compiled_ways
 from .finding import Found, Unit
@@ -34,9 +35,12 @@ def compiled_choices(s: Subject, found: Found, options: PlanOptions, compile: Co
 
 
 def _measured(unit: Unit, s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Measured | None:
-    name = class_name(unit.module)
+    name, path = class_name(unit.module), known_ways.place(unit, s.device, compile, options)
+    measured = known_ways.recall(path)
     try:
-        measured = compiled_ways(unit, s.device, compile, options)
+        if measured is None:
+            measured = compiled_ways(unit, s.device, compile, options)
+            known_ways.keep(path, measured)
     except Exception as e:  # the compiler's own errors have no common class
         line = next((x for x in str(e).strip().splitlines() if x.strip()), "")
         found.plain.append(f"{name} (torch.compile fails: {type(e).__name__}: {line[:120]})")

@@ -1,0 +1,104 @@
+"""Measured ways of compiled parts, remembered on disk: the next start of the same script measures none, and compiles only what
+it runs.
+
+One JSON file per kind of part, in the folder `ways` of the cache folder ($REKINDLE_CACHE or ~/.cache/rekindle). Its name is a
+digest of everything that the figures depend on: torch, the device, the compiler's options, the code and shapes of the part and
+of its call. A file that is damaged counts as absent and is replaced; if the folder cannot be used, nothing is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...ask import PlanOptions
+from ...compiling import SAVES, Compiled, CompileOptions
+from ...errors import FormatError, RekindleError
+from ...model import formats
+from ...model.cache_folder import cache_folder, make_private
+from ...model.files import read_own, write_own
+from ...parts.figures import Figures
+from ...parts.ways import Way
+from ..capture import tree
+from ..costs.cache import environment
+from .compiled_ways import Measured
+from .finding import Unit
+from .recording import signature
+
+log = logging.getLogger("rekindle")
+FORMAT = "rekindle.ways/1"
+MOST_BYTES = 2**20
+
+
+def place(unit: Unit, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Path | None:
+    """The file of the ways of such a part; None: they are not remembered."""
+    folder = cache_folder("ways") if asked.cache else None
+    try:
+        code = sorted({inspect.getsource(type(m)) for m in unit.module.modules()})
+    except (OSError, TypeError):  # a class that was typed in: its code may be another one next time
+        return None
+    plain = [
+        sorted((k, repr(x)) for k, x in vars(m).items() if isinstance(x, tree.PLAIN)) for m in unit.module.modules()
+    ]
+    told = [
+        environment(device),
+        options.to_json(),
+        asked.effort == "quick",
+        repr(signature(unit.module)),
+        repr(unit.key),
+    ]
+    text = json.dumps([*told, repr(unit.given.casts), code, plain], sort_keys=True)
+    return None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def recall(path: Path | None) -> Measured | None:
+    """The ways in the file; None: there are none."""
+    if path is None:
+        return None
+    try:
+        r = formats.Reader(formats.parse_json(read_own(path, MOST_BYTES), str(path)), str(path), FORMAT)
+        ways = [_way(formats.Reader(doc, str(path))) for doc in r.items("ways")]
+        if not ways or ways[0].compiled != Compiled():
+            raise FormatError(f"{path} does not begin with the part compiled as it is")
+        return Measured(ways, [str(x) for x in r.items("wrong")], r.number("eager_seconds"))
+    except FileNotFoundError:
+        return None
+    except (OSError, FormatError) as e:
+        log.debug("remembered ways passed over: %s", e)
+        return None
+
+
+def keep(path: Path | None, measured: Measured) -> None:
+    """Write the ways to the file."""
+    if path is None:
+        return
+    rows: list[dict[str, Any]] = [
+        {"saves": None if w.compiled is None else w.compiled.saves, "figures": astuple(w.figures), "exact": w.is_exact}
+        for w in measured.ways
+    ]
+    doc = {"format": FORMAT, "ways": rows, "wrong": [*measured.wrong], "eager_seconds": measured.eager_seconds}
+    try:
+        make_private(path.parent.parent)
+        make_private(path.parent)
+        write_own(path, formats.as_text(doc))
+    except (OSError, RekindleError) as e:
+        log.debug("ways not remembered: %s", e)
+
+
+def _way(r: formats.Reader) -> Way:
+    figures = r.items("figures")
+    if len(figures) != 5 or not all(isinstance(x, int | float) and 0 <= x < 2**62 for x in figures):
+        raise FormatError(f"{r.where} has no figures of a way")
+    held, forward, backward, extra, plain = figures
+    saves = None if r.doc.get("saves") is None else r.text("saves")
+    if saves is not None and saves not in SAVES:
+        raise FormatError(f"{r.where} names no way")
+    sizes = Figures(int(held), int(forward), int(backward), float(extra), float(plain))
+    return Way(None, sizes, compiled=None if saves is None else Compiled(saves), is_exact=r.flag("exact", False))
