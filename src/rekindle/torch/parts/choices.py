@@ -78,7 +78,8 @@ class Choices:
                 called = i if now.calls[i] else called
                 neighbour[i] = called
         like = [None if n else neighbour.get(i) for i, n in enumerate(now.calls)]
-        if all(x is None for x in like):
+        # A part that ran uncompiled, from inputs without gradients, is not noted: what it held counts as outside of parts.
+        if self.compile is not None or all(x is None for x in like):
             return self.step(now.moments, calls)
         return self.step(with_uncalled(now, like, [u.input_bytes for u in self.units]), calls)
 

@@ -184,8 +184,8 @@ class _Planning:
             before = self._measure(self.choices.least())
         step = self.choices.measured_step(self.model, before)
         if self.eager is not None:
-            every = step.peak([0] * len(self.choices.units)) if 0 in before.calls else 0
-            self.plain_peak = max(self.eager.peak, every)
+            left_out = 0 in before.calls and self.choices.compile is None
+            self.plain_peak = max(self.eager.peak, step.peak([0] * len(self.choices.units)) if left_out else 0)
         try:
             answer = self._divide(before, step)
         except InfeasibleBudget:
