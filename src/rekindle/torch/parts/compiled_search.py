@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,23 +16,35 @@ from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
 from ..run.measured_step import Outcome, Subject
 from . import known_ways
 from .choices import Choices
-from .compiled_ways import Measured, compiled_ways
+from .compiled_ways import Measured, compiled_ways, held_uncompiled
 from .finding import Found, Unit
 from .recording import signature
+from .searching import SETTINGS as SEARCHING
 
 
 def compiled_choices(s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Choices:
     """The parts with the ways of each. A part that torch.compile cannot compile runs as it is, and `found.plain` says so."""
     known: dict[Any, Measured | None] = {}
     rows, eager = [], []
-    for unit in found.units:
-        kind = signature(unit.module), unit.key
+    for unit, kind in _worth_it(s, found):
         if kind not in known:
             known[kind] = _measured(unit, s, found, options, compile)
         if (measured := known[kind]) is not None:
             rows.append((unit, measured.ways))
             eager.append(measured.eager_seconds)
     return replace(Choices.of(rows, options), compile=compile, eager_seconds=eager)
+
+
+def _worth_it(s: Subject, found: Found) -> list[tuple[Unit, Any]]:
+    """The parts, each with its kind, without those that together hold next to nothing: to compile a kind takes seconds."""
+    kinds = [(u, (signature(u.module), u.key)) for u in found.units]
+    held: dict[Any, int] = {}
+    for u, kind in kinds:
+        if kind not in held:
+            held[kind] = held_uncompiled(u, s.device)
+    count = Counter(kind for _, kind in kinds)
+    every = sum(count[k] * n for k, n in held.items())
+    return [(u, k) for u, k in kinds if count[k] * held[k] >= SEARCHING.matters * every]
 
 
 def _measured(unit: Unit, s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Measured | None:

@@ -70,6 +70,12 @@ def compiled_ways(unit: Unit, device: torch.device, options: CompileOptions, ask
         return trial.measured(unit.path, [Compiled(x) for x in saves], asked.progress)
 
 
+def held_uncompiled(unit: Unit, device: torch.device) -> int:
+    """Bytes that a part holds between forward and backward where it runs uncompiled."""
+    with _Trial(unit, device, CompileOptions()).ready() as trial:
+        return trial.sizes(None).held_bytes
+
+
 class _Trial:
     """Steps of one part by itself, from copies of the inputs of its recorded call."""
 
@@ -109,7 +115,7 @@ class _Trial:
                 hows.append(how)
                 exact[how] = off == 0.0
         announce(progress, f"measuring {path} in {len(hows)} ways")
-        sizes = {how: self._sizes(how) for how in hows}
+        sizes = {how: self.sizes(how) for how in hows}
         seconds = self._seconds([*hows, *(() if comparable else [None])])
         fastest = min(seconds[how] for how in hows)
         every = [
@@ -179,7 +185,8 @@ class _Trial:
         tensors = (*self._module.parameters(), *self._twins)
         return bool(self._given.casts) or any(t.is_floating_point() and t.element_size() < 4 for t in tensors)
 
-    def _sizes(self, how: Compiled | None) -> Figures:
+    def sizes(self, how: Compiled | None) -> Figures:
+        """Bytes that a step of the part takes in one way."""
         forward, levels, out_bytes = self._forward(how), Levels(self._device), 0
 
         def between(result: Any) -> None:
