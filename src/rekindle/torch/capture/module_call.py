@@ -168,7 +168,7 @@ def _by_name(
     for name, value in bound.items():
         kind = kinds[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            rest, given[name], by_position = name, value, len(positional)
+            rest, given[name], by_position, left = name, value, len(positional), 0  # what follows is keyword-only
         elif kind is inspect.Parameter.VAR_KEYWORD:
             more, given[name] = name, value
         elif left > 0:
