@@ -205,7 +205,7 @@ class FlatForward(nn.Module):
     def _nothing_moved(self) -> Iterator[None]:
         """Raise TraceError if code inside gives a parameter or buffer another place, shape, flag or hook, or replaces a
         parameter: a capture sees only numbers that are written."""
-        tables = [(at, table) for at, m in self.model.named_modules() for table in (m._parameters, m._buffers)]
+        tables = [(at, table) for at, m in self.model.named_modules() for table in _tables(m)[1:]]
         every = [(f"{at}.{k}".lstrip("."), table, k, t) for at, table in tables for k, t in table.items()]
         standing = [x for x in every if x[3] is not None and (not self.moving or x[0] in self.moving)]
         parameters = {id(p) for p in self.model.parameters()}
