@@ -194,6 +194,12 @@ def in_func_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def stand_for_many(gradients: Iterable[Any]) -> bool:
+    """Whether a batch of gradients is taken at once: vmap runs around, or `is_grads_batched=True` has batched these."""
+    batched = torch._C._functorch.is_legacy_batchedtensor
+    return in_func_transform() or any(g is not None and batched(g) for g in gradients)
+
+
 def in_forward_ad() -> bool:
     """Whether the code runs inside torch.autograd.forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
