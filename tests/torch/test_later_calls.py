@@ -235,11 +235,8 @@ def test_a_later_input_of_inference_mode_runs_plain_with_a_word() -> None:
         model.rates = [1.0] * 4
     rekindle.restore(planned)
     rekindle.checkpoint(planned, x, budget=0.7, effort="quick", cost="unit", progress=False, cache=False)
-    with pytest.warns(
-        RekindleWarning, match="a tensor made under torch.inference_mode, which cannot be planned"
-    ) as told:
+    with pytest.warns(RekindleWarning, match="a tensor made under torch.inference_mode, which cannot be planned"):
         assert equal(plain, planned, odd)
-        assert equal(plain, planned, odd)
-    assert len(told) == 1
     with silent():
+        assert equal(plain, planned, odd)
         assert equal(plain, planned, x)

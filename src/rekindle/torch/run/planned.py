@@ -18,7 +18,7 @@ from ..capture import private
 from ..capture.lock import LOCK
 from ..capture.module_call import ModuleCall
 from ..trace import Trace
-from . import unused
+from . import shared_casts, unused
 from .bound import Bound
 from .left_over import left_over
 from .new_call import NewCall
@@ -68,6 +68,7 @@ class PlannedForward(InPlaceOfForward):
         """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
         self._off = True
         unused.used(model)
+        shared_casts.forget(model.parameters())
         _PLANNED.pop(model, None)
         super().give_back(model)
 
