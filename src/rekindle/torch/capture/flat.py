@@ -249,8 +249,8 @@ class FlatForward(nn.Module):
             for x in tree.leaves(spec):
                 if tree.is_plain_object(x) and tree.tensors_in(x):
                     raise TraceError(
-                        f"forward puts tensors into the argument {k}, where {type(x).__name__} holds none before: a plan takes it "
-                        "for a constant. Pass a dict, a dataclass or a SimpleNamespace for them, or return them"
+                        f"forward puts tensors into the argument {k}, where {type(x).__name__} holds none before: a plan takes "
+                        "it for a constant. Pass a dict, a dataclass or a SimpleNamespace for them, or return them"
                     )
 
     @contextlib.contextmanager

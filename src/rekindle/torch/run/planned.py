@@ -35,9 +35,11 @@ class PlannedForward(InPlaceOfForward):
     plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
+    def __init__(
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True, later: bool = False
+    ):
         super().__init__(model)
-        self._begin(Replanner(model, plan, on_new_shape, replan, check), in_eval=not model.training)
+        self._begin(Replanner(model, plan, on_new_shape, replan, check, later), in_eval=not model.training)
 
     def _begin(self, replanner: Replanner, in_eval: bool) -> None:
         self._replanner = replanner
