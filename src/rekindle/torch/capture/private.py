@@ -345,6 +345,18 @@ def modes_are_on() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def keeper_of_results() -> str:
+    """The surroundings that keep the results of ops, over which planned steps write, in words; "" where there are none."""
+    if modes_are_on():
+        selective = (torch.utils.checkpoint._CachingTorchDispatchMode, torch.utils.checkpoint._CachedTorchDispatchMode)
+        for m in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+            if isinstance(m, selective):
+                return "inside torch's selective activation checkpointing"
+            if isinstance(m, torch.autograd.graph._CloneArgBeforeMutateMode):
+                return "under allow_mutation_on_saved_tensors()"
+    return ""
+
+
 def is_in_use(leaf: torch.Tensor) -> bool:
     """Whether more than Python refers to the tensor: an autograd graph, in most cases."""
     return leaf._use_count() > 1  # type: ignore[attr-defined]

@@ -266,7 +266,7 @@ def _runs_plain_in() -> str:
         return "in forward-mode automatic differentiation"
     if private.parametrizations_are_cached():
         return "under parametrize.cached(), which keeps values from call to call"
-    return ""
+    return private.keeper_of_results()
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()

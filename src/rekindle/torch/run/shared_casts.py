@@ -177,8 +177,9 @@ def entered(
 
 def forget(leaves: Iterable[torch.Tensor]) -> None:
     """Hold no reference to these leaves, not even a weak one: `torch.utils.swap_tensors` refuses such tensors."""
-    for t in leaves if _now is not None else ():
-        _now.cast.pop(id(t), None)
+    for t in leaves:
+        if _now is not None:
+            _now.cast.pop(id(t), None)
 
 
 class _Later(torch.autograd.Function):
