@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
+from rekindle import TraceError
 from rekindle.torch.parts.applied import forward_of
 
 PLAN: dict[str, Any] = {"budget": 0.7, "effort": "quick", "cost": "unit", "progress": False, "cache": False}
@@ -40,3 +41,10 @@ def test_parts_are_planned_around_a_module_that_torchscript_runs(make: Callable[
         m(x).square().mean().backward()
     for (k, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         assert p.grad is q.grad is None or torch.equal(p.grad, q.grad), k
+
+
+@pytest.mark.parametrize("make", [scripted, traced])
+def test_a_plan_of_the_whole_is_refused_by_the_true_cause(make: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(block(), make(), block())
+    with pytest.raises(TraceError, match=r"TorchScript .* runs the submodule '1' at .*plans the parts around it"):
+        rekindle.trace(model, torch.randn(256, 32), progress=False)
