@@ -223,7 +223,7 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     from .torch.run.planned import PlannedForward
 
     with alone("apply", model), parts_taken_off(model):
-        forward = PlannedForward(model, plan, on_new_shape, replan_with, check)
+        forward = PlannedForward(model, plan, on_new_shape, replan_with, check, later=first is not None)
         if first is plan:
             forward.leave_first_plain()
         elif first is not None:

@@ -164,9 +164,9 @@ def inferred(make: Callable[[], Any]) -> Any:
         return make()
 
 
-def holding_inferred() -> nn.Module:
+def holding_inferred(table: Callable[[nn.Module], Any] = lambda m: m._buffers) -> nn.Module:
     model = Net()
-    model.register_buffer("seen", inferred(lambda: torch.ones(4)))
+    table(model)["seen"] = inferred(lambda: torch.ones(4))
     return model
 
 

@@ -52,7 +52,14 @@ MODELS = [
     model_is("on meta", lambda: Net().to("meta"), "'first.weight' is on the meta device.*to_empty"),
     model_is("sparse", frozen_sparse, "'first.weight' is sparse"),
     model_is("quantised", holding_quantised, "'first.weight' is quantised"),
-    model_is("made in inference mode", lambda: inferred(Net), "inference_mode and cannot be trained"),
+    model_is(
+        "made in inference mode", lambda: inferred(Net), "parameter '.*' was made under .*inference_mode.*Parameter"
+    ),
+    model_is(
+        "with an attribute of inference mode",
+        lambda: holding_inferred(vars),
+        "attribute 'seen' was made.*inference_mode",
+    ),
     model_is(
         "with a buffer of inference mode", holding_inferred, "buffer 'seen' was made under torch.inference_mode.*clone"
     ),
@@ -79,7 +86,7 @@ SAMPLES = [
     sample_is("empty", lambda: (), "missing 1 required positional argument: 'x'", TraceError),
     sample_is("too long", lambda: (batch(), batch()), "itself fails.*TypeError.*positional arguments", TraceError),
     sample_is("of a wrong keyword", lambda: {"y": batch()}, "itself fails.*'y'", TraceError),
-    sample_is("of inference mode", lambda: inferred(batch), "inference_mode"),
+    sample_is("of inference mode", lambda: inferred(batch), r"planned steps cannot use it.*sample\.clone"),
     sample_is("of doubles", lambda: batch().double(), "the module itself fails.*dtype", TraceError),
     sample_is("of ints", lambda: torch.ones(4, 4, dtype=torch.long), "the module itself fails.*dtype", TraceError),
     sample_is("of another shape", lambda: torch.rand(4, 5), "the module itself fails.*shapes", TraceError),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import rekindle
 from marks import few
-from rekindle import RekindleError
+from rekindle import RekindleError, TraceError
 from rekindle.torch.capture import tree
 
 LEAST: dict[str, Any] = {"minimize": "memory", "effort": "quick", "cost": "unit", "progress": False, "cache": False}
@@ -53,6 +53,11 @@ def returned(m: Net, data: Any) -> Any:
     data["h"], data["old"], data["weight"] = h, data["x"], m.a.weight
     data["x"] = m.last(h)
     return data
+
+
+def into_empty(m: Net, x: Tensor, data: Any) -> Tensor:
+    data.h = m.first(x)
+    return m.last(data.h)
 
 
 def not_returned(m: Net, data: Any) -> None:
@@ -105,6 +110,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[Tensor], tuple[Any, ...]]]]
     "plain values": (counted, lambda x: ({"x": x, "n": 1, "name": ""},)),
     "dataclass": (fields, lambda x: (Item(x),)),
     "namespace": (fields, lambda x: (SimpleNamespace(x=x, tag="t"),)),
+    "empty namespace": (into_empty, lambda x: (x, SimpleNamespace())),
     "object": (fields, lambda x: (Batch(x),)),
     "default dict": (grouped, lambda x: (defaultdict(list, x=[x]),)),
 }
@@ -132,7 +138,7 @@ def step(m: nn.Module, given: tuple[Any, ...]) -> tuple[list[Any], Any]:
     return [*tensors, *(p.grad for p in m.parameters())], (where, [result is x for x in given])
 
 
-@pytest.mark.parametrize("case", few(CASES, ("dict", "list", "nested", "object")))
+@pytest.mark.parametrize("case", few(CASES, ("dict", "list", "nested", "object", "empty namespace")))
 def test_the_loop_finds_what_forward_put_there(case: str, recwarn: pytest.WarningsRecorder) -> None:
     fill, make = CASES[case]
     torch.manual_seed(0)
@@ -163,6 +169,17 @@ def test_a_wrong_gradient_of_a_filled_list_would_be_seen() -> None:
     m.zero_grad()
     m(x, []).backward()
     assert not any(map(torch.equal, both, [p.grad for p in m.parameters() if p.grad is not None]))
+
+
+def test_an_object_without_tensors_that_forward_fills_is_refused() -> None:
+    class Marks:
+        pass
+
+    x = torch.randn(16, 8)
+    with pytest.raises(
+        TraceError, match="puts tensors into the argument given, where Marks holds none.*SimpleNamespace"
+    ):
+        rekindle.trace(Net(into_empty), (x, Marks()), progress=False)
 
 
 def test_one_container_in_two_places_is_refused() -> None:

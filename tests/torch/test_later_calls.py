@@ -215,3 +215,28 @@ def test_a_hook_that_was_named_at_planning_does_not_keep_a_new_shape_from_its_pl
     with pytest.warns(RekindleWarning, match="run plain"):
         model(torch.randn(7, 4)).sum().backward()
     assert seen == [1, 2]
+
+
+class Moved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.by
+
+
+def test_a_later_input_of_inference_mode_runs_plain_with_a_word() -> None:
+    plain, planned, x = pair()
+    with torch.inference_mode():
+        odd = x.clone()
+    for model in (plain, planned):  # nothing is saved of the input, so that eager trains on it
+        model.blocks.insert(0, Moved())
+        model.rates = [1.0] * 4
+    rekindle.restore(planned)
+    rekindle.checkpoint(planned, x, budget=0.7, effort="quick", cost="unit", progress=False, cache=False)
+    with pytest.warns(RekindleWarning, match="a tensor made under torch.inference_mode, which cannot be planned"):
+        assert equal(plain, planned, odd)
+    with silent():
+        assert equal(plain, planned, odd)
+        assert equal(plain, planned, x)

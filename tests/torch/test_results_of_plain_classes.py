@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
+from rekindle import TraceError
 from steps_compared import QUICK
 
 
@@ -108,3 +109,21 @@ def test_a_loss_in_an_object_is_found() -> None:
     trace = rekindle.trace(model, x)
     assert trace.lowered.captured.ignored_outputs == {0: "output['hidden']"}
     assert rekindle.verify(model, x, rekindle.plan(trace, **QUICK)).ok
+
+
+@pytest.mark.parametrize("made", [lambda: Net.forward, lambda: lambda t: t * 2, lambda: Answer, lambda: [1].index])
+def test_a_function_among_the_results_is_refused_and_the_loop_still_gets_it(made: Any) -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(*(Net(lambda y, h: h) for _ in range(3)))
+
+        def forward(self, x: Tensor) -> Any:
+            return {"y": self.net(x), "use": made()}
+
+    model, x = Returns(), torch.rand(16, 8)
+    with pytest.raises(TraceError, match="forward returns a .*, which a planned step cannot make anew.*unused"):
+        rekindle.trace(model, x)
+    rekindle.trace(model, x, unused=["use"])
+    rekindle.checkpoint(model, x, **QUICK)  # by parts
+    assert callable(model(x)["use"])

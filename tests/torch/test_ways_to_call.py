@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import rekindle
 from changing_net import Config, Net, equal, pair, plans, silent, step
@@ -194,6 +195,33 @@ def test_a_transform_of_functions_runs_plain_with_a_word() -> None:
     with pytest.warns(RekindleWarning, match=r"torch\.func"):
         found = torch.func.grad(loss)(dict(planned.named_parameters()), planned)
     assert all(torch.equal(found[k], expected[k]) for k in expected)
+
+
+def selective(run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+    return checkpoint(run, use_reentrant=False, context_fn=contexts)
+
+
+def mutable(run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        result = run()
+        result.backward()
+    return result.detach().requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("around", "words"), [(selective, "selective"), (mutable, r"allow_mutation_on_saved_tensors\(\)")]
+)
+def test_what_keeps_results_of_ops_runs_plain_with_a_word(around: Any, words: str) -> None:
+    plain, planned, x = pair()
+    planned.blocks.eval(), plain.blocks.eval(), planned.norm.eval(), plain.norm.eval()
+    around(lambda: plain(x).square().sum()).backward()
+    with pytest.warns(RekindleWarning, match=words):
+        around(lambda: planned(x).square().sum()).backward()
+    for p, q in zip(planned.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
 
 
 def test_other_parameters_for_one_call() -> None:

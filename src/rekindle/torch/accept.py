@@ -20,6 +20,7 @@ from ..frames import is_users
 from ..printed import value
 from ..progress import Progress
 from .capture import private, sharded, tree
+from .capture.attributes import plain_tensors
 from .capture.fields import fields_of
 from .capture.lock import LOCK
 from .capture.module_paths import is_marked
@@ -128,8 +129,8 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
 
     Raises
     ------
-    UsageError : a parameter is uninitialised, on meta beside a real sample, sharded, quantised, sparse or made under
-        inference_mode, or a buffer is made so; or there is none and no tensor of the sample requires grad; or a submodule is
+    UsageError : a parameter is uninitialised, on meta beside a real sample, sharded, quantised or sparse; one, or a buffer or
+        attribute, was made under inference_mode; there is none and no tensor of the sample requires grad; or a submodule is
         planned already.
     """
     for name, m in model.named_modules():
@@ -146,20 +147,18 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
                 "sample, then plan"
             )
         _plain(p, f"parameter {name!r}")
-        if p.is_inference():
-            raise UsageError(
-                f"parameter {name!r} was made under torch.inference_mode and cannot be trained; make the model outside of it"
-            )
         if sharded.is_sharded(p):
             raise UsageError(
                 f"parameter {name!r} is a DTensor: the model was sharded before it was planned; "
                 f"{sharded.order_that_works(model)}"
             )
-    for name, b in model.named_buffers():
-        if b.is_inference():
+    every = [("parameter", k, p) for k, p in named] + [("buffer", k, b) for k, b in model.named_buffers()]
+    for kind, name, t in [*every, *(("attribute", k, x) for k, _, _, x in plain_tensors(model))]:
+        if t.is_inference():
+            copied = "nn.Parameter(….clone())" if kind == "parameter" else ".clone()"
             raise UsageError(
-                f"buffer {name!r} was made under torch.inference_mode, and planned steps cannot use it; put a copy in its "
-                "place that was made outside of it: .clone()"
+                f"{kind} {name!r} was made under torch.inference_mode, and planned steps cannot use it: torch keeps no such "
+                f"tensor for backward. Make the model outside of it, or put a copy in its place that was made outside: {copied}"
             )
     if not named and not any(t.requires_grad for t in tensors):
         raise UsageError(
@@ -337,7 +336,8 @@ def _fit(t: torch.Tensor, at: str) -> None:
     _plain(t, at)
     if t.is_inference():
         raise UsageError(
-            f"{at} was made under torch.inference_mode, and autograd cannot use it; give {at}.clone() made outside of it"
+            f"{at} was made under torch.inference_mode, and planned steps cannot use it: torch keeps no such tensor for "
+            f"backward. Give {at}.clone() made outside of it"
         )
     if sharded.is_sharded(t):
         raise UsageError(f"{at} is a DTensor, which has another shape on every rank; give {at}.to_local()")

@@ -133,7 +133,8 @@ def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: lis
     again = None
     try:
         with contextlib.suppress(TraceError):
-            again = _computed(export_joint(stack, flat, tensors)), flat.questions
+            if not changes.gone:  # tensors come back before each run, so that no run would show it
+                again = _computed(export_joint(stack, flat, tensors)), flat.questions
     finally:
         flat.goes_on, flat.questions, flat.changes, flat.late = False, questions, changes, late
         state.restore()

@@ -81,6 +81,8 @@ class Attributes:
                 if x is y or _equal(x, y):
                     continue
                 path = f"{name}.{k}".lstrip(".")
+                if x is _NONE and isinstance(y, torch.Tensor):
+                    found.gone.append(path)
                 if isinstance(x, torch.Tensor):
                     found.assigned[path] = x
                 elif k in _OF_TORCH:
@@ -124,12 +126,13 @@ class Changes:
     """Attributes that changed, by qualified name.
 
     assigned : attribute or buffer -> the tensor that it was set to. collected : lists and dicts with other tensors.
-    other : all other changed attributes.
+    other : all other changed attributes. gone : those of them that held tensors and are deleted.
     """
 
     assigned: dict[str, torch.Tensor] = field(default_factory=dict)
     collected: list[str] = field(default_factory=list)
     other: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
 
 
 _CONTAINERS = (dict, list, set)

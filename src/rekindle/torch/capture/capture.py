@@ -133,6 +133,8 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
             # Tensors from elsewhere (globals, closures) become constants of the graph.
             mode = FakeTensorMode(allow_non_fake_inputs=True)
             stack.enter_context(tracing(TracingContext(mode)))
+            # The mode lives on in the graph, and a tensor to which a weak reference leads cannot be swapped (swap_tensors).
+            stack.callback(mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear)
         stack.enter_context(eager_strides(mode))
         if attention is not None:
             stack.enter_context(attention)

@@ -121,6 +121,7 @@ class FlatForward(nn.Module):
                 with casts as self.cast, layout, known, indices_for_masks(known.count), watched, still:
                     made = taken_apart(self._forward(*args, **kwargs), owned, self._unused, self._loss)
                     self._refuse_new_parameters()
+                    self._refuse_filled_marks()
                     self._left = [(x, dict(x)) for m in self.model.modules() for x in _tables(m)]
         except Exception:
             lru_caches.emptied(self.model, everywhere=True)  # a tensor of another run may be what it failed on
@@ -133,6 +134,11 @@ class FlatForward(nn.Module):
             self.inside += tensors_in_attributes(self.model).values()
             self.cached = lru_caches.emptied(self.model) or self.cached
         found, self.output_spec, self.fills, self.no_results, of_result = made
+        if functions := _FUNCTIONS.intersection(tree.opaque_kinds(self.output_spec)):
+            raise TraceError(
+                f"forward returns a {' and a '.join(sorted(functions))}, which a planned step cannot make anew. Return tensors "
+                "and plain values, keep it on the module, or name that result in unused if the loop does not read it"
+            )
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]
         }
@@ -205,7 +211,7 @@ class FlatForward(nn.Module):
     def _nothing_moved(self) -> Iterator[None]:
         """Raise TraceError if code inside gives a parameter or buffer another place, shape, flag or hook, or replaces a
         parameter: a capture sees only numbers that are written."""
-        tables = [(at, table) for at, m in self.model.named_modules() for table in (m._parameters, m._buffers)]
+        tables = [(at, table) for at, m in self.model.named_modules() for table in _tables(m)[1:]]
         every = [(f"{at}.{k}".lstrip("."), table, k, t) for at, table in tables for k, t in table.items()]
         standing = [x for x in every if x[3] is not None and (not self.moving or x[0] in self.moving)]
         parameters = {id(p) for p in self.model.parameters()}
@@ -236,6 +242,17 @@ class FlatForward(nn.Module):
                 "once before planning"
             )
 
+    def _refuse_filled_marks(self) -> None:
+        """Raise TraceError if forward has put tensors into an object of the caller's that held none: it is a constant."""
+        named = self._spec.children[1]
+        for k, spec in zip(named.keys, named.children, strict=True):
+            for x in tree.leaves(spec):
+                if tree.is_plain_object(x) and tree.tensors_in(x):
+                    raise TraceError(
+                        f"forward puts tensors into the argument {k}, where {type(x).__name__} holds none before: a plan takes "
+                        "it for a constant. Pass a dict, a dataclass or a SimpleNamespace for them, or return them"
+                    )
+
     @contextlib.contextmanager
     def _one_tensor_each(self) -> Iterator[None]:
         """Inside, a parameter with several names is one tensor, so that its gradients are added in eager's order."""
@@ -252,6 +269,9 @@ class FlatForward(nn.Module):
         finally:
             for table, leaf, t in reversed(swapped):
                 table[leaf] = t
+
+
+_FUNCTIONS = {"function", "method", "builtin_function_or_method", "partial", "type"}  # kinds of results
 
 
 def _functions_behind(nodes: list[Any]) -> list[str]:

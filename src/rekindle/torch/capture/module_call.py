@@ -89,10 +89,12 @@ class ModuleCall:
 
     @property
     def odd(self) -> str:
-        """The first argument without strides, in words; "" if there is none."""
+        """The first argument that no plan serves, in words; "" if there is none."""
         for t in self.tensors:
             if t.layout is not torch.strided or t.is_nested:
                 return "a nested tensor" if t.is_nested else f"a tensor of layout {t.layout}"
+            if t.is_inference():  # torch keeps none for backward, and a plan may keep what eager does not
+                return "a tensor made under torch.inference_mode"
         return ""
 
     @property
@@ -168,7 +170,7 @@ def _by_name(
     for name, value in bound.items():
         kind = kinds[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            rest, given[name], by_position = name, value, len(positional)
+            rest, given[name], by_position, left = name, value, len(positional), 0  # what follows is keyword-only
         elif kind is inspect.Parameter.VAR_KEYWORD:
             more, given[name] = name, value
         elif left > 0:

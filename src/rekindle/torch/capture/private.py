@@ -194,6 +194,12 @@ def in_func_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def stand_for_many(gradients: Iterable[Any]) -> bool:
+    """Whether a batch of gradients is taken at once: vmap runs around, or `is_grads_batched=True` has batched these."""
+    batched = torch._C._functorch.is_legacy_batchedtensor
+    return in_func_transform() or any(g is not None and batched(g) for g in gradients)
+
+
 def in_forward_ad() -> bool:
     """Whether the code runs inside torch.autograd.forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
@@ -337,6 +343,18 @@ def no_source_of_graphs_kept() -> Iterator[None]:
 def modes_are_on() -> bool:
     """Whether a dispatch mode is on: an instrument, or tensors without data."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def keeper_of_results() -> str:
+    """The surroundings that keep the results of ops, over which planned steps write, in words; "" where there are none."""
+    if modes_are_on():
+        selective = (torch.utils.checkpoint._CachingTorchDispatchMode, torch.utils.checkpoint._CachedTorchDispatchMode)
+        for m in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+            if isinstance(m, selective):
+                return "inside torch's selective activation checkpointing"
+            if isinstance(m, torch.autograd.graph._CloneArgBeforeMutateMode):
+                return "under allow_mutation_on_saved_tensors()"
+    return ""
 
 
 def is_in_use(leaf: torch.Tensor) -> bool:

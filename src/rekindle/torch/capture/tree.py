@@ -143,7 +143,8 @@ def _walk(
         fields = fields_of(x)
         known = len(tensors)
         made = tuple([_walk(v, tensors, seen, opaque_ok, (*around, id(x)), owned) for v in fields.values()])
-        if len(tensors) > known or any(isinstance(leaf, Leaf) for c in made for leaf in leaves(c)):
+        holds = len(tensors) > known or any(isinstance(leaf, Leaf) for c in made for leaf in leaves(c))
+        if holds or type(x) is types.SimpleNamespace:  # an empty one is there to be filled; other objects may be marks
             return Branch(x, tuple(fields), made)
     return Opaque(type(x).__name__) if opaque_ok else x
 

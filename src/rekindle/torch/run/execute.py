@@ -23,7 +23,7 @@ from ..capture.captured import Captured
 from ..capture.gradient_additions import additions, casts
 from ..capture.lowered import Lowered
 from ..capture.node_tensors import overlap, tensors_of
-from ..capture.private import backward_keeps_graph, backward_number, disable_autocast, will_run
+from ..capture.private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
 from ..capture.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
@@ -186,7 +186,7 @@ class _Boundary(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()
         tangents = [grads[i] for i in runner.lowered.captured.tangents.values()]
         del grads
-        if torch.is_grad_enabled() or step.second.waits:
+        if torch.is_grad_enabled() or step.second.waits or stand_for_many(tangents):
             step.start_again(tangents, ctx, anchor)
         else:
             step.start(saved, tangents)

@@ -18,7 +18,7 @@ from ..capture import private
 from ..capture.lock import LOCK
 from ..capture.module_call import ModuleCall
 from ..trace import Trace
-from . import unused
+from . import shared_casts, unused
 from .bound import Bound
 from .left_over import left_over
 from .new_call import NewCall
@@ -35,9 +35,11 @@ class PlannedForward(InPlaceOfForward):
     plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True):
+    def __init__(
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True, later: bool = False
+    ):
         super().__init__(model)
-        self._begin(Replanner(model, plan, on_new_shape, replan, check), in_eval=not model.training)
+        self._begin(Replanner(model, plan, on_new_shape, replan, check, later), in_eval=not model.training)
 
     def _begin(self, replanner: Replanner, in_eval: bool) -> None:
         self._replanner = replanner
@@ -68,6 +70,7 @@ class PlannedForward(InPlaceOfForward):
         """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
         self._off = True
         unused.used(model)
+        shared_casts.forget(model.parameters())
         _PLANNED.pop(model, None)
         super().give_back(model)
 
@@ -263,7 +266,7 @@ def _runs_plain_in() -> str:
         return "in forward-mode automatic differentiation"
     if private.parametrizations_are_cached():
         return "under parametrize.cached(), which keeps values from call to call"
-    return ""
+    return private.keeper_of_results()
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()

@@ -60,11 +60,14 @@ class Replanner:
     """Makes plans for the new calls of one module, all with the options of the first plan.
 
     plan : the plan that `apply` was given. on_new_shape, replan, check : how plans for other calls are made.
+    later : `plan` is for the state in which a first call leaves the module.
     plans : the plans on the module. refusals : calls that are known to run plain.
     warned : the warnings that were given.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool):
+    def __init__(
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, later: bool = False
+    ):
         self.plan, self.on_new_shape, self.replan, self.check = plan, on_new_shape, replan, check
         self._options = plan.options
         self.plans, self.warned = BoundPlans(), WarnOnce()
@@ -79,7 +82,8 @@ class Replanner:
         self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
         self.first_is_plain = False  # the plan is for the state in which a first call leaves the module
         if plan.trace is not None:
-            check_same_module(model, plan.trace)
+            if not later:  # the first call may delete modules
+                check_same_module(model, plan.trace)
             self._lengths.add(plan.trace)
             self.bind(model, plan.trace, plan)
 

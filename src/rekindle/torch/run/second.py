@@ -1,4 +1,5 @@
 """Second derivatives: a backward with `create_graph=True` runs the call's own forward again, plainly, and differentiates that.
+So does a backward of a batch of gradients: a plan's ops write into memory of their own, which vmap cannot follow.
 
 Autograd has no record of a planned backward. The plain forward that runs again makes a graph of its own, on leaves that stand
 for the call's inputs, and all derivatives are taken in it. Gradients of the inputs, of all orders together, leave it by the
@@ -23,7 +24,7 @@ from ..capture.left_out import taken_apart
 from ..capture.module_call import ModuleCall
 from ..capture.node_tensors import storage_bytes
 from ..capture.number_places import attributes_set, read, replaced
-from ..capture.private import backward_keeps_graph, backward_number, will_run
+from ..capture.private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
 from ..capture.restorable import PutBack
 from ..capture.side_effects import SideEffects
 from ..capture.surroundings import autocast_of
@@ -33,6 +34,9 @@ from .sample import leaf_of, trained_as
 OLD_MOST_BYTES = (
     2**20
 )  # of tensors that forward reads and writes (a spectral norm's vectors), to keep old values of; a guess
+CREATE_GRAPH = "a backward with create_graph=True"
+BATCH = "a backward of a batch of gradients (is_grads_batched=True, vectorize=True or vmap)"
+_IN_TURN = "with create_graph=True that cannot be differentiated in turn"
 
 
 class Term(NamedTuple):
@@ -108,7 +112,17 @@ class Second:
         RekindleError : an input of the call is gone, or the module is in another state. RuntimeError : a tensor was written to.
         """
         if not self._leaves:
-            self._run()
+            many = stand_for_many(tangents.values())
+            if many and torch.is_grad_enabled():
+                raise _refusal(BATCH, _IN_TURN)
+            if many and self._random:
+                raise _refusal(BATCH, "it draws random numbers, which torch forbids there")
+            try:
+                self._run(BATCH if many else CREATE_GRAPH)
+            except RuntimeError as e:  # an autograd Function of the user's, say, inside of vmap
+                if not in_func_transform():
+                    raise
+                raise _refusal(BATCH, f"there it fails: {e}") from e
         terms = [Term(self._results[k], g) for k, g in tangents.items() if g is not None]
         terms = [t for t in terms if t.tensor.requires_grad] + self._waiting.pop(backward_number(), [])
         self._waiting.clear()
@@ -130,7 +144,9 @@ class Second:
         if not terms or not leaves:
             return [None] * len(leaves)
         record = torch.is_grad_enabled()
-        own = [(t.gradient.detach().requires_grad_(record), t.gradient) for t in terms]
+        if record and stand_for_many(t.gradient for t in terms):
+            raise _refusal(BATCH, _IN_TURN)
+        own = [(t.gradient.detach().requires_grad_() if record else t.gradient, t.gradient) for t in terms]
         found = torch.autograd.grad(
             [t.tensor for t in terms], leaves, [leaf for leaf, _ in own],
             create_graph=record, retain_graph=record or keep, allow_unused=True,
@@ -145,31 +161,34 @@ class Second:
         """Let the running backward call add these up with the others of the call."""
         self._waiting.setdefault(backward_number(), []).extend(terms)
 
-    def _run(self) -> None:
-        """Run the plain forward, as the call was made. The module and all that forward reaches are left as they were."""
+    def _run(self, asked: str) -> None:
+        """Run the plain forward, as the call was made. The module and all that forward reaches are left as they were.
+
+        asked : what it runs for, in words.
+        """
         a, c = self._again, self._again.trace.lowered.captured
         model, tensors = a.model(), [t() for t in self._tensors]
         if model is None:
-            raise _refusal("the module was deleted")
+            raise _refusal(asked, "the module was deleted")
         if changed := [k for k in a.trace.expected.differences(model) if k not in c.assigned]:
-            raise _refusal(f"{changed[0]} has changed since")
+            raise _refusal(asked, f"{changed[0]} has changed since")
         owner = None if self._owner is None else self._owner()
         if owner is not None and owner.is_checked:  # the model's forward takes them itself, in each step
-            raise _refusal("then no plan of the module lowers the step's memory")
+            raise _refusal(asked, "then no plan of the module lowers the step's memory")
         if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
-            raise _refusal("a part of it is a ScriptModule, whose parameters cannot be replaced")
+            raise _refusal(asked, "a part of it is a ScriptModule, whose parameters cannot be replaced")
         if any(t is None for t in tensors):
             raise _refusal(
-                "an input of the call has been freed since. Keep it in a variable until this backward is over"
+                asked, "an input of the call has been freed since. Keep it in a variable until this backward is over"
             )
         now: list[Any] = [
             tensors[a.arguments[i]] if i in a.arguments else _find(model, k) for i, k in enumerate(a.names)
         ]
-        self._check(now)
+        self._check(now, asked)
         if not a.told:
             a.told = True
             notices.warn(
-                f"a backward with create_graph=True goes through the planned {type(model).__name__}: its own forward runs "
+                f"{asked} goes through the planned {type(model).__name__}: its own forward runs "
                 "again, plainly, and takes a plain step's memory, not the plan's"
             )
         new = [self._old.get(i, t.detach()).clone() if i in a.written else t for i, t in enumerate(now)]
@@ -205,11 +224,13 @@ class Second:
         self._results = [t for k, t in enumerate(found) if k not in c.aliased_inputs]
         self._results += [assigned[k] for k, x in c.assigned.items() if x.output is not None]
 
-    def _check(self, now: Sequence[torch.Tensor]) -> None:
+    def _check(self, now: Sequence[torch.Tensor], asked: str) -> None:
         names, written, old = self._again.names, self._again.written, self._again.old
         for i, (t, version) in enumerate(zip(now, self._versions, strict=True)):
             if not old.get(i, True):
-                raise _refusal(f"forward writes over {names[i]}, which it reads; a step keeps no copy that large")
+                raise _refusal(
+                    asked, f"forward writes over {names[i]}, which it reads; a step keeps no copy that large"
+                )
             if i not in written and t._version != version:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -269,8 +290,8 @@ def _find(model: nn.Module, name: str) -> Any:
     return getattr(model.get_submodule(path), leaf)
 
 
-def _refusal(why: str) -> RekindleError:
+def _refusal(asked: str, why: str) -> RekindleError:
+    instead = "Take one gradient at a time (vectorize=False), or" if asked is BATCH else "Or"
     return RekindleError(
-        f"a backward with create_graph=True needs forward to run again, and {why}. Or call rekindle.restore(model) for steps "
-        "that need second derivatives"
+        f"{asked} needs forward to run again, and {why}. {instead} call rekindle.restore(model) for steps that need it"
     )

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -173,6 +173,13 @@ def entered(
     known.update({leaf: weakref.ref(inputs[i]) for i, leaf in leaves.items()})
     block.calls.append(call)
     return call, instead
+
+
+def forget(leaves: Iterable[torch.Tensor]) -> None:
+    """Hold no reference to these leaves, not even a weak one: `torch.utils.swap_tensors` refuses such tensors."""
+    for t in leaves:
+        if _now is not None:
+            _now.cast.pop(id(t), None)
 
 
 class _Later(torch.autograd.Function):
