@@ -22,7 +22,7 @@ from .hooks import described, is_torchs
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
 from .lines_that_set import line_that_sets
-from .loss import loss_index
+from .loss import losses
 from .number_places import name_of
 from .numbers import Argument, Numbers
 from .private import checkpoints_noted, is_fake, mutations_of, place_of
@@ -146,7 +146,7 @@ class FlatForward(nn.Module):
             )
         names = [places[k] for k in range(len(found)) if k not in self.aliased]
         results, own = len(returned), sum(k < of_result for k in range(len(found)) if k not in self.aliased)
-        loss = loss_index(returned[:own], names) if self._loss == "auto" else None
+        loss = losses(returned[:own], names) if self._loss == "auto" else []
         self.assigned = {}
         self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
         for k, t in sorted(self.changes.assigned.items()):
@@ -156,7 +156,7 @@ class FlatForward(nn.Module):
                 names.append(f"the attribute {k}")
         self.ignored = {}
         for i, t in enumerate(returned):
-            if t.requires_grad and self._loss == "auto" and (i >= results or loss is not None and own > i != loss):
+            if t.requires_grad and self._loss == "auto" and (i >= results or loss and i < own and i not in loss):
                 self.ignored[i] = names[i]
                 returned[i] = t.detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
