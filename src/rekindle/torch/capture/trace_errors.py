@@ -34,7 +34,7 @@ NO_BACKWARD = "has no backward"  # such a submodule holds nothing
 # Reasons after which the next call may be another, since forward changes what the capture depends on.
 SETS_STATE, MOVES = "changes its own state", "moves or reshapes its own tensors"
 LETS_REQUIRE_GRAD = "lets its argument require grad"
-OF_FIRST_CALLS = (SETS_STATE, MOVES)
+OF_FIRST_CALLS, BY_LINE = (SETS_STATE, MOVES), (MOVES, LETS_REQUIRE_GRAD)  # BY_LINE: a second capture finds the line
 
 
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:

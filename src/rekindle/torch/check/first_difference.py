@@ -49,18 +49,15 @@ def _explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Ou
 
 def _beside_operators(plain: Outcome, planned: Outcome) -> str:
     """In words, how steps differ of which no operator gives another result."""
-    differs = [
-        k for k in plain.gradients | planned.gradients if not same(plain.gradients.get(k), planned.gradients.get(k))
-    ]
-    for has, step, lacks in (plain, "plain", planned), (planned, "planned", plain):
-        if alone := [k for k in differs if has.gradients.get(k) is not None and lacks.gradients.get(k) is None]:
-            return f"no operator gives another result, but only the {step} step has a gradient of {alone[0]}"
+    same_so_far, a, b = "no operator gives another result", plain.gradients, planned.gradients
+    differs = [k for k in a | b if not same(a.get(k), b.get(k))]
+    if alone := [k for k in differs if a.get(k) is None or b.get(k) is None]:
+        step = "planned" if a.get(alone[0]) is None else "plain"
+        return f"{same_so_far}, but only the {step} step has a gradient of {alone[0]}"
     for k in plain.written | planned.written:
         if not same(plain.written.get(k), planned.written.get(k)):
-            return f"no operator gives another result, but {k} is not left as the plain step leaves it"
-    if differs:
-        return "no operator gives another result, so that gradients are added up in another order"
-    return "no operator gives another result"
+            return f"{same_so_far}, but {k} is not left as the plain step leaves it"
+    return same_so_far + ", so that gradients are added up in another order" * bool(differs)
 
 
 class _Results(Instrument):
