@@ -168,8 +168,8 @@ def trace(
     sample : a tensor, a tuple of positional arguments, or a mapping of keyword arguments. Shapes, dtypes, devices and
         constants matter, and where forward branches on what inputs hold (whether a mask masks anything), their
         values. Fake tensors serve as well: there a library that knows of tracing takes the branch that is right for all.
-    loss : the results to which gradients come back. "auto": only the scalar under the key `loss`, or the first result if that
-        is a scalar; without such a scalar, every result that requires grad. "all": every result that requires grad.
+    loss : the results to which gradients come back. "auto": only the scalar under the key `loss`; or, if the first result is a
+        scalar, all scalars that require grad; without either, every result that requires grad. "all": every such result.
     target : name of a device whose roofline gives the seconds; None: they are measured on the device at hand. Where a GPU is
         named, attention that the CPU runs as plain operators is captured as that GPU's fused kernel, so that its sizes are the
         GPU's. Such a trace is for planning, and runs on fake tensors alone.
@@ -264,7 +264,7 @@ def _trace_call(
             devices.capability(options.attention),
         )  # fmt: skip
     if any(map(has_stand_in, [captured.output_spec, *captured.fills])):
-        raise TraceError("forward returns a number that changes from call to call")
+        raise TraceError("forward returns a number that changes from call to call", reason="returns a changing number")
     captured.numbers = numbers
     fake = any(is_fake(t) for t in [*call.tensors, *model.parameters()])
     if not fake:
@@ -272,11 +272,13 @@ def _trace_call(
     for p in captured.mutations:
         t = call.tensors[captured.inputs[p]] if p in captured.inputs else None
         if t is not None and t.requires_grad:
-            raise TraceError("the model writes over an input that requires grad; clone the input before it is changed")
+            why = "writes over an input that requires grad"
+            raise TraceError(f"the model {why}; clone the input before it is changed", reason=why)
         if t is not None and any(
             t is not s and _share(t, s) for s in [*call.tensors, *model.parameters(), *model.buffers()]
         ):
-            raise TraceError("the model writes over an input that shares memory with another; clone one of them")
+            why = "writes over an input that shares memory with another"
+            raise TraceError(f"the model {why}; clone one of them", reason=why)
     merge_duplicates(captured, lambda n: is_marked(captured.module_path.get(n, ""), options.must_save))
     without_shapes(captured)
     write_in_place(captured)

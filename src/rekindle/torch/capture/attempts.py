@@ -22,7 +22,7 @@ from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
 from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from .random_state import only_draws
-from .trace_errors import MOVES, SETS_STATE, changed_in_backward, trace_error
+from .trace_errors import BY_LINE, SETS_STATE, changed_in_backward, trace_error
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def export_joint(stack: contextlib.ExitStack, flat: FlatForward, tensors: list[t
                 raise  # an option that makes no sense for this model, however it is captured
             except Exception as e:
                 if (
-                    isinstance(e, TraceError) and e.reason == MOVES
+                    isinstance(e, TraceError) and e.reason in BY_LINE
                 ):  # however it is captured; once more, to find the line
                     return _export(stack, flat, tensors)
                 failed.append((flat.progress, e))

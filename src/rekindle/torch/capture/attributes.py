@@ -73,7 +73,7 @@ class Attributes:
         found = Changes()
         before: dict[int, Any] = {id(x): held for x, held in self._held}
         for name, m, old in self._kept:
-            now = m.__dict__ | m._buffers
+            now = m._buffers | m.__dict__  # forward may write past `nn.Module.__setattr__`: Python looks there first
             was = old | before[id(m._buffers)]
             for k in now.keys() | was.keys():
                 x, y = now.get(k, _NONE), was.get(k, _NONE)

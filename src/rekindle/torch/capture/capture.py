@@ -88,7 +88,8 @@ def capture(
         raise TraceError(
             f"forward of {type(model).__name__} draws from a random generator of its own ({', '.join(effects.drawn)}), whose "
             "numbers would be constants of the plan. Draw with torch and decide with torch.where, or draw outside of forward "
-            "and pass the numbers in"
+            "and pass the numbers in",
+            reason="draws from a random generator of its own",
         )
     captured.written_places = frozenset(effects.written)
     captured.settles = flat.cached or any(kinds.get(k) != kind for k, kind in flat.kinds.items())

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...ask import TraceOptions
 from ...errors import TraceError
-from ...frames import ChangeFinder, line_of, users_frame
+from ...frames import ChangeFinder, in_short, line_of, users_frame
 from . import lru_caches, tree
 from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
 from .captured import Assigned
@@ -22,12 +22,12 @@ from .hooks import described, is_torchs
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
 from .lines_that_set import line_that_sets
-from .loss import loss_index
+from .loss import losses
 from .number_places import name_of
 from .numbers import Argument, Numbers
 from .private import checkpoints_noted, is_fake, mutations_of, place_of
 from .surroundings import is_cast_once
-from .trace_errors import moves
+from .trace_errors import lets_require_grad, moves
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class FlatForward(nn.Module):
             with self._one_tensor_each():
                 named: dict[Any, torch.Tensor] = {**dict(enumerate(tensors)), **dict(self.model.named_parameters())}
                 casts = one_cast_each(named, self._once)
-                watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved()
+                watched, still = checkpoints_noted(self._inside_checkpoint), self._nothing_moved(tensors)
                 with casts as self.cast, layout, known, indices_for_masks(known.count), watched, still:
                     made = taken_apart(self._forward(*args, **kwargs), owned, self._unused, self._loss)
                     self._refuse_new_parameters()
@@ -152,7 +152,7 @@ class FlatForward(nn.Module):
             )
         names = [places[k] for k in range(len(found)) if k not in self.aliased]
         results, own = len(returned), sum(k < of_result for k in range(len(found)) if k not in self.aliased)
-        loss = loss_index(returned[:own], names) if self._loss == "auto" else None
+        loss = losses(returned[:own], names) if self._loss == "auto" else []
         self.assigned = {}
         self.kinds = {k: kind_of(t) for k, t in self.changes.assigned.items()}
         for k, t in sorted(self.changes.assigned.items()):
@@ -162,7 +162,7 @@ class FlatForward(nn.Module):
                 names.append(f"the attribute {k}")
         self.ignored = {}
         for i, t in enumerate(returned):
-            if t.requires_grad and self._loss == "auto" and (i >= results or loss is not None and own > i != loss):
+            if t.requires_grad and self._loss == "auto" and (i >= results or loss and i < own and i not in loss):
                 self.ignored[i] = names[i]
                 returned[i] = t.detach()
         # Copies, so that AOTAutograd does not see results that are views of each other; `joint_graph` drops the copies.
@@ -208,25 +208,34 @@ class FlatForward(nn.Module):
         return {k: mutations_of(t) for k, t in tensors_in_attributes(self.model).items()}
 
     @contextlib.contextmanager
-    def _nothing_moved(self) -> Iterator[None]:
+    def _nothing_moved(self, given: tuple[torch.Tensor, ...]) -> Iterator[None]:
         """Raise TraceError if code inside gives a parameter or buffer another place, shape, flag or hook, or replaces a
-        parameter: a capture sees only numbers that are written."""
+        parameter, or lets an input require grad: a capture sees only numbers that are written."""
         tables = [(at, table) for at, m in self.model.named_modules() for table in _tables(m)[1:]]
         every = [(f"{at}.{k}".lstrip("."), table, k, t) for at, table in tables for k, t in table.items()]
         standing = [x for x in every if x[3] is not None and (not self.moving or x[0] in self.moving)]
+        plain = {i: t for i, t in enumerate(given) if not t.requires_grad}
         parameters = {id(p) for p in self.model.parameters()}
 
         def look() -> list[Any]:
-            return [(place_of(t), id(table.get(k)) if id(t) in parameters else 0) for _, table, k, t in standing]
+            flags = [i for i, t in plain.items() if t.requires_grad and t.is_leaf]  # a write makes it no leaf
+            return [
+                (place_of(t), id(table.get(k)) if id(t) in parameters else 0) for _, table, k, t in standing
+            ] + flags
 
         before = look()
         finder = ChangeFinder(look) if self.moving else contextlib.nullcontext()
         with finder:
             yield
-        moved = [x[0] for x, was, now in zip(standing, before, look(), strict=True) if was != now]
+        moved = [x[0] for x, was, now in zip(standing, before, look(), strict=False) if was != now]
+        line = finder.line if isinstance(finder, ChangeFinder) else ""
         if moved:
             self.moving = moved
-            raise moves(self.model, moved, finder.line if isinstance(finder, ChangeFinder) else "")
+            raise moves(self.model, moved, line)
+        if flags := look()[len(standing) :]:
+            places = tree.paths(self._spec.children[1], "")  # "['x']", "['batch'][0]"
+            self.moving = [places[i][2:].replace("']", "", 1) for i in flags]
+            raise lets_require_grad(self.moving, line)
 
     def _refuse_new_parameters(self) -> None:
         """Raise TraceError if forward has made parameters, which would be made anew in each planned step."""
@@ -239,7 +248,9 @@ class FlatForward(nn.Module):
             raise TraceError(
                 f"forward makes the parameter{'s' * (len(new) > 1)} {', '.join(new)} itself{f' at {line}' if at else ''}, "
                 "which a planned step cannot do. Make them in __init__; or, if only the first call makes them, call the model "
-                "once before planning"
+                "once before planning",
+                line=in_short(line) if at else "",
+                reason=f"makes the parameter {new[0]}",
             )
 
     def _refuse_filled_marks(self) -> None:
@@ -250,7 +261,8 @@ class FlatForward(nn.Module):
                 if tree.is_plain_object(x) and tree.tensors_in(x):
                     raise TraceError(
                         f"forward puts tensors into the argument {k}, where {type(x).__name__} holds none before: a plan takes "
-                        "it for a constant. Pass a dict, a dataclass or a SimpleNamespace for them, or return them"
+                        "it for a constant. Pass a dict, a dataclass or a SimpleNamespace for them, or return them",
+                        reason=f"puts tensors into the argument {k}",
                     )
 
     @contextlib.contextmanager

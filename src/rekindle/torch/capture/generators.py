@@ -48,7 +48,8 @@ def refuse_own(op: Any, generator: torch.Generator) -> NoReturn:
     raise TraceError(
         f"the model draws from a generator of its own{which} by {op}{where}. A plan cannot put its state back to draw the "
         "same numbers again: draw from torch's default generator, which torch.manual_seed seeds, or draw outside of forward "
-        "and pass the numbers in"
+        "and pass the numbers in",
+        reason="draws from a generator of its own",
     )
 
 

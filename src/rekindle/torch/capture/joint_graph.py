@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from ...errors import TraceError
+from ...frames import in_short
 from . import tree
 from .captured import Captured
 from .module_paths import module_path, source_line
@@ -42,7 +43,8 @@ def read_joint_graph(c: Captured, model: nn.Module) -> None:
     if not c.tangents and (kinds := sorted(set(tree.opaque_kinds(c.output_spec)))):
         raise TraceError(
             f"forward returns an object of type {', '.join(kinds)}, which cannot be taken apart into tensors, and no "
-            "other tensor that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them"
+            "other tensor that requires grad; return tensors, or tuples, named tuples, lists, dicts or dataclasses of them",
+            reason=f"returns an object of type {', '.join(kinds)}",
         )
     if not c.tangents:
         raise TraceError(
@@ -63,26 +65,33 @@ def _placeholder(c: Captured, n: fx.Node) -> None:
     elif isinstance(d, aot.TangentAOTInput):
         output: Any = d.output
         if isinstance(output, aot.InputMutationAOTOutput):
-            raise TraceError(_written(output.mutated_input, c.graph_module.graph))
+            raise _written(output.mutated_input, c.graph_module.graph)
         c.tangents[n] = output.idx
     elif isinstance(d, aot.PlainAOTInput):
         c.inputs[n] = d.idx
     elif not isinstance(d, _TOKENS):
-        raise TraceError(f"the model takes an input of a kind that cannot be planned yet: {d}")
+        raise TraceError(
+            f"the model takes an input of a kind that cannot be planned yet: {d}",
+            reason="takes an unknown kind of input",
+        )
 
 
-def _written(what: Any, graph: fx.Graph) -> str:
+def _written(what: Any, graph: fx.Graph) -> TraceError:
     if isinstance(what, aot.ParamAOTInput):
         results = _outs(graph.output_node())
         made = next(o for o, d in results if isinstance(d, aot.InputMutationAOTOutput) and d.mutated_input == what)
         at = f" at {line}" if (line := source_line(made)) else ""
-        return (
-            f"forward writes to the parameter {what.target.removeprefix(_PREFIX)!r}{at}, which requires grad, and a plan "
+        name = what.target.removeprefix(_PREFIX)
+        return TraceError(
+            f"forward writes to the parameter {name!r}{at}, which requires grad, and a plan "
             "cannot tell of which of its two values the gradient is. Write to it outside of forward, under no_grad; if only "
             "the first call writes, call the model once before planning; or, if it is not trained, call "
-            "requires_grad_(False) on it before planning"
+            "requires_grad_(False) on it before planning",
+            line=in_short(line),
+            reason=f"writes to the parameter {name}, which requires grad",
         )
-    return "forward writes over a tensor that requires grad; clone it before it is changed"
+    words = "writes over a tensor that requires grad"
+    return TraceError(f"forward {words}; clone it before it is changed", reason=words)
 
 
 def _constant(c: Captured, n: fx.Node) -> None:
@@ -92,14 +101,20 @@ def _constant(c: Captured, n: fx.Node) -> None:
         raise TraceError(
             f"{reader.target} in {module_path(reader) or 'the model'} draws from a generator of its own (generator=), "
             "whose state a plan cannot restore to draw the same numbers again; draw from torch's default generator, or outside "
-            "of forward and pass the result in"
+            "of forward and pass the result in",
+            line=in_short(source_line(reader)),
+            reason="draws from a generator of its own",
         )
     if not isinstance(t, torch.Tensor):
-        raise TraceError(f"the model calls a nested graph ({n.target}), which cannot be planned yet")
+        raise TraceError(
+            f"the model calls a nested graph ({n.target}), which cannot be planned yet", reason="calls a nested graph"
+        )
     if t.requires_grad:
         raise TraceError(
             f"the model reads a tensor of shape {list(t.shape)} that requires grad and is neither a parameter nor an "
-            "input, so no gradient could reach it; register it as a parameter, or its module as a submodule"
+            "input, so no gradient could reach it; register it as a parameter, or its module as a submodule",
+            line=in_short(next((line for u in n.users if (line := source_line(u))), "")),
+            reason="reads a tensor that requires grad and is no parameter",
         )
     c.constants[n] = t
     n.meta.setdefault("val", t)
@@ -137,7 +152,10 @@ def _results(c: Captured, output: fx.Node, place: dict[Any, fx.Node], model: nn.
             if o is not None:
                 c.gradients[place[d.grad_of]] = o
         elif o is not None and not isinstance(d, _TOKENS):
-            raise TraceError(f"the model returns a result of a kind that cannot be planned yet: {d}")
+            raise TraceError(
+                f"the model returns a result of a kind that cannot be planned yet: {d}",
+                reason="returns an unknown kind of result",
+            )
 
 
 def _outs(output: fx.Node) -> list[tuple[Any, Any]]:
@@ -158,7 +176,10 @@ def _drop_tokens(graph: fx.Graph) -> None:
         if n.op == "call_function" and n.target is torch.ops.higher_order.with_effects:
             token, op, *args = n.args
             if op._schema.returns:
-                raise TraceError(f"the model calls {op}, whose effects must keep their order; it cannot be planned yet")
+                raise TraceError(
+                    f"the model calls {op}, whose effects must keep their order; it cannot be planned yet",
+                    line=in_short(source_line(n)), reason=f"calls {op}",
+                )  # fmt: skip
             for u in list(n.users):
                 u.replace_all_uses_with(token)
                 graph.erase_node(u)

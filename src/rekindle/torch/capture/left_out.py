@@ -15,7 +15,7 @@ import torch
 from ...arguments import close
 from ...errors import UsageError
 from . import tree
-from .loss import loss_index
+from .loss import losses
 
 NAMES_SHOWN_MOST = 8  # in a message; a guess
 
@@ -37,7 +37,8 @@ def without_unused(
     stays = _without(spec, ("",), frozenset(unused), found)
     kept = sorted({leaf.index for leaf in tree.leaves(stays) if isinstance(leaf, tree.Leaf)})
     named = ", ".join(map(repr, sorted(found)))
-    if loss == "auto" and (at := loss_index(tensors, tree.paths(spec))) is not None and at not in kept:
+    of_loss = losses(tensors, tree.paths(spec)) if loss == "auto" else []
+    if of_loss and not set(of_loss) & set(kept):
         raise UsageError(
             f"unused: {named} is the loss, from which backward starts; name results that the training loop does not read"
         )

@@ -11,17 +11,18 @@ from ...errors import UsageError
 from . import tree
 
 
-def loss_index(tensors: Sequence[torch.Tensor], places: Sequence[str] | Mapping[int, str]) -> int | None:
-    """Index of the result that is the loss: the only scalar under a key `loss`, or a scalar that comes first; else None."""
+def losses(tensors: Sequence[torch.Tensor], places: Sequence[str] | Mapping[int, str]) -> list[int]:
+    """Indices of the results that are losses: the only scalar under a key `loss`; or, where a scalar comes first, all scalars,
+    which the loop may add up (reconstruction and divergence, say). Empty: no result is known to be a loss."""
     scalars = [i for i, t in enumerate(tensors) if t.numel() == 1 and t.requires_grad]
     called = [i for i in scalars if places[i].endswith("['loss']")]
     if len(called) == 1:
-        return called[0]
-    return 0 if scalars[:1] == [0] and places[0] in ("output", "output[0]") else None
+        return called
+    return scalars if scalars[:1] == [0] and places[0] in ("output", "output[0]") else []
 
 
 def default_loss(result: Any, arguments: Any = (), known: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-    """The loss in a result (see `loss_index`), or the sum of all its tensors that require grad; plus the sum of such tensors
+    """The sum of the losses in a result (see `losses`), or of all its tensors that require grad; plus the sum of such tensors
     that forward put into the arguments.
 
     known : tensors that do not count among those in the arguments.
@@ -31,8 +32,8 @@ def default_loss(result: Any, arguments: Any = (), known: Sequence[torch.Tensor]
     UsageError : no tensor of the result requires grad.
     """
     tensors, spec = tree.flatten(result, opaque_ok=True)
-    loss = loss_index(tensors, tree.paths(spec))
-    able = [t for t in tensors if t.requires_grad] if loss is None else [tensors[loss]]
+    found = losses(tensors, tree.paths(spec))
+    able = [tensors[i] for i in found] or [t for t in tensors if t.requires_grad]
     able += [t for t in tree.put_into(arguments, [*known, *tensors]) if t.requires_grad]
     if not able:
         raise UsageError("no result of the model requires grad, so there is no step to verify")

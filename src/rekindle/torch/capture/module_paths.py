@@ -12,16 +12,30 @@ import torch.fx.traceback as fx_traceback
 from torch import fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from .private import sequence_number
 from .source_lines import line_now
 
 _PATH, _LINE = "rekindle_module_path", "rekindle_line"
+BEHIND = "rekindle_line_behind"  # attribute of an error: the line of forward to which the backward that failed belongs
+_LATEST = -2  # no sequence number
 
 
 class _Here(dict[str, tuple[str, str]]):
-    """The module stack while a module runs. Torch copies it into every node that it makes: the copy has the line as well."""
+    """The module stack while a module runs. Torch copies it into every node that it makes: the copy has the line as well.
+
+    lines : autograd's sequence number -> the first line that made a node of that number; _LATEST -> the line behind backward's
+        latest node.
+    """
+
+    lines: dict[int, str]
 
     def __copy__(self) -> dict[str, tuple[str, str]]:
-        return {**self, _LINE: (line_now(), _LINE)}
+        line, behind = line_now(), fx_traceback.current_meta.get("grad_fn_seq_nr")
+        if behind:  # a node of backward
+            self.lines[_LATEST] = self.lines.get(behind[-1], "")
+        elif line:
+            self.lines.setdefault(sequence_number() - 1, line)  # its autograd node is there already
+        return {**self, _LINE: (line, _LINE)}
 
 
 @contextlib.contextmanager
@@ -30,10 +44,12 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
     module stack."""
     names = {id(m): name for name, m in model.named_modules()}
     entered: list[str] = [""]
+    lines: dict[int, str] = {}
     here = threading.get_ident()  # modules may be called in other threads meanwhile
 
     def note() -> None:
-        fx_traceback.current_meta["nn_module_stack"] = _Here({_PATH: (entered[-1], _PATH)})
+        now = fx_traceback.current_meta["nn_module_stack"] = _Here({_PATH: (entered[-1], _PATH)})
+        now.lines = lines
 
     def enter(module: nn.Module, args: Any) -> None:
         if threading.get_ident() == here:
@@ -53,6 +69,9 @@ def module_paths_recorded(model: nn.Module) -> Iterator[None]:
         after = register_module_forward_hook(leave, always_call=True)
         try:
             yield
+        except Exception as e:
+            setattr(e, BEHIND, lines.get(_LATEST, ""))
+            raise
         finally:
             before.remove()
             after.remove()

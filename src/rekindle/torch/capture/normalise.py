@@ -148,7 +148,8 @@ class _Lowering:
             elif v in outputs:
                 s.add_part(v, (n, i))
             else:
-                raise TraceError(f"{n.target} returns both new tensors and views of its inputs; this cannot be planned")
+                why = "returns both new tensors and views of its inputs"
+                raise TraceError(f"{n.target} {why}; this cannot be planned", reason=f"calls {n.target}, which {why}")
         return outputs
 
     def _in_order(

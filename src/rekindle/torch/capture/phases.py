@@ -40,7 +40,10 @@ def phases(c: Captured) -> Phases:
     returned = _ancestors(c.outputs)
     results = returned | _ancestors([*c.mutations.values(), *c.writing])
     if results & after:
-        raise TraceError("a result of the model depends on its own gradient; such a step cannot be planned")
+        raise TraceError(
+            "a result of the model depends on its own gradient; such a step cannot be planned",
+            reason="returns a result that depends on its own gradient",
+        )
     end = next(
         (i for i, n in enumerate(c.nodes) if n in after or n.meta.get("partitioner_tag") == "is_backward"),
         len(c.nodes),

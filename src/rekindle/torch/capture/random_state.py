@@ -16,6 +16,7 @@ from ...frames import in_short, is_users, line_of
 from .other_random import numpys, pythons
 from .private import disable_modes
 
+SETS_GENERATOR = "reads or sets the state of torch's random generator"
 # Functions in these modules act for their callers.
 _PASSED_OVER = {
     "torch.random",
@@ -52,7 +53,7 @@ def only_draws() -> Iterator[None]:
         return
     if cpu.initial_seed() != seed or _state(cpu) != before and threading.active_count() == 1:
         cpu.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
-        raise TraceError(_message("the model changes the state of torch's random generator"))
+        raise TraceError(_message("the model changes the state of torch's random generator"), reason=SETS_GENERATOR)
 
 
 def _state(generator: torch.Generator) -> bytes:
@@ -72,7 +73,8 @@ class _Guarded:
             self.others = True
         elif asks and (frame := _user_frame(sys._getframe(1))) is not None:
             raise TraceError(
-                _message(f"the model reads or sets the state of torch's random generator at {line_of(frame)}")
+                _message(f"the model reads or sets the state of torch's random generator at {line_of(frame)}"),
+                reason=SETS_GENERATOR,
             )
         return getattr(self._generator, name)
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
 from ...frames import in_short, users_line
-from .module_paths import printable
+from .module_paths import BEHIND, printable
 from .private import DataDependentOutputException, DynamicOutputShapeException, Scripted
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
@@ -33,7 +33,8 @@ SHAPE_FROM_DATA, READS = "makes a shape depend on the data", "reads a tensor"
 NO_BACKWARD = "has no backward"  # such a submodule holds nothing
 # Reasons after which the next call may be another, since forward changes what the capture depends on.
 SETS_STATE, MOVES = "changes its own state", "moves or reshapes its own tensors"
-OF_FIRST_CALLS = (SETS_STATE, MOVES)
+LETS_REQUIRE_GRAD = "lets its argument require grad"
+OF_FIRST_CALLS, BY_LINE = (SETS_STATE, MOVES), (MOVES, LETS_REQUIRE_GRAD)  # BY_LINE: a second capture finds the line
 
 
 def trace_error(e: BaseException, model: nn.Module) -> TraceError:
@@ -41,13 +42,15 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
     if isinstance(e, TraceError):
         return e
     frame, words = users_line(e)
-    where = words or "an unknown line"
+    behind = getattr(e, BEHIND, "")
+    where = words or (f"{behind}, in its backward" if behind else "an unknown line")
     data_dependent = isinstance(e, _DATA_DEPENDENT) or "data-dependent" in str(e).lower()
     if isinstance(e, DynamicOutputShapeException):
         return TraceError(
             f"the shape of the result of {e.func} depends on tensor values at {where}. A plan is made for one graph, whatever "
             "the data. Instead of boolean indexing or nonzero, keep the shape: torch.where, or a product with the mask; "
             "or make the choice outside of forward, or plan the submodules before and after that line",
+            line="" if words else in_short(behind),
             reason=SHAPE_FROM_DATA,
         )
     if data_dependent and (drop := _leaves_layers_out(frame, model)):
@@ -117,7 +120,9 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         )
     return TraceError(
         f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
-        "Check that the call works with this sample; plan the submodules around that line if it must stay"
+        "Check that the call works with this sample; plan the submodules around that line if it must stay",
+        line="" if words else in_short(behind),
+        reason=f"raises {type(e).__name__} while it is captured",
     )
 
 
@@ -160,6 +165,17 @@ def moves(model: nn.Module, names: Sequence[str], line: str) -> TraceError:
         + parts,
         line=in_short(line),
         reason=MOVES,
+    )
+
+
+def lets_require_grad(names: Sequence[str], line: str) -> TraceError:
+    """The error for a forward that sets the flag of tensors which it is given. line : of the user's code."""
+    which, at = ", ".join(map(printable, names[:NAMES_MOST])), f" at {line}" if line else ""
+    return TraceError(
+        f"forward lets its argument {which} require grad{at}. A planned step leaves the flags of the caller's tensors as they "
+        "are. Let a copy require grad (x = x.clone().requires_grad_()), or set the flag before each call, also of the sample",
+        line=in_short(line),
+        reason=LETS_REQUIRE_GRAD,
     )
 
 

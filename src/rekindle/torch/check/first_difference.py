@@ -12,6 +12,7 @@ from ..capture.private import OpOverload
 from ..capture.surroundings import casting_device
 from ..costs.instrument import Instrument
 from ..costs.op_tensors import tensors_in
+from ..run.as_before import same
 from ..run.measured_step import Outcome
 from ..run.program import op_that_runs
 from .comparison import compare
@@ -39,16 +40,24 @@ def _explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Ou
             "torch.use_deterministic_algorithms), or changes its own state or seed. Make its steps repeatable"
         )
     with _Compared(seen) as ours:
-        planned()
-    first = (
-        f"the first operator that differs is {ours.first}"
-        if ours.first
-        else "no operator gives another result, so that "
-    )
-    first += "" if ours.first else "gradients are added up in another order"
+        other = planned()
+    first = f"the first operator that differs is {ours.first}" if ours.first else _beside_operators(one, other)
     return (
         f"Two plain steps{apart} agree bit for bit, and {first}. Please report it, unless forward reads what it changes"
     )
+
+
+def _beside_operators(plain: Outcome, planned: Outcome) -> str:
+    """In words, how steps differ of which no operator gives another result."""
+    same_so_far, a, b = "no operator gives another result", plain.gradients, planned.gradients
+    differs = [k for k in a | b if not same(a.get(k), b.get(k))]
+    if alone := [k for k in differs if a.get(k) is None or b.get(k) is None]:
+        step = "planned" if a.get(alone[0]) is None else "plain"
+        return f"{same_so_far}, but only the {step} step has a gradient of {alone[0]}"
+    for k in plain.written | planned.written:
+        if not same(plain.written.get(k), planned.written.get(k)):
+            return f"{same_so_far}, but {k} is not left as the plain step leaves it"
+    return same_so_far + ", so that gradients are added up in another order" * bool(differs)
 
 
 class _Results(Instrument):

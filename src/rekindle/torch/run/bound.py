@@ -114,7 +114,11 @@ class Bound:
         second = Second(self._again, call, planned, inputs)
         made = self.runner(inputs, self._numbers_now(model, call), second, held_back)
         for (owner, leaf), output, source in places.assigned:
-            setattr(model if owner is None else owner, leaf, find(source) if output is None else made[output])
+            holder, value = model if owner is None else owner, find(source) if output is None else made[output]
+            if leaf in holder._parameters:  # forward wrote past `nn.Module.__setattr__`, which would refuse it
+                vars(holder)[leaf] = value
+            else:
+                setattr(holder, leaf, value)
         in_order = iter(made)
         count = len(made) - sum(output is not None for _, output, _ in places.assigned) + len(places.aliased)
         results = [find(places.aliased[k]) if k in places.aliased else next(in_order) for k in range(count)]

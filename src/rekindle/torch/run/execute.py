@@ -178,8 +178,8 @@ class _Boundary(torch.autograd.Function):
         for i, place in runner.lowered.captured.ignored_outputs.items():
             if grads[i] is not None:
                 raise RekindleError(
-                    f"a gradient came back to {place}, but the plan was made for the loss alone; "
-                    "trace with loss='all' to plan for gradients of every output"
+                    f"a gradient came back to {place}, but the plan was made for the loss alone; give loss='all' to the call "
+                    "that planned (rekindle.checkpoint, rekindle.trace, …) to plan for gradients of every result"
                 )
         step.check_versions(runner.watched_inputs)
         *saved, anchor = ctx.saved_tensors
