@@ -201,9 +201,10 @@ class SideEffects:
                 return
             self._watched[key] = made
         yield key
-        if depth < s.references_deep:
-            for y in made.inside():  # a name is no step towards what it stands for
-                yield from self._walk(y, depth + (not isinstance(x, GlobalName | types.CellType)))
+        stands = isinstance(x, GlobalName | types.CellType)  # a name is no step towards what it stands for
+        if depth < s.references_deep or stands:
+            for y in made.inside():
+                yield from self._walk(y, depth + (not stands))
 
 
 def _methods(kind: type[nn.Module]) -> list[Any]:
