@@ -110,7 +110,7 @@ class Restorable:
         if not isinstance(held, dict) or not isinstance(now, dict) or isinstance(self.x, GlobalName | dict):
             return [id(self.x)]
         names = now.keys() | self.before.keys()
-        named = [k for k in names if not _same_entry(now.get(k, _NOTHING), self.before.get(k, _NOTHING))]
+        named = [k for k in names if not same_entry(now.get(k, _NOTHING), self.before.get(k, _NOTHING))]
         return [id(self.x), *((id(held), k) for k in named)]
 
     def inside(self) -> list[Any]:
@@ -222,15 +222,16 @@ def _same(x: Any, y: Any) -> bool:
     """Whether two contents are equal: plain values by value, other objects by identity."""
     if isinstance(x, dict) and isinstance(y, dict):
         return len(x) == len(y) and all(
-            k is j and _same_entry(a, b) or k == j and _same_entry(a, b)
+            k is j and same_entry(a, b) or k == j and same_entry(a, b)
             for (k, a), (j, b) in zip(x.items(), y.items(), strict=True)
         )
     if isinstance(x, list) and isinstance(y, list):
-        return len(x) == len(y) and all(map(_same_entry, x, y))
+        return len(x) == len(y) and all(map(same_entry, x, y))
     if isinstance(x, set) and isinstance(y, set):
         return len(x) == len(y) and {id(a) for a in x} == {id(b) for b in y} or x == y
-    return _same_entry(x, y)
+    return same_entry(x, y)
 
 
-def _same_entry(x: Any, y: Any) -> bool:
+def same_entry(x: Any, y: Any) -> bool:
+    """Whether two entries are one object, or equal plain values."""
     return x is y or type(x) is type(y) and isinstance(x, tree.PLAIN) and (x == y or x != x and y != y)

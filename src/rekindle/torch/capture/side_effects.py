@@ -127,12 +127,21 @@ class SideEffects:
         self.drawn += [
             name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
         ]
+        self.dropped = [name for name, _ in self._named(changed, hooked)]
+        self._watched.clear()
+
+    def _named(self, changed: set[Any], hooked: set[Any]) -> Iterator[tuple[str, set[Any]]]:
+        """(name, keys of the changed objects under it). hooked : keys that only hooks reach, or share with forward."""
         told: set[Any] = set()  # objects that have a name: one that several modules share is named once
         for name, holders in self._by_name.items():
-            if changed & (holders - hooked) - told:
-                self.dropped.append(name)
+            if new := changed & (holders - hooked) - told:
+                yield name, new
                 told |= changed & holders
-        self._watched.clear()
+
+    def changed_now(self) -> list[tuple[str, Restorable]]:
+        """(name for messages, object) of the objects that have changed, but for tensors."""
+        changed = {k for k, w in self._watched.items() if not isinstance(w.x, torch.Tensor) and not w.same()}
+        return [(name, self._watched[k]) for name, keys in self._named(changed, set()) for k in keys]
 
     @property
     def watched(self) -> list[Restorable]:

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
 from ...frames import in_short, users_line
+from .lines_that_set import line_that_sets
 from .module_paths import printable
 from .private import DataDependentOutputException, DynamicOutputShapeException, Scripted
 
@@ -160,6 +161,18 @@ def moves(model: nn.Module, names: Sequence[str], line: str) -> TraceError:
         + parts,
         line=in_short(line),
         reason=MOVES,
+    )
+
+
+def depends_on_itself(model: nn.Module, names: Sequence[str], line: str = "") -> TraceError:
+    """The error for a forward whose result depends on what it changes. line : of the user's code; "": those that set it."""
+    lines = [line] if line else list(dict.fromkeys(x for k in names if (x := line_that_sets(model, k))))
+    where = f" ({'; '.join(lines)})" if lines else ""
+    return TraceError(
+        f"the result of forward depends on {', '.join(dict.fromkeys(names))}, which forward changes itself{where}; a plan is "
+        "made for one graph. If only the first call sets it, call the model once before planning. If every call sets it, keep "
+        "it in a buffer, or change it outside of forward",
+        reason=SETS_STATE,
     )
 
 
