@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,10 +29,11 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class LaterSettings:
     """calls_most : calls that are looked ahead; a queue as long as that comes round. questions_most : about numbers that
-    forward changes, whose answers are turned round. Both are guesses."""
+    forward changes, whose answers are turned round. far : added to such numbers in arrays. All are guesses."""
 
     calls_most: int = 16
     questions_most: int = 16
+    far: tuple[int, ...] = (100, 10_000, 1_000_000)
 
 
 SETTINGS = LaterSettings()
@@ -50,14 +52,18 @@ def check_later_calls(
     names = sorted({*flat.changes.other, *flat.changes.collected})
     if not names and not moved or any(isinstance(w.x, generators.OTHERS) for _, w in moved):
         return
-    saved, state = dict(flat.__dict__), Attributes(flat.model)
+    saved, state, left = dict(flat.__dict__), Attributes(flat.model), [(w, w.read()) for _, w in moved]
     flat.goes_on = True
     try:
+        for w, _ in left:  # they hold tensors of a trace
+            w.restore()
         # What forward prints now and then is printed by no call that the user made.
         with contextlib.redirect_stdout(io.StringIO()):
             _compare(flat, [mode.from_tensor(t) for t in tensors], mode, [*_own(flat.model, names), *moved])
     finally:
         state.restore()
+        for w, content in left:
+            w.write(content)
         flat.__dict__.update(saved)
 
 
@@ -81,23 +87,41 @@ def _compare(
     if first is None:
         return
     held = [(name, w) for name, w in held if not w.same()]
+    held += [(k, made) for name, w in held for k, x in _new_in(name, w) if (made := restorable(x)) is not None]
+    start = [(w, w.read()) for _, w in held]
     for _ in range(min(SETTINGS.calls_most, 1 + max((_length(w) for _, w in held), default=0))):
         if (later := ops()) != first:
             if later is not None:
                 raise depends_on_itself(flat.model, [k for name, w in held for k in _names(name, w)])
             return
     for question, (name, line) in list(asked.lines.items())[: SETTINGS.questions_most]:
+        for w, content in start:
+            w.write(content)
         asked.turn = question
         if ops() not in (None, first):
             raise depends_on_itself(flat.model, [name], line)
+    rows = [(name, w) for name, w in held if isinstance(w.before, bytes)]
+    for far in SETTINGS.far if rows else ():  # numbers in arrays note no questions
+        for _, w in rows:
+            _add(w, far)
+        if ops() not in (None, first):
+            raise depends_on_itself(flat.model, [name for name, _ in rows])
+
+
+def _add(w: Restorable, far: int) -> None:
+    """Add to the numbers of an array that have changed."""
+    now = np.asarray(w.x)
+    if now.dtype.kind in "iuf" and now.nbytes == len(w.before):
+        now[now != np.frombuffer(w.before, now.dtype).reshape(now.shape)] += np.asarray(far).astype(now.dtype)
 
 
 def _own(model: nn.Module, names: list[str]) -> Iterator[tuple[str, Restorable]]:
-    """(path, or name) and content of the modules, and of the lists, dicts and sets in attributes, that have these names."""
+    """(name, content) of the modules that have attributes of these names, and of the lists, dicts and sets in these. In the
+    name of a module's content stands {} for the attribute."""
     modules = dict(model.named_modules())
     for path in dict.fromkeys(k.rpartition(".")[0] for k in names):
         if path in modules and (made := restorable(vars(modules[path]))) is not None:
-            yield f"{path}." if path else "", made
+            yield f"{path}.{{}}".lstrip("."), made
     for k in names:
         path, _, leaf = k.rpartition(".")
         x = vars(modules[path]).get(leaf) if path in modules else None
@@ -105,28 +129,42 @@ def _own(model: nn.Module, names: list[str]) -> Iterator[tuple[str, Restorable]]
             yield k, made
 
 
+def _entries(content: Any) -> dict[Any, Any]:
+    return (
+        content
+        if isinstance(content, dict)
+        else dict(enumerate(content))
+        if isinstance(content, list)
+        else {0: content}
+    )
+
+
+def _changed(w: Restorable) -> list[tuple[Any, Any]]:
+    """(key, entry) of what it holds now and did not hold there at first; of a longer or shorter list, all."""
+    now, was = _entries(w.read()), _entries(w.before)
+    every = isinstance(w.before, list) and len(now) != len(was)
+    return [(k, x) for k, x in now.items() if every or k not in was or not same_entry(x, was[k])]
+
+
+def _new_in(name: str, w: Restorable) -> list[tuple[str, Any]]:
+    """(name, object) of the objects that it did not hold at first."""
+    held = set(map(id, _entries(w.before).values()))
+    return [(name.format(k), x) for k, x in _changed(w) if id(x) not in held and not isinstance(x, torch.Tensor)]
+
+
 def _names(name: str, w: Restorable) -> list[str]:
     """Names of what has changed in it."""
-    if name and not name.endswith("."):
-        return [name]
-    now = w.read()
-    return [f"{name}{k}" for k in now if not same_entry(now[k], w.before.get(k))]
+    return [name.format(k) for k, _ in _changed(w)] or [name]
 
 
 def _counted(w: Restorable, name: str, asked: Asked) -> Any:
     """Its content, with numbers that note their questions where it has changed."""
-    now, was = w.read(), w.before
+    now, new = w.read(), {k: counted(x, name.format(k), asked) for k, x in _changed(w)}
     if isinstance(now, dict):
-        path = name if not name or name.endswith(".") else None
-        new = {
-            k: x if same_entry(x, was.get(k)) else counted(x, name if path is None else f"{path}{k}", asked)
-            for k, x in now.items()
-        }
-        return new
+        return now | new
     if isinstance(now, list):
-        longer = len(now) != len(was)
-        return [counted(x, name, asked) if longer or not same_entry(x, was[i]) else x for i, x in enumerate(now)]
-    return now if isinstance(now, set) else counted(now, name, asked)
+        return [new.get(i, x) for i, x in enumerate(now)]
+    return now if isinstance(now, set) else new.get(0, now)
 
 
 def _has_grown(w: Restorable) -> bool:

@@ -4,7 +4,6 @@ at: `tensor_state` puts tensors back."""
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import types
 from collections import deque
@@ -195,11 +194,11 @@ def _of_python(x: Any) -> Restorable | None:
     with contextlib.suppress(TypeError), memoryview(x) as memory:
         if memory.readonly or memory.nbytes > SETTINGS.bytes_most:
             return None
-        was = copy.copy(x) if hasattr(x, "append") else None  # it can grow
 
         def write(old: bytes) -> None:
-            if was is not None and len(was) != len(x):
-                x[:] = was
+            if len(old) != memoryview(x).nbytes:
+                del x[:]
+                getattr(x, "frombytes", getattr(x, "extend", None))(old)  # type: ignore[misc]
             with memoryview(x) as now:
                 now.cast("B")[:] = old
 
