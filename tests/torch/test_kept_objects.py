@@ -149,3 +149,12 @@ def test_an_iterator_that_forward_leaves_alone_is_no_obstacle() -> None:
     model = Model(lambda m, h: None, x=itertools.count())
     planned(model)(X).sum().backward()
     assert next(model.held["x"]) == 0
+
+
+def test_a_tensor_that_forward_leaves_for_its_next_call_is_named() -> None:
+    def change(m: Any, h: Tensor) -> None:
+        Elsewhere.mean = Elsewhere.mean + h
+
+    with pytest.raises(rekindle.TraceError, match="depends on .*change, which forward changes itself"):
+        rekindle.trace(Model(change), X)
+    assert type(Elsewhere.mean) is Tensor

@@ -29,6 +29,7 @@ from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .kept import kept
 from .later_calls import check_later_calls
+from .lru_caches import holds_traced
 from .module_paths import printable
 from .numbers import Numbers
 from .private import (
@@ -42,7 +43,7 @@ from .private import (
 )
 from .random_state import no_other_random
 from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
-from .trace_errors import changed_in_backward
+from .trace_errors import UNKNOWN, changed_in_backward, depends_on_itself
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -83,7 +84,15 @@ def capture(
     given = by_parameter(*tree.unflatten([None] * len(tensors), spec))
     fake = fake_mode_of([*tensors, *model.parameters()]) is not None
     with kept(model, given, captures=True, fake=fake) as before:
-        captured = _capture(flat, tensors, before.effects, None if capability is None else AttentionOfGpu(capability))
+        try:
+            captured = _capture(
+                flat, tensors, before.effects, None if capability is None else AttentionOfGpu(capability)
+            )
+        except TraceError as e:  # one run of forward met a tensor that another had left
+            left = [name for name, w in before.effects.changed_now() if holds_traced([w.read()])]
+            if left and e.reason == UNKNOWN:
+                raise depends_on_itself(model, left) from e
+            raise
     effects = before.effects
     if effects.drawn:
         raise TraceError(

@@ -183,7 +183,9 @@ def _length(w: Restorable) -> int:
 
 def _ops(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
     """The ops of one call, on which its results and what it writes depend, with their constants."""
-    own = {f"model.{k}": mode.from_tensor(t) for k, t in [*flat.model.named_parameters(), *flat.model.named_buffers()]}
+    own: dict[str, torch.Tensor] = {
+        f"model.{k}": mode.from_tensor(t) for k, t in [*flat.model.named_parameters(), *flat.model.named_buffers()]
+    }
     with mode, _Ops() as ran:
         results = torch.func.functional_call(flat, own, tuple(tensors))
     live = {s for t in [*own.values(), *results] if (s := _memory(t)) is not None}

@@ -34,6 +34,7 @@ SHAPE_FROM_DATA, READS = "makes a shape depend on the data", "reads a tensor"
 NO_BACKWARD = "has no backward"  # such a submodule holds nothing
 # Reasons after which the next call may be another, since forward changes what the capture depends on.
 SETS_STATE, MOVES = "changes its own state", "moves or reshapes its own tensors"
+UNKNOWN = TraceError("").reason
 OF_FIRST_CALLS = (SETS_STATE, MOVES)
 
 
