@@ -18,11 +18,10 @@ from .attributes import Attributes
 from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
 from .flat import FlatForward
-from .lines_that_set import line_that_sets
 from .module_paths import module_paths_recorded
 from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from .random_state import only_draws
-from .trace_errors import BY_LINE, SETS_STATE, changed_in_backward, trace_error
+from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, trace_error
 
 log = logging.getLogger(__name__)
 
@@ -139,14 +138,7 @@ def check_stateless(stack: contextlib.ExitStack, flat: FlatForward, tensors: lis
         flat.goes_on, flat.questions, flat.changes, flat.late = False, questions, changes, late
         state.restore()
     if again != (_computed(joint), questions):
-        lines = list(dict.fromkeys(line for k in names if (line := line_that_sets(flat.model, k))))
-        where = f" ({'; '.join(lines)})" if lines else ""
-        raise TraceError(
-            f"the result of forward depends on {', '.join(names)}, which forward changes itself{where}; a plan is made for one "
-            "graph. If only the first call sets it, call the model once before planning. If every call sets it, keep it in a "
-            "buffer, or change it outside of forward",
-            reason=SETS_STATE,
-        )
+        raise depends_on_itself(flat.model, names)
 
 
 def _computed(joint: Any) -> list[str]:

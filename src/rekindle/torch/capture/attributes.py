@@ -91,7 +91,10 @@ class Attributes:
                     found.other.append(path)
                 else:
                     found.collected.append(path)
-            stay = {k: x for k, x in m.__dict__.items() if only_tensors and not _holds_tensors(x)}
+            stay = {k: x for k, x in m.__dict__.items() if only_tensors and not isinstance(x, torch.Tensor)}
+            for k, x in stay.items():
+                if isinstance(x, list | dict) and id(x) not in before and _holds_tensors(x):  # a new one
+                    refill(x, _with_zeros(content(x), before.get(id(old.get(k)), ())))
             for k in m.__dict__.keys() - old.keys() - stay.keys():
                 del m.__dict__[k]
             m.__dict__.update(old | stay)

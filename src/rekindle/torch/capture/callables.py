@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from .fields import is_users
+
 _TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals by which code prints or logs
 
 
@@ -71,8 +73,18 @@ def references(fn: Any) -> list[Any]:
     inner = getattr(fn, "__wrapped__", None)
     return [
         *(fn.__closure__ or ()), *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__,
-        *(GlobalName(fn.__globals__, k) for k in global_names(fn)), *([inner] if inner is not None else []),
+        *(GlobalName(fn.__globals__, k) for k in global_names(fn)), *([inner] if inner is not None else []), *_in_files(fn),
     ]  # fmt: skip
+
+
+def _in_files(fn: types.FunctionType) -> Iterator[GlobalName]:
+    """The names in other files of the user's that the code mentions (`settings.scale`)."""
+    for held in (
+        vars(x) for k in global_names(fn) if isinstance(x := fn.__globals__[k], types.ModuleType) and is_users(x)
+    ):
+        yield from (
+            GlobalName(held, k) for k in dict.fromkeys(k for code in codes_of(fn) for k in code.co_names) if k in held
+        )
 
 
 def prints_or_logs(fn: Any) -> bool:
@@ -92,24 +104,8 @@ def prints_or_logs(fn: Any) -> bool:
     return False
 
 
-class ClassVariables:
-    """The variables of a class as a table, like the globals of a function."""
-
-    def __init__(self, kind: type):
-        self._kind = kind
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return vars(self._kind).get(name, default)
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self._kind)[name]
-
-    def __setitem__(self, name: str, x: Any) -> None:
-        setattr(self._kind, name, x)
-
-
 class GlobalName:
-    """A name among the globals of a function, or the variables of a class."""
+    """A name among the globals of a function."""
 
     def __init__(self, where: Any, name: str):
         self.where, self.name = where, name

@@ -28,6 +28,8 @@ from .eager_strides import eager_strides
 from .flat import FlatForward, by_parameter
 from .joint_graph import read_joint_graph
 from .kept import kept
+from .later_calls import check_later_calls
+from .lru_caches import holds_traced
 from .module_paths import printable
 from .numbers import Numbers
 from .private import (
@@ -40,8 +42,8 @@ from .private import (
     tracing,
 )
 from .random_state import no_other_random
-from .side_effects import VARIABLES, is_kept_for_itself
-from .trace_errors import changed_in_backward
+from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
+from .trace_errors import UNKNOWN, changed_in_backward, depends_on_itself
 
 log = logging.getLogger("rekindle")
 USUAL = TraceOptions()
@@ -82,7 +84,15 @@ def capture(
     given = by_parameter(*tree.unflatten([None] * len(tensors), spec))
     fake = fake_mode_of([*tensors, *model.parameters()]) is not None
     with kept(model, given, captures=True, fake=fake) as before:
-        captured = _capture(flat, tensors, None if capability is None else AttentionOfGpu(capability))
+        try:
+            captured = _capture(
+                flat, tensors, before.effects, None if capability is None else AttentionOfGpu(capability)
+            )
+        except TraceError as e:  # one run of forward met a tensor that another had left
+            left = [name for name, w in before.effects.changed_now() if holds_traced([w.read()])]
+            if left and e.reason == UNKNOWN:
+                raise depends_on_itself(model, left) from e
+            raise
     effects = before.effects
     if effects.drawn:
         raise TraceError(
@@ -116,7 +126,9 @@ def _warn_of_dropped(model: nn.Module, names: tuple[str, ...]) -> None:
     notices.warn(f"forward of {type(model).__name__} changes {' and '.join(parts)}; planned steps do not")
 
 
-def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: AttentionOfGpu | None) -> Captured:
+def _capture(
+    flat: FlatForward, tensors: list[torch.Tensor], effects: SideEffects, attention: AttentionOfGpu | None
+) -> Captured:
     """The capture itself, in a prepared environment: fake tensors, gradients on, no other random generators."""
     model = flat.model
     stack = contextlib.ExitStack()
@@ -141,6 +153,7 @@ def _capture(flat: FlatForward, tensors: list[torch.Tensor], attention: Attentio
             stack.enter_context(attention)
         joint = export_joint(stack, flat, tensors)
         check_stateless(stack, flat, tensors, joint)
+        check_later_calls(flat, tensors, mode, effects)
         captured = Captured(
             graph_module=joint.graph_module, output_spec=flat.output_spec, aliased_inputs=flat.aliased,
             ignored_outputs=flat.ignored, assigned=flat.assigned, questions=flat.questions, no_results=flat.no_results,

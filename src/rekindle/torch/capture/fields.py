@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import types
 from typing import Any
@@ -15,6 +16,15 @@ def is_elsewhere(x: Any) -> bool:
     """Whether a module, class or object comes from Python itself, torch or NumPy, where users set no values."""
     name = x.__name__ if isinstance(x, types.ModuleType) else (x if isinstance(x, type) else type(x)).__module__
     return str(name).partition(".")[0] in _ELSEWHERE
+
+
+def is_users(x: Any) -> bool:
+    """Whether x is a class or Python module of the user's own: from neither Python, torch, NumPy nor an installed package."""
+    if not isinstance(x, type | types.ModuleType) or is_elsewhere(x) or isinstance(x, enum.EnumMeta):
+        return False
+    name = x.__name__ if isinstance(x, types.ModuleType) else x.__module__
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name.partition(".")[0] != "rekindle" and "-packages" not in file
 
 
 def is_simple(x: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from ...errors import TraceError
 from ...frames import line_of, users_frame
+from .private import disable_modes
 
 OTHERS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)  # all but torch's
 
@@ -21,7 +22,8 @@ def state(x: Any) -> Any:
     if isinstance(x, np.random.RandomState):
         return x.get_state(legacy=False)
     if isinstance(x, torch.Generator):
-        return x.get_state()
+        with disable_modes():
+            return x.get_state()
     return (x.bit_generator if isinstance(x, np.random.Generator) else x).state
 
 
@@ -30,7 +32,8 @@ def set_state(x: Any, to: Any) -> None:
     if isinstance(x, random.Random):
         x.setstate(to)
     elif isinstance(x, np.random.RandomState | torch.Generator):
-        x.set_state(to)
+        with disable_modes():
+            x.set_state(to)
     else:
         (x.bit_generator if isinstance(x, np.random.Generator) else x).state = to
 
@@ -57,4 +60,5 @@ def key(state: Any) -> Any:
     """A comparable key of a state."""
     if isinstance(state, dict):
         return tuple((k, key(x)) for k, x in state.items())
+    state = state.numpy() if isinstance(state, torch.Tensor) else state
     return state.tobytes() if isinstance(state, np.ndarray) else state

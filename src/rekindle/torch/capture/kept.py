@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from .attributes import Attributes, Changes, plain_tensors
+from .iterators import Iterators
 from .private import tree_leaves
 from .restorable import SETTINGS, PutBack
 from .rng import cuda_indices
@@ -44,8 +44,8 @@ def kept(
     """Put everything back at the end that code inside may change, whether it fails or not.
 
     This covers parameters, buffers and tensors in attributes (objects, memory, shapes, flags, gradients, hooks, version
-    counters), attributes, random states (torch's on the CPU and on the model's GPUs, Python's, NumPy's, generators in
-    attributes) and the Python objects that forward and hooks reach.
+    counters), attributes, random states (torch's on the CPU and on the model's GPUs, Python's, NumPy's) and the
+    Python objects that forward and hooks reach, generators among them. Taking items of an iterator is refused.
 
     given : the arguments of forward, and the objects in them; a mapping gives them names for `SideEffects`.
     captures : no step runs inside on real tensors, so that contents are copied up to `RestoreSettings.bytes_most` alone.
@@ -58,7 +58,6 @@ def kept(
     objects = given if isinstance(given, Mapping) else {str(i): x for i, x in enumerate(given)}
     own = [*model.named_parameters(), *model.named_buffers(), *((k, t) for k, _, _, t in plain_tensors(model))]
     own += [(f"the argument {k}", t) for k, x in objects.items() for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
-    held = [*objects.values(), *(x for m in model.modules() for x in m.__dict__.values())]
     effects, back = SideEffects(model, {k: x for k, x in objects.items() if not isinstance(x, torch.Tensor)}), PutBack()
     with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(t for _, t in own)):
         effects.watch()
@@ -67,18 +66,17 @@ def kept(
         with plainly():
             tensors = Tensors([*near, *((k, t, most) for k, t in far)])
         attributes, before = Attributes(model), Before(tensors, effects)
-        states = [] if fake else [(g, g.get_state()) for g in held if isinstance(g, torch.Generator)]
+        iterators = Iterators(model, effects.watched)
         python, numpy = random.getstate(), np.random.get_state(legacy=False)
         try:
             with tensors.as_base():
                 yield before
         finally:
+            back("iterators", iterators.give_back)
             back("attributes", lambda: setattr(before, "changes", attributes.restore()))
             with plainly():
                 for name, way_back in tensors.ways_back():
                     back(name, way_back)
-            for g, state in states:
-                back("a generator", functools.partial(g.set_state, state))
             back("Python's random state", lambda: random.setstate(python))
             back("NumPy's random state", lambda: np.random.set_state(numpy))
             effects.put_back(back)

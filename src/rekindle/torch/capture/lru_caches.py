@@ -48,7 +48,7 @@ def emptied(model: nn.Module, everywhere: bool = False) -> bool:
             if name not in _of_installed:
                 _of_installed[name] = _in_file(file)
             found += _of_installed[name]
-    filled = [c for c in found if _holds_traced(gc.get_referents(c))]
+    filled = [c for c in found if holds_traced(gc.get_referents(c))]
     for c in filled:
         c.cache_clear()
     return bool(filled)
@@ -84,12 +84,12 @@ def _in_function(x: Any, depth: int = _CLOSURES_DEEP) -> Iterator[Any]:
             yield from _in_function(inner, depth - 1)
 
 
-def _holds_traced(values: Iterable[Any], depth: int = 2) -> bool:
+def holds_traced(values: Iterable[Any], depth: int = 2) -> bool:
     """Whether a tensor without data stands among the values, or in a list, tuple or dict among them."""
     for x in values:
         if isinstance(x, torch.Tensor):
             if isinstance(x, FunctionalTensor) or is_fake(x):
                 return True
-        elif depth and type(x) in _NESTED and _holds_traced(x.values() if isinstance(x, dict) else x, depth - 1):
+        elif depth and type(x) in _NESTED and holds_traced(x.values() if isinstance(x, dict) else x, depth - 1):
             return True
     return False

@@ -8,6 +8,7 @@ replaced forwards are named, since the user expects them to run at each step.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections import deque
@@ -19,9 +20,9 @@ import torch
 from torch import nn
 
 from . import generators
-from .callables import ClassVariables, GlobalName, codes_of, global_names, names_in, prints_or_logs, references
+from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
 from .containers import entries
-from .fields import is_elsewhere, is_simple
+from .fields import is_elsewhere, is_simple, is_users
 from .hooks import HOOKS, is_torchs, user_hooks
 from .restorable import SETTINGS as RESTORE
 from .restorable import PutBack, Restorable, is_opaque, restorable
@@ -45,6 +46,8 @@ ARGUMENT = "the argument "
 VARIABLES = (
     "the variable ",
     "the global ",
+    "the default argument ",
+    "the class ",
     ARGUMENT,
 )  # prefixes of names in `SideEffects.dropped` that are no attributes
 _OF_EVERY_MODULE = set(nn.Module().__dict__)
@@ -84,8 +87,9 @@ class SideEffects:
         """Note the objects that the code reaches, as they are now."""
         self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
         for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
-            for name, holders in self._variables(kind.forward):
-                self._by_name.setdefault(name, set()).update(holders)
+            for fn in _methods(kind):
+                for name, holders in self._variables(fn):
+                    self._by_name.setdefault(name, set()).update(holders)
         for path, m in self._model.named_modules():
             for k, x in m.__dict__.items():
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
@@ -96,9 +100,12 @@ class SideEffects:
         for name, x in self._arguments.items():
             self._by_name.setdefault(f"{ARGUMENT}{name}", set()).update(self._walk(x, 1))
         for kind in dict.fromkeys(k for m in self._model.modules() for k in type(m).__mro__ if not is_elsewhere(k)):
-            variables = ClassVariables(kind)  # only undone, not named
-            for k in [k for k, x in vars(kind).items() if is_simple(x) and not k.startswith("__")]:
-                deque(self._walk(GlobalName(variables, k), 0), 0)
+            if is_users(kind):
+                self._by_name.setdefault(f"{VARIABLES[3]}{kind.__name__}", set()).update(self._walk(kind, 0))
+            elif (made := restorable(kind)) is not None:  # of an installed package: only undone, not named
+                self._watched[id(kind)] = made
+                for x in filter(is_simple, made.inside()):
+                    deque(self._walk(x, 1), 0)
         for attribute in HOOKS:  # hooks of the model itself run at each planned step too: only undone, not named
             for fn in list((getattr(self._model, attribute, None) or {}).values()):
                 if not is_torchs(fn):
@@ -120,18 +127,32 @@ class SideEffects:
         self.drawn += [
             name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
         ]
+        self.dropped = [name for name, _ in self._named(changed, hooked)]
+        self._watched.clear()
+
+    def _named(self, changed: set[Any], hooked: set[Any]) -> Iterator[tuple[str, set[Any]]]:
+        """(name, keys of the changed objects under it). hooked : keys that only hooks reach, or share with forward."""
         told: set[Any] = set()  # objects that have a name: one that several modules share is named once
         for name, holders in self._by_name.items():
-            if changed & (holders - hooked) - told:
-                self.dropped.append(name)
+            if new := changed & (holders - hooked) - told:
+                yield name, new
                 told |= changed & holders
-        self._watched.clear()
+
+    def changed_now(self) -> list[tuple[str, Restorable]]:
+        """(name for messages, object) of the objects that have changed, but for tensors."""
+        changed = {k for k, w in self._watched.items() if not isinstance(w.x, torch.Tensor) and not w.same()}
+        return [(name, self._watched[k]) for name, keys in self._named(changed, set()) for k in keys]
+
+    @property
+    def watched(self) -> list[Restorable]:
+        """All objects that are watched."""
+        return list(self._watched.values())
 
     def tensors(self, of_module: bool) -> Iterator[tuple[str, torch.Tensor]]:
         """(name for messages, tensor) of the tensors that are watched. of_module : those in attributes of modules and in
         arguments; else those in variables and hooks."""
         own = {
-            k: name for name, holders in self._by_name.items() if not name.startswith(VARIABLES[:2]) for k in holders
+            k: name for name, holders in self._by_name.items() if not name.startswith(VARIABLES[:-1]) for k in holders
         }
         for key, w in self._watched.items():
             if isinstance(w.x, torch.Tensor) and (key in own) == of_module:
@@ -152,8 +173,13 @@ class SideEffects:
         fn = getattr(fn, "__func__", fn)
         if not isinstance(fn, types.FunctionType):
             return
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            yield f"{VARIABLES[0]}{name}", set(self._walk(cell, 0))
+        code, given = fn.__code__, fn.__defaults__ or ()
+        defaults = zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
+        for name, x in (*defaults, *(fn.__kwdefaults__ or {}).items()):
+            yield f"{VARIABLES[2]}{name}", set(self._walk(x, 0))
+        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+            if name != "__class__":  # of `super()`: the model's own class is looked at by itself
+                yield f"{VARIABLES[0]}{name}", set(self._walk(cell, 0))
         for name in sorted(global_names(fn)):
             yield f"{VARIABLES[1]}{name}", set(self._walk(GlobalName(fn.__globals__, name), 0))
 
@@ -169,7 +195,8 @@ class SideEffects:
         if full or id(x) in self._own or is_opaque(x):
             return
         if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
-            for y in references(x) if depth < s.references_deep and not is_torchs(x) else ():
+            further = references(x) if depth < s.references_deep else [getattr(x, "__dict__", None)]
+            for y in () if is_torchs(x) else further:
                 yield from self._walk(y, depth + 1)
             return
         key = (id(x.where), x.name) if isinstance(x, GlobalName) else id(x)
@@ -183,9 +210,24 @@ class SideEffects:
                 return
             self._watched[key] = made
         yield key
-        if depth < s.references_deep:
+        stands = isinstance(x, GlobalName | types.CellType)  # a name is no step towards what it stands for
+        if depth < s.references_deep or stands:
             for y in made.inside():
-                yield from self._walk(y, depth + 1)
+                yield from self._walk(y, depth + (not stands))
+
+
+def _methods(kind: type[nn.Module]) -> list[Any]:
+    """`forward`, and of the user's classes the methods that it names, and those that they name."""
+    found, pending = [], [kind.forward]
+    while pending:
+        fn = pending.pop()
+        found.append(fn)
+        for name in {k for code in codes_of(fn) for k in code.co_names} if is_users(kind) else ():
+            x = inspect.getattr_static(kind, name, None)
+            x = getattr(x, "__func__", getattr(x, "fget", x))
+            if isinstance(x, types.FunctionType) and x not in found and not is_torchs(x):
+                pending.append(x)
+    return found
 
 
 def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
 from ...frames import in_short, users_line
+from .lines_that_set import line_that_sets
 from .module_paths import BEHIND, printable
 from .private import DataDependentOutputException, DynamicOutputShapeException, Scripted
 
@@ -34,6 +35,7 @@ NO_BACKWARD = "has no backward"  # such a submodule holds nothing
 # Reasons after which the next call may be another, since forward changes what the capture depends on.
 SETS_STATE, MOVES = "changes its own state", "moves or reshapes its own tensors"
 LETS_REQUIRE_GRAD = "lets its argument require grad"
+UNKNOWN = TraceError("").reason
 OF_FIRST_CALLS, BY_LINE = (SETS_STATE, MOVES), (MOVES, LETS_REQUIRE_GRAD)  # BY_LINE: a second capture finds the line
 
 
@@ -176,6 +178,18 @@ def lets_require_grad(names: Sequence[str], line: str) -> TraceError:
         "are. Let a copy require grad (x = x.clone().requires_grad_()), or set the flag before each call, also of the sample",
         line=in_short(line),
         reason=LETS_REQUIRE_GRAD,
+    )
+
+
+def depends_on_itself(model: nn.Module, names: Sequence[str], line: str = "") -> TraceError:
+    """The error for a forward whose result depends on what it changes. line : of the user's code; "": those that set it."""
+    lines = [line] if line else list(dict.fromkeys(x for k in names if (x := line_that_sets(model, k))))
+    where = f" ({'; '.join(lines)})" if lines else ""
+    return TraceError(
+        f"the result of forward depends on {', '.join(dict.fromkeys(names))}, which forward changes itself{where}; a plan is "
+        "made for one graph. If only the first call sets it, call the model once before planning. If every call sets it, keep "
+        "it in a buffer, or change it outside of forward",
+        reason=SETS_STATE,
     )
 
 

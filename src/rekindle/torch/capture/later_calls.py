@@ -1,0 +1,226 @@
+"""Whether later calls compute what the captured one does, whatever forward counts or collects meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from . import generators
+from .attributes import Attributes
+from .counted import Asked, counted, lengths_counted
+from .flat import FlatForward
+from .private import FakeTensorMode, TorchDispatchMode, is_fake, pytree
+from .restorable import Restorable, restorable, same_entry
+from .side_effects import SideEffects
+from .tensor_memory import written_by
+from .trace_errors import depends_on_itself
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LaterSettings:
+    """calls_most : calls that are looked ahead; a queue as long as that comes round. questions_most : about numbers that
+    forward changes, whose answers are turned round. far : added to such numbers in arrays. All are guesses."""
+
+    calls_most: int = 16
+    questions_most: int = 16
+    far: tuple[int, ...] = (100, 10_000, 1_000_000)
+
+
+SETTINGS = LaterSettings()
+
+
+def check_later_calls(
+    flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode, effects: SideEffects
+) -> None:
+    """Run forward on tensors without data, call after call, and compare the ops that its results depend on.
+
+    Raises
+    ------
+    TraceError : a later call runs other ops; the message names what it depends on, and the line.
+    """
+    moved = effects.changed_now()
+    names = sorted({*flat.changes.other, *flat.changes.collected})
+    if not names and not moved or any(isinstance(w.x, generators.OTHERS) for _, w in moved):
+        return
+    saved, state, left = dict(flat.__dict__), Attributes(flat.model), [(w, w.read()) for _, w in moved]
+    flat.goes_on = True
+    try:
+        for w, _ in left:  # they hold tensors of a trace
+            w.restore()
+        # What forward prints now and then is printed by no call that the user made.
+        with contextlib.redirect_stdout(io.StringIO()):
+            _compare(flat, [mode.from_tensor(t) for t in tensors], mode, [*_own(flat.model, names), *moved])
+    finally:
+        state.restore()
+        for w, content in left:
+            w.write(content)
+        flat.__dict__.update(saved)
+
+
+def _compare(
+    flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode, held: list[tuple[str, Restorable]]
+) -> None:
+    asked = Asked()
+
+    def ops() -> Any:
+        lengths = {id(w.x): name for name, w in held if _has_grown(w)}
+        for name, w in held:
+            w.write(_counted(w, name, asked))
+        try:
+            with lengths_counted(lengths, asked):
+                return _ops(flat, tensors, mode)
+        except Exception as e:
+            log.debug("a later call of %s cannot be looked at: %r", type(flat.model).__name__, e)
+            return None
+
+    first = ops()
+    if first is None:
+        return
+    held = [(name, w) for name, w in held if not w.same()]
+    held += [(k, made) for name, w in held for k, x in _new_in(name, w) if (made := restorable(x)) is not None]
+    start = [(w, w.read()) for _, w in held]
+    for _ in range(min(SETTINGS.calls_most, 1 + max((_length(w) for _, w in held), default=0))):
+        if (later := ops()) != first:
+            if later is not None:
+                raise depends_on_itself(flat.model, [k for name, w in held for k in _names(name, w)])
+            return
+    for question, (name, line) in list(asked.lines.items())[: SETTINGS.questions_most]:
+        for w, content in start:
+            w.write(content)
+        asked.turn = question
+        if ops() not in (None, first):
+            raise depends_on_itself(flat.model, [name], line)
+    rows = [(name, w) for name, w in held if isinstance(w.before, bytes)]
+    for far in SETTINGS.far if rows else ():  # numbers in arrays note no questions
+        for _, w in rows:
+            _add(w, far)
+        if ops() not in (None, first):
+            raise depends_on_itself(flat.model, [name for name, _ in rows])
+
+
+def _add(w: Restorable, far: int) -> None:
+    """Add to the numbers of an array that have changed."""
+    now = np.asarray(w.x)
+    if now.dtype.kind in "iuf" and now.nbytes == len(w.before):
+        now[now != np.frombuffer(w.before, now.dtype).reshape(now.shape)] += np.asarray(far).astype(now.dtype)
+
+
+def _own(model: nn.Module, names: list[str]) -> Iterator[tuple[str, Restorable]]:
+    """(name, content) of the modules that have attributes of these names, and of the lists, dicts and sets in these. In the
+    name of a module's content stands {} for the attribute."""
+    modules = dict(model.named_modules())
+    for path in dict.fromkeys(k.rpartition(".")[0] for k in names):
+        if path in modules and (made := restorable(vars(modules[path]))) is not None:
+            yield f"{path}.{{}}".lstrip("."), made
+    for k in names:
+        path, _, leaf = k.rpartition(".")
+        x = vars(modules[path]).get(leaf) if path in modules else None
+        if isinstance(x, list | dict | set) and (made := restorable(x)) is not None:
+            yield k, made
+
+
+def _entries(content: Any) -> dict[Any, Any]:
+    return (
+        content
+        if isinstance(content, dict)
+        else dict(enumerate(content))
+        if isinstance(content, list)
+        else {0: content}
+    )
+
+
+def _changed(w: Restorable) -> list[tuple[Any, Any]]:
+    """(key, entry) of what it holds now and did not hold there at first; of a longer or shorter list, all."""
+    now, was = _entries(w.read()), _entries(w.before)
+    every = isinstance(w.before, list) and len(now) != len(was)
+    return [(k, x) for k, x in now.items() if every or k not in was or not same_entry(x, was[k])]
+
+
+def _new_in(name: str, w: Restorable) -> list[tuple[str, Any]]:
+    """(name, object) of the objects that it did not hold at first."""
+    held = set(map(id, _entries(w.before).values()))
+    return [(name.format(k), x) for k, x in _changed(w) if id(x) not in held and not isinstance(x, torch.Tensor)]
+
+
+def _names(name: str, w: Restorable) -> list[str]:
+    """Names of what has changed in it."""
+    return [name.format(k) for k, _ in _changed(w)] or [name]
+
+
+def _counted(w: Restorable, name: str, asked: Asked) -> Any:
+    """Its content, with numbers that note their questions where it has changed."""
+    now, new = w.read(), {k: counted(x, name.format(k), asked) for k, x in _changed(w)}
+    if isinstance(now, dict):
+        return now | new
+    if isinstance(now, list):
+        return [new.get(i, x) for i, x in enumerate(now)]
+    return now if isinstance(now, set) else new.get(0, now)
+
+
+def _has_grown(w: Restorable) -> bool:
+    now = w.read()
+    return isinstance(now, dict | list | set) and len(now) != len(w.before)
+
+
+def _length(w: Restorable) -> int:
+    """After how many calls a queue comes round; a container that grows is none."""
+    now = w.read()
+    if isinstance(now, dict):
+        rows = [(x, w.before.get(k)) for k, x in now.items() if isinstance(x, tuple | list)]
+        return max([1, *(len(x) for x, y in rows if isinstance(y, tuple | list) and x is not y and len(x) == len(y))])
+    return len(now) if isinstance(now, list) and len(now) == len(w.before) else 1
+
+
+def _ops(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -> list[Any]:
+    """The ops of one call, on which its results and what it writes depend, with their constants."""
+    own: dict[str, torch.Tensor] = {
+        f"model.{k}": mode.from_tensor(t) for k, t in [*flat.model.named_parameters(), *flat.model.named_buffers()]
+    }
+    with mode, _Ops() as ran:
+        results = torch.func.functional_call(flat, own, tuple(tensors))
+    live = {s for t in [*own.values(), *results] if (s := _memory(t)) is not None}
+    found: list[Any] = [flat.questions]
+    for op, given, made in reversed(ran.ops):
+        if not live.isdisjoint(map(_memory, made)):
+            live.update(s for t in given if (s := _memory(t)) is not None)
+            found.append(op)
+    return found
+
+
+def _memory(t: torch.Tensor) -> Any:
+    return t.untyped_storage()._cdata if t.layout is torch.strided else None
+
+
+class _Ops(TorchDispatchMode):
+    """Notes ops with their constants; tensors that no op made, from lists and globals, are constants too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[
+            tuple[Any, list[torch.Tensor], list[torch.Tensor]]
+        ] = []  # the tensors keep their memory's address
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs or {}))
+        given = [t for t in leaves if isinstance(t, torch.Tensor)]
+        if func is torch.ops.aten._local_scalar_dense.default:  # a call that prints: any number serves
+            return (
+                torch.ones((), dtype=given[0].dtype, device="cpu").numpy().item()
+                if given[0].dtype != torch.bool
+                else True
+            )
+        out = func(*args, **(kwargs or {}))
+        made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        told = [("%" if is_fake(x) else id(x)) if isinstance(x, torch.Tensor) else repr(x) for x in leaves]
+        self.ops.append(((str(func), *told), given, [*made, *written_by(func, args, kwargs or {})]))
+        return out
