@@ -365,7 +365,7 @@ def checkpoint(
         alone, telling(options.progress), allowance.shared(options.progress), old_objects_aside(), parts_taken_off(model),
         set_aside(model),
     ):  # fmt: skip
-        sharded = None if strict else torch_accept.fully_sharded(model)
+        sharded = None if strict else torch_accept.fully_sharded(model, compiled)
         if check and sharded is None:
             announce(options.progress, "running the module once, unplanned")
             torch_accept.measurable(model, *(arguments := call_arguments(sample)))

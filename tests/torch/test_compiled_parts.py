@@ -259,3 +259,9 @@ def test_what_cannot_be_compiled_is_refused(more: dict[str, Any], words: str) ->
     model, x = net(depth=2)
     with pytest.raises(UsageError, match=words):
         rekindle.checkpoint(model, x, 0.5, **more, **QUIET)
+
+
+def test_a_model_without_numbers_is_refused() -> None:
+    model = net(depth=2)[0].to("meta")
+    with pytest.raises(UsageError, match="without numbers"):
+        rekindle.checkpoint(model, torch.randn(16, 32, 32, device="meta"), 0.5, compile=True, **QUIET)

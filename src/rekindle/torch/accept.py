@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..arguments import close, names_in
+from ..compiling import CompileOptions
 from ..errors import TraceError, UsageError
 from ..frames import is_users
 from ..printed import value
@@ -180,11 +181,24 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def fully_sharded(model: nn.Module) -> TraceError | None:
-    """Why a model that `fully_shard` has sharded is planned by parts; None: it is not sharded so."""
+def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None) -> TraceError | None:
+    """Why a model that `fully_shard` has sharded is planned by parts; None: it is not sharded so.
+
+    Raises
+    ------
+    UsageError : its parts are to be compiled, and cannot be measured.
+    """
+    if compiled is not None and any(private.is_fake(p) or p.is_meta for p in model.parameters()):
+        raise UsageError(
+            "compile=True: ways are measured, and tensors without numbers run nothing; give the real model"
+        )
     if not sharded.any_fully_sharded(model):
         return None
     name = sharded.class_name(model)
+    if compiled is not None:
+        raise UsageError(
+            f"compile=True: {name} is sharded, and parts are measured whole; call checkpoint before fully_shard"
+        )
     return TraceError(
         f"{name} is sharded by fully_shard, and a plan of it as a whole must be made before that: plan it first, then call "
         "fully_shard",

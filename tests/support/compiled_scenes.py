@@ -1,0 +1,103 @@
+"""Models whose parts run through torch.compile, in two processes: DistributedDataParallel and fully_shard."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import rekindle
+from processes import error_of
+from rekindle.compiling import Compiled
+from rekindle.torch.capture.sharded import local
+from rekindle.torch.parts.applied import forward_of, planned_parts
+
+HOW: dict[str, Any] = {"compile": True, "effort": "quick", "progress": False}
+
+
+class Block(nn.Module):
+    """A feed-forward block."""
+
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(nn.functional.gelu(self.up(x))))
+
+
+class Net(nn.Module):
+    """Four equal blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def sample() -> torch.Tensor:
+    return torch.randn(32, 16, 32)
+
+
+def both() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """The same model planned, and with its parts compiled without a plan."""
+    x = sample()
+    planned = rekindle.checkpoint(Net(), x, 0.5, parts="blocks.*", **HOW)
+    twin = copy.deepcopy(planned)
+    for m in planned_parts(twin):
+        forward_of(m).way = Compiled()  # type: ignore[union-attr]
+    return planned, twin, x
+
+
+def trained(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        found += [loss.detach(), *(local(p.grad).clone() for p in model.parameters() if p.grad is not None)]
+        optimizer.step()
+    return found
+
+
+def seen(planned: nn.Module, twin: nn.Module, x: torch.Tensor, ways: list[str]) -> Any:
+    pairs = [*zip(trained(planned, x), trained(twin, x), strict=True)]
+    return {"apart": max(float((a - b).abs().max()) for a, b in pairs), "ways": ways}
+
+
+def data_parallel(rank: int) -> Any:
+    """One plan for both processes, then DistributedDataParallel."""
+    planned, twin, x = both()
+    ways = [p.compiled.saves for p in planned.forward.plan.parts]
+    return seen(DistributedDataParallel(planned), DistributedDataParallel(twin), x, ways)
+
+
+def sharded(rank: int) -> Any:
+    """One plan for both processes, then fully_shard for each block."""
+    planned, twin, x = both()
+    ways = [p.compiled.saves for p in planned.forward.plan.parts]
+    for model in (planned, twin):
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return seen(planned, twin, x, ways)
+
+
+def sharded_first(rank: int) -> Any:
+    """The order that does not work is refused."""
+    model = Net()
+    for block in model.blocks:
+        fully_shard(block)
+    return error_of(lambda: rekindle.checkpoint(model, sample(), 0.5, parts="blocks.*", **HOW))["message"]
+
+
+SCENES = (data_parallel, sharded, sharded_first)

@@ -1,0 +1,34 @@
+"""Compiled parts in two real processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("needs gloo", allow_module_level=True)
+
+import compiled_scenes
+from marks import sweep
+from processes import seen_by_both
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return seen_by_both(compiled_scenes.SCENES, tmp_path_factory.mktemp("compiled"))
+
+
+@sweep
+@pytest.mark.parametrize("scene", ["data_parallel", "sharded"])
+def test_numbers_are_those_of_parts_compiled_without_a_plan(seen: list[dict[str, Any]], scene: str) -> None:
+    here, there = (s[scene] for s in seen)
+    assert here["ways"] == there["ways"] != []
+    assert set(here["ways"]) != {"min-cut"}
+    assert max(here["apart"], there["apart"]) < 1e-6
+
+
+@sweep
+def test_a_sharded_model_is_refused(seen: list[dict[str, Any]]) -> None:
+    assert all("before fully_shard" in s["sharded_first"] for s in seen)
