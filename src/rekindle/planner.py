@@ -109,7 +109,8 @@ def plan_graph(
             # Budgets only: under an overhead goal, allowing more could yield a larger plan.
             if met is not None and limit is not None and solver.joins and known is None:
                 best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
-    offer = None if limit is None else _offer(solver, problem, scorer, best, limit, recalled)
+    searched = known is None
+    offer = None if limit is None else _offer(solver, problem, scorer, best, limit, None if searched else recalled)
     if memory is not None and known is None and not problem.interrupted.is_set():
         memory.keep([(x, bound) for x in (best, offer) if x is not None])
     if goal.least_memory:
@@ -124,7 +125,7 @@ def plan_graph(
 
 
 def _offer(
-    solver: Solver, problem: Problem, scorer: Scorer, best: Scored, limit: int, recalled: Sequence[Known]
+    solver: Solver, problem: Problem, scorer: Scorer, best: Scored, limit: int, recalled: Sequence[Known] | None
 ) -> Scored | None:
     """A schedule that takes little more memory than the limit and costs far less than `best`: a remembered one, one of the
     curve that the search has met, or one that another search finds for a larger limit."""
@@ -132,7 +133,7 @@ def _offer(
     if best.judged.overhead < s.steep_overhead:
         return None
     most, dear = resident + int(s.offer_reach * (limit - resident)), s.offer_share * best.judged.overhead
-    if recalled:
+    if recalled is not None:
         return _nearest([scorer.as_run(k.schedule) for k in recalled], resident, most, dear)
     met = [Schedule.from_runs(scorer.graph, runs, solver.name) for runs in solver.known(problem.graph.hash)]
     on_curve = _nearest(scorer.all(met), resident, most, dear)

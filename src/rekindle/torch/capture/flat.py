@@ -137,7 +137,8 @@ class FlatForward(nn.Module):
         if functions := _FUNCTIONS.intersection(tree.opaque_kinds(self.output_spec)):
             raise TraceError(
                 f"forward returns a {' and a '.join(sorted(functions))}, which a planned step cannot make anew. Return tensors "
-                "and plain values, keep it on the module, or name that result in unused if the loop does not read it"
+                "and plain values, keep it on the module, or name that result in unused if the loop does not read it",
+                reason=f"returns a {' and a '.join(sorted(functions))}",
             )
         given: dict[int, int | str] = {
             id(t): k for k, t in [*self.model.named_parameters(), *self.model.named_buffers()]

@@ -186,8 +186,13 @@ def _ops(flat: FlatForward, tensors: list[torch.Tensor], mode: FakeTensorMode) -
     own: dict[str, torch.Tensor] = {
         f"model.{k}": mode.from_tensor(t) for k, t in [*flat.model.named_parameters(), *flat.model.named_buffers()]
     }
-    with mode, _Ops() as ran:
-        results = torch.func.functional_call(flat, own, tuple(tensors))
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # else the first call casts what later ones find
+    try:
+        with mode, _Ops() as ran:
+            results = torch.func.functional_call(flat, own, tuple(tensors))
+    finally:
+        torch.set_autocast_cache_enabled(cached)
     live = {s for t in [*own.values(), *results] if (s := _memory(t)) is not None}
     found: list[Any] = [flat.questions]
     for op, given, made in reversed(ran.ops):

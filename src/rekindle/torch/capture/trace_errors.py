@@ -35,7 +35,7 @@ NO_BACKWARD = "has no backward"  # such a submodule holds nothing
 # Reasons after which the next call may be another, since forward changes what the capture depends on.
 SETS_STATE, MOVES = "changes its own state", "moves or reshapes its own tensors"
 LETS_REQUIRE_GRAD = "lets its argument require grad"
-UNKNOWN = TraceError("").reason
+UNKNOWN = "while it is captured"  # end of the reason where no cause is known
 OF_FIRST_CALLS, BY_LINE = (SETS_STATE, MOVES), (MOVES, LETS_REQUIRE_GRAD)  # BY_LINE: a second capture finds the line
 
 
@@ -124,7 +124,7 @@ def trace_error(e: BaseException, model: nn.Module) -> TraceError:
         f"the model cannot be captured: {type(e).__name__} at {where}: {text[0] if text else ''}. "
         "Check that the call works with this sample; plan the submodules around that line if it must stay",
         line="" if words else in_short(behind),
-        reason=f"raises {type(e).__name__} while it is captured",
+        reason=f"raises {type(e).__name__} {UNKNOWN}",
     )
 
 
