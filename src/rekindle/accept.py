@@ -136,7 +136,7 @@ def plan(given: Any) -> None:
 
 
 def compiled(
-    compile: Any, options: PlanOptions, unused: Sequence[str], must_save: Sequence[str]
+    compile: Any, options: PlanOptions, strict: bool, unused: Sequence[str], must_save: Sequence[str]
 ) -> CompileOptions | None:
     """The options of `compile=`; None: nothing is compiled.
 
@@ -150,6 +150,10 @@ def compiled(
     if options.cost != "seconds":
         raise UsageError(
             f'compile=True measures seconds, and cost="{options.cost}" was asked; leave `cost` out, or `compile`'
+        )
+    if strict:
+        raise UsageError(
+            "strict=True captures the whole model, and compile=True plans its parts; leave out one of the two"
         )
     for name, given in (("unused", unused), ("must_save", must_save)):
         if given:

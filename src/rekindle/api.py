@@ -334,7 +334,7 @@ def checkpoint(
             f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. Leave "
             "out one of the two"
         )
-    compiled = accept.compiled(compile, options, unused, must_save)
+    compiled = accept.compiled(compile, options, strict, unused, must_save)
     if options.goal.fraction is not None:
         gradients = "kept"  # a fraction leaves them out
     how: dict[str, Any] = {"unused": unused, "gradients": gradients, "compile": compiled}
@@ -365,7 +365,7 @@ def checkpoint(
         alone, telling(options.progress), allowance.shared(options.progress), old_objects_aside(), parts_taken_off(model),
         set_aside(model),
     ):  # fmt: skip
-        sharded = None if strict else torch_accept.fully_sharded(model, compiled)
+        sharded = torch_accept.fully_sharded(model, compiled, strict)
         if check and sharded is None:
             announce(options.progress, "running the module once, unplanned")
             torch_accept.measurable(model, *(arguments := call_arguments(sample)))

@@ -85,4 +85,6 @@ class CompileOptions:
             raise UsageError(
                 f"compile: options={value(options)}: neither CUDA graphs nor another partitioner go with a plan"
             )
+        if options and mode not in (None, "default"):
+            raise UsageError("compile: torch.compile takes `mode` or `options`, not both; leave one of the two out")
         return cls(None if mode == "default" else mode, dict(options))

@@ -13,14 +13,16 @@ from torch import nn
 
 import rekindle
 from marks import sweep
-from rekindle import PartsPlan, UsageError
+from rekindle import PartsPlan, RekindleWarning, UsageError
 from rekindle.compiling import Compiled, CompileOptions
 from rekindle.errors import FormatError
 from rekindle.parts.files import load
-from rekindle.torch.parts import compiled_calls, compiled_search
+from rekindle.torch.check.verify import subject
+from rekindle.torch.parts import compiled_calls, compiled_finding, compiled_search
 from rekindle.torch.parts.applied import forward_of, planned_parts
 from rekindle.torch.parts.compiled_forward import CompiledForward
 from rekindle.torch.parts.compiled_ways import compiled_ways
+from rekindle.torch.parts.kinds import Kinds
 
 QUIET: dict[str, Any] = {"progress": False}
 
@@ -249,6 +251,8 @@ def test_a_part_that_cannot_be_compiled_runs_as_it_is() -> None:
         ({"compile": {"mode": "reduce-overhead"}}, "CUDA graphs"),
         ({"compile": {"options": {"triton.cudagraphs": True}}}, "CUDA graphs"),
         ({"compile": {"options": {"x": []}}}, "Inductor's settings"),
+        ({"compile": {"options": {"fallback_random": True}, "mode": "max-autotune-no-cudagraphs"}}, "not both"),
+        ({"compile": True, "strict": True}, "whole model"),
         ({"compile": True, "cost": "flops"}, "measures seconds"),
         ({"compile": True, "unused": ["logits"]}, "captured steps"),
         ({"compile": True, "parts": "blocks.9"}, "blocks.9"),
@@ -265,3 +269,33 @@ def test_a_model_without_numbers_is_refused() -> None:
     model = net(depth=2)[0].to("meta")
     with pytest.raises(UsageError, match="without numbers"):
         rekindle.checkpoint(model, torch.randn(16, 32, 32, device="meta"), 0.5, compile=True, **QUIET)
+
+
+def test_hooks_and_forwards_of_their_own_run_uncompiled(half: tuple[Net, torch.Tensor]) -> None:
+    """Equal parts share code, which runs neither."""
+    model, x = copy.deepcopy(half[0]), half[1]
+    twin = net()[0]
+    ran = []
+    for m in (model, twin):
+        m.blocks[1].up.register_forward_hook(lambda *_: ran.append(1))  # type: ignore[union-attr]
+        m.blocks[2].drop.forward = lambda h: 2 * h  # type: ignore[union-attr, method-assign, assignment]
+    with pytest.warns(RekindleWarning, match="has (hooks on its submodules|a forward of its own)"):
+        assert apart(model, twin, x) < 1e-5
+    assert len(ran) == 6
+    plan = rekindle.checkpoint(twin, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
+    assert "Block (has hooks on its submodules)" in plan.sentence
+    assert "Block (has a forward of its own)" in plan.sentence
+
+
+def test_parts_are_equal_where_all_is_that_forward_reads() -> None:
+    model, x = net(depth=4)
+    for i, block in enumerate(model.blocks):
+        block.number = i  # type: ignore[assignment]
+    model.blocks[3].drop.p = 0.5  # type: ignore[union-attr]
+    units = compiled_finding.find(subject(model, x), None, False).units[
+        1:
+    ]  # the first is called with a tensor of no gradient
+    kinds = Kinds()
+    found = [kinds.of(u) for u in units]
+    assert found[0] == found[1] != found[2]
+    assert found == [Kinds().of(u) for u in units]

@@ -162,8 +162,10 @@ def explain_parts(plan: PartsPlan) -> PartsExplanation:
     for part in plan.parts:
         if part.compiled is not None:
             compiled.setdefault(part.compiled, []).append(part.path)
-    for c, paths in sorted(compiled.items(), key=lambda x: x[0].held_bytes - x[0].min_cut_bytes):
-        n, pattern = len(paths), paths_pattern(paths, every)
+    for c, paths in sorted(
+        compiled.items(), key=lambda x: x[0].calls * len(x[1]) * (x[0].held_bytes - x[0].min_cut_bytes)
+    ):
+        n, pattern = c.calls * len(paths), paths_pattern(paths, every)
         sizes = n * c.held_bytes, n * c.min_cut_bytes, 0
         rows.append(PartRow(pattern, f"compiled, saves {c.saves}", n, *sizes, n * c.extra_seconds))
     return PartsExplanation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Any
 
 from .. import plan_files
@@ -119,9 +120,10 @@ def _compiled(r: formats.Reader) -> CompiledPart | None:
     c = formats.Reader(r.table("compiled"), f"{r.where}: compiled")
     if (saves := c.text("saves")) not in SAVES:
         raise FormatError(f"{c.where}: 'saves' should be one of {', '.join(SAVES)}, not {value(saves)}")
-    made = CompiledPart(saves, c.whole("held_bytes"), c.whole("min_cut_bytes"), c.number("extra_seconds"))
-    if min(made.held_bytes, made.min_cut_bytes, made.extra_seconds) < 0:
-        raise FormatError(f"{c.where} has a figure below 0")
+    sizes = c.whole("held_bytes"), c.whole("min_cut_bytes")
+    made = CompiledPart(saves, *sizes, c.number("extra_seconds"), c.whole("calls", 1), c.text("kind", ""))
+    if min(*sizes, made.extra_seconds, made.calls - 1) < 0 or not re.fullmatch("[0-9a-f]{0,64}", made.kind):
+        raise FormatError(f"{c.where} has a figure below 0, or no kind of parts")
     return made
 
 

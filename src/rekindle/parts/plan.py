@@ -33,13 +33,16 @@ class CompiledPart:
     """How torch.compile runs a part.
 
     saves : what forward saves for backward, one of `compiling.SAVES`. held_bytes : of that. min_cut_bytes : held by the part
-    compiled as it is. extra_seconds : of a step of the part, beside its fastest way.
+    compiled as it is. extra_seconds : of a step of the part, beside its fastest way. calls : in a step. kind : equal for
+    parts that share what is compiled.
     """
 
     saves: str
     held_bytes: int = 0
     min_cut_bytes: int = 0
     extra_seconds: float = 0.0
+    calls: int = 1
+    kind: str = ""
 
 
 @dataclass(frozen=True)

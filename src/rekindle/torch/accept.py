@@ -181,8 +181,8 @@ def parameters(model: nn.Module, tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None) -> TraceError | None:
-    """Why a model that `fully_shard` has sharded is planned by parts; None: it is not sharded so.
+def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None, strict: bool = False) -> TraceError | None:
+    """Why a model that `fully_shard` has sharded is planned by parts; None: it is not sharded so, or parts are not wanted.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None) -> T
         raise UsageError(
             "compile=True: ways are measured, and tensors without numbers run nothing; give the real model"
         )
-    if not sharded.any_fully_sharded(model):
+    if strict or not sharded.any_fully_sharded(model):
         return None
     name = sharded.class_name(model)
     if compiled is not None:

@@ -144,9 +144,9 @@ def _forwards(
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
             ) from e
-        if part.compiled is not None:
+        if (c := part.compiled) is not None:
             how = plan.captured.compile or CompileOptions()
-            forwards.append((module, CompiledForward(module, Compiled(part.compiled.saves), how, plan.keeps_caches)))
+            forwards.append((module, CompiledForward(module, Compiled(c.saves), how, c.kind, plan.keeps_caches)))
             continue
         again = AgainForward(module, part.rule, plan.keeps_caches) if part.again else None
         forwards.append((module, again or part_forward(module, part.plans, on_new_shape, check)))

@@ -106,8 +106,10 @@ class Watched:
                 return compiled(*args, **kwargs)
             call = self._begin()
             result = compiled(*args, **kwargs)
-            node = _compiled_node(tree.tensors_in(result))
             given = tree.flatten((args, kwargs), opaque_ok=True)[0]
+            node = _compiled_node(
+                tree.tensors_in(result), {get_gradient_edge(t).node for t in given if t.requires_grad}
+            )
             self._end(call, -1 if node is None else number, given, result)
             if node is not None:
                 node.register_prehook(lambda _: self._mark(call, "backward", BEGINS))
@@ -165,10 +167,10 @@ class Watched:
         self.levels.mark(Event(call, phase, what).name)
 
 
-def _compiled_node(results: Iterable[torch.Tensor]) -> Any:
-    """The autograd node of a compiled part; None: nothing of it is differentiated."""
-    stack = [t.grad_fn for t in results if t.grad_fn is not None]
-    seen = set(stack)
+def _compiled_node(results: Iterable[torch.Tensor], around: set[Any]) -> Any:
+    """The autograd node of a compiled part; None: nothing of it is differentiated. around : nodes of its inputs."""
+    stack = [t.grad_fn for t in results if t.grad_fn is not None and t.grad_fn not in around]
+    seen = {*stack, *around}
     while stack:
         node = stack.pop()
         if type(node).__name__ == "CompiledFunctionBackward":

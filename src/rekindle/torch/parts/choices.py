@@ -124,7 +124,8 @@ class Choices:
         if way.compiled is None:
             return None
         f, plain = way.figures, self.ways[unit][0].figures
-        return CompiledPart(way.compiled.saves, f.held_bytes, plain.held_bytes, f.extra)
+        u = self.units[unit]
+        return CompiledPart(way.compiled.saves, f.held_bytes, plain.held_bytes, f.extra, max(u.calls, 1), u.kind)
 
     @contextlib.contextmanager
     def applied(self, chosen: Chosen) -> Iterator[list[tuple[Forward, list[int], list[Unit]]]]:
@@ -165,7 +166,9 @@ class Choices:
         if self.units[numbers[0]].trace is None:
             way = self.ways[numbers[0]][chosen[numbers[0]]]
             if self.compile is not None:
-                return CompiledForward(module, way.compiled, self.compile, self.keeps_caches)
+                return CompiledForward(
+                    module, way.compiled, self.compile, self.units[numbers[0]].kind, self.keeps_caches
+                )
             forward = AgainForward(module, way.rule, self.keeps_caches)
             forward.is_off = not way.again
             return forward

@@ -19,67 +19,81 @@ from .caches import without_caches
 from .compiled_calls import compiled_call
 from .recording import signature
 
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 class CompiledForward(SwitchedForward):
     """The forward of a part that runs compiled, in one way.
 
-    way : what forward saves; None: the part runs as it is. keeps_caches : the step makes
-    key-value caches, as `config.use_cache` says.
+    way : what forward saves; None: the part runs as it is. kind : equal for parts that share what is compiled, as `Kinds` has
+    it. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
     """
 
-    def __init__(self, model: nn.Module, way: Compiled | None, options: CompileOptions, keeps_caches: bool = False):
+    def __init__(
+        self, model: nn.Module, way: Compiled | None, options: CompileOptions, kind: str, keeps_caches: bool = False
+    ):
         super().__init__(model)
-        self.way, self.options, self.keeps_caches = way, options, keeps_caches
+        self.way, self.options, self.kind, self.keeps_caches = way, options, kind, keeps_caches
         self._training = model.training
         self._call: Any = None
-        self._fails = False
+        self._told: set[str] = set()  # warnings that were given
+        self.raises = False  # the compiler's errors, in place of a warning
 
     def _pickled(self) -> Any:
         way = None if self.way is None else self.way.saves
-        return way, self.options.to_json(), self.keeps_caches, self._training, self.is_off
+        return way, self.options.to_json(), self.kind, self.keeps_caches, self._training, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
-        way, options, self.keeps_caches, self._training, self.is_off = pickled
+        way, options, self.kind, self.keeps_caches, self._training, self.is_off = pickled
         self.way, self.options = (
             None if way is None else Compiled(way),
             CompileOptions(options["mode"], options["options"]),
         )
-        self._call, self._fails = None, False
+        self._call, self._told, self.raises = None, set(), False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
-        copied = super().__deepcopy__({**memo})
-        copied._call = None
+        copied = super().__deepcopy__(memo)
+        copied._call, copied._told = None, set()
         return copied
 
     @private.not_traced_by_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model()
         runs_plain = (
-            self.way is None or self.is_off or self._fails or LOCK.mine or not torch.is_grad_enabled() or model is None
+            self.way is None or self.is_off or LOCK.mine or not torch.is_grad_enabled() or model is None
             or model.training != self._training or private.in_func_transform() or private.in_forward_ad()
         )  # fmt: skip
         if runs_plain or private.modes_are_on():  # under which torch.compile compiles nothing
             return self.plain(*args, **kwargs)
         assert model is not None
+        if why := not_compiled(model, self._own):
+            self._warn(f"{type(model).__name__} {why}, which compiled code would not run: its calls run uncompiled")
+            return self.plain(*args, **kwargs)
+        return self._compiled(model, args, kwargs)
+
+    def _compiled(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.way is not None
         first = self._call is None
         if first:
-            self._call = compiled_call(self._kind(model), self.way, self.options)
+            self._call = compiled_call(self.kind or signature(model), self.way, self.options)
         with without_caches(model, self.keeps_caches), _quiet() if first else contextlib.nullcontext():
             try:
                 return self._call(model, *args, **kwargs)
             except Exception as e:
-                if type(e).__name__ != "FailOnRecompileLimitHit":
+                if self.raises or not type(e).__module__.startswith(COMPILERS):
                     raise
-                self._fails = True
-                notices.warn(
-                    f"{type(model).__name__} was called with so many kinds of inputs that torch.compile compiles no more "
-                    f"({e}): its calls run as they are from now on, in more memory. Pad inputs to a few sizes"
+                line = next(iter(str(e).strip().splitlines()), "")
+                self._warn(
+                    f"torch.compile cannot compile a call of {type(model).__name__} ({type(e).__name__}: {line[:100]}): such "
+                    "calls run uncompiled, in more memory. If inputs have many sizes, pad them to a few"
                 )
                 return self.plain(*args, **kwargs)
 
-    def _kind(self, model: nn.Module) -> Any:
-        return signature(model) if self._own is None else id(model)
+    def _warn(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            notices.warn(words)
 
     @contextlib.contextmanager
     def as_it_is(self) -> Iterator[None]:
@@ -90,6 +104,16 @@ class CompiledForward(SwitchedForward):
             yield
         finally:
             self.way, self._call = before, call
+
+
+def not_compiled(module: nn.Module, own: Any) -> str:
+    """Why a part must run uncompiled: "has hooks on its submodules"; "" if it may be compiled. own : a forward in the module's
+    `__dict__`; None: it has its class's. Equal parts share code, which knows neither."""
+    if own is not None or any("forward" in vars(m) for m in module.modules() if m is not module):
+        return "has a forward of its own"
+    if any(vars(m)[k] for m in module.modules() if m is not module for k in HOOKS):
+        return "has hooks on its submodules"
+    return ""
 
 
 @contextlib.contextmanager

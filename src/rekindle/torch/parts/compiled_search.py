@@ -5,58 +5,81 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ...ask import PlanOptions
 from ...compiling import CompileOptions
+from ...errors import TraceError, UsageError
 from ..capture.sharded import class_name
+from ..costs.allocations import recording_is_safe
 from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
 from ..run.measured_step import Outcome, Subject
 from . import known_ways
 from .choices import Choices
+from .compiled_forward import not_compiled
 from .compiled_ways import Measured, compiled_ways, held_uncompiled
 from .finding import Found, Unit
-from .recording import signature
+from .kinds import Kinds
 from .searching import SETTINGS as SEARCHING
 
 
-def compiled_choices(s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Choices:
-    """The parts with the ways of each. A part that torch.compile cannot compile runs as it is, and `found.plain` says so."""
-    known: dict[Any, Measured | None] = {}
-    rows, eager = [], []
-    for unit, kind in _worth_it(s, found):
-        if kind not in known:
-            known[kind] = _measured(unit, s, found, options, compile)
-        if (measured := known[kind]) is not None:
-            rows.append((unit, measured.ways))
-            eager.append(measured.eager_seconds)
-    return replace(Choices.of(rows, options), compile=compile, eager_seconds=eager)
+def compiled_choices(
+    s: Subject, found: Found, options: PlanOptions, compile: CompileOptions, all_of_them: bool
+) -> Choices:
+    """The parts with the ways of each. A part that torch.compile cannot compile runs as it is, and `found.plain` says so.
 
-
-def _worth_it(s: Subject, found: Found) -> list[tuple[Unit, Any]]:
-    """The parts, each with its kind, without those that together hold next to nothing: to compile a kind takes seconds."""
-    kinds = [(u, (signature(u.module), u.key)) for u in found.units]
-    held: dict[Any, int] = {}
-    for u, kind in kinds:
-        if kind not in held:
-            held[kind] = held_uncompiled(u, s.device)
-    count = Counter(kind for _, kind in kinds)
+    all_of_them : the user names the parts; else those that hold next to nothing are left out, since each kind takes seconds.
+    """
+    if s.device.type == "cpu" and not recording_is_safe():
+        raise UsageError(
+            "compile=True: ways are measured, and a profiler runs in another thread; stop it while this plans"
+        )
+    kinds, known, rows = Kinds(), dict[str, Measured | None](), []
+    named = [(u, kind) for u in found.units if (kind := _kind(u, kinds, found))]
+    held = {kind: held_uncompiled(u, s.device) for u, kind in {k: (u, k) for u, k in named}.values()}
+    count = Counter({kind: sum(max(u.calls, 1) for u, k in named if k == kind) for kind in held})
     every = sum(count[k] * n for k, n in held.items())
-    return [(u, k) for u, k in kinds if count[k] * held[k] >= SEARCHING.matters * every]
+    for unit, kind in named:
+        if not all_of_them and count[kind] * held[kind] < SEARCHING.matters * every:
+            found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
+            continue
+        if kind not in known:
+            known[kind] = _measured(unit, kind, s, found, options, compile)
+        if (measured := known[kind]) is not None:
+            rows.append((replace(unit, kind=kind), measured))
+    made = Choices.of([(u, m.ways) for u, m in rows], options)
+    return replace(made, compile=compile, eager_seconds=[m.eager_seconds for _, m in rows])
 
 
-def _measured(unit: Unit, s: Subject, found: Found, options: PlanOptions, compile: CompileOptions) -> Measured | None:
-    name, path = class_name(unit.module), known_ways.place(unit, s.device, compile, options)
-    measured = known_ways.recall(path)
+def _kind(unit: Unit, kinds: Kinds, found: Found) -> str:
+    """The kind of a part; "" of one that must run uncompiled, which `found.plain` names."""
+    why = not_compiled(unit.module, vars(unit.module).get("forward"))
     try:
+        if not why:
+            return kinds.of(unit)
+    except Exception as e:  # a part that works only inside of the model's step
+        why = f"cannot run by itself: {type(e).__name__}"
+    found.plain.append(f"{class_name(unit.module)} ({why})")
+    return ""
+
+
+def _measured(
+    unit: Unit, kind: str, s: Subject, found: Found, options: PlanOptions, compile: CompileOptions
+) -> Measured | None:
+    name = class_name(unit.module)
+    try:
+        path = known_ways.place(unit, kind, s.device, compile, options)
+        measured = known_ways.recall(path)
         if measured is None:
-            measured = compiled_ways(unit, s.device, compile, options)
+            measured = compiled_ways(unit, kind, s.device, compile, options)
             known_ways.keep(path, measured)
+    except (torch.OutOfMemoryError, KeyboardInterrupt):
+        raise
     except Exception as e:  # the compiler's own errors have no common class
         line = next((x for x in str(e).strip().splitlines() if x.strip()), "")
-        found.plain.append(f"{name} (torch.compile fails: {type(e).__name__}: {line[:120]})")
+        why = line if isinstance(e, TraceError) else f"torch.compile fails: {type(e).__name__}: {line[:120]}"
+        found.plain.append(f"{name} ({why})")
         return None
     found.plain += [f"{name} {wrong}" for wrong in measured.wrong]
     return measured

@@ -16,6 +16,7 @@ import torch
 
 from ...ask import PlanOptions
 from ...compiling import SAVES, Compiled, CompileOptions
+from ...errors import TraceError
 from ...parts.figures import Figures
 from ...parts.ways import Way, best
 from ...progress import Progress, announce
@@ -33,6 +34,7 @@ from .finding import Unit
 class MeasuringSettings:
     """timings : how often each way is timed, in turns; a guess. timings_most_s : seconds after which no further round begins; a
     guess.
+    eager_most : difference of the part compiled as it is from eager, up to which it is compiled at all; a guess.
     most : difference from the part compiled as it is, relative to a tensor's largest element, up to which a way is right; or
     twice the difference of that part from eager, where this is more. half_most : the same for steps with half-precision numbers
     in them that draw random numbers, which no eager step can be compared with; a guess.
@@ -40,6 +42,7 @@ class MeasuringSettings:
 
     timings: int = 7
     timings_most_s: float = 3.0
+    eager_most: float = 1e-3
     most: float = 1e-5
     half_most: float = 0.05
 
@@ -57,30 +60,31 @@ class Measured:
     eager_seconds: float
 
 
-def compiled_ways(unit: Unit, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Measured:
+def compiled_ways(unit: Unit, kind: str, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Measured:
     """The ways of one part: compiled as it is first, then others that save fewer bytes; and as it runs without the compiler,
-    unless it draws random numbers which compiled parts draw otherwise. Effort "quick" tries three ways.
+    unless it draws random numbers, of which compiled parts draw others. Effort "quick" tries three ways.
 
     Raises
     ------
     Exception : torch.compile cannot compile the part; any of the compiler's own errors.
     """
     saves = QUICK if asked.effort == "quick" else tuple(SAVES)
-    with _Trial(unit, device, options).ready() as trial:
+    with _Trial(unit, kind, device, options).ready() as trial:
         return trial.measured(unit.path, [Compiled(x) for x in saves], asked.progress)
 
 
 def held_uncompiled(unit: Unit, device: torch.device) -> int:
     """Bytes that a part holds between forward and backward where it runs uncompiled."""
-    with _Trial(unit, device, CompileOptions()).ready() as trial:
+    with _Trial(unit, "", device, CompileOptions()).ready() as trial:
         return trial.sizes(None).held_bytes
 
 
 class _Trial:
     """Steps of one part by itself, from copies of the inputs of its recorded call."""
 
-    def __init__(self, unit: Unit, device: torch.device, options: CompileOptions):
+    def __init__(self, unit: Unit, kind: str, device: torch.device, options: CompileOptions):
         self._module, self._given, self._device, self._options = unit.module, unit.given, device, options
+        self._kind = kind
         self._gradients: list[torch.Tensor] = []  # of the results, as they come from outside
 
     @contextlib.contextmanager
@@ -102,6 +106,10 @@ class _Trial:
         comparable = not self._drew() or self._options.draws_as_eager
         plain = self._compiled(MIN_CUT, path, progress)
         apart = _apart(plain, eager) if comparable else 0.0
+        if apart > (SETTINGS.half_most if self._has_halves() else SETTINGS.eager_most):
+            raise TraceError(
+                f"its compiled numbers are {apart:.1e} of their largest element away from the uncompiled ones"
+            )
         most = max(SETTINGS.most, 2 * apart, SETTINGS.half_most if not comparable and self._has_halves() else 0.0)
         hows: list[Compiled | None] = [MIN_CUT, *([None] if comparable else [])]
         exact = {MIN_CUT: True, None: apart == 0.0}
@@ -135,7 +143,9 @@ class _Trial:
         return self._outcome(how)
 
     def _forward(self, how: Compiled | None) -> Callable[..., Any]:
-        return CompiledForward(self._module, how, self._options)
+        forward = CompiledForward(self._module, how, self._options, self._kind)
+        forward.raises = True
+        return forward
 
     def _run(self, forward: Callable[..., Any], between: Callable[[Any], None] | None = None) -> Any:
         """One step; gives the results."""

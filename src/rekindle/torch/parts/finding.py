@@ -31,7 +31,8 @@ class Unit:
     """One submodule in one kind of call, which gets a plan of its own.
 
     path, module : the submodule. key : of its calls. calls : how often it is called in the step; 0: an equal module is called,
-    and another step may call this one (LayerDrop). trace : shared by modules that are in the same state.
+    and another step may call this one (LayerDrop). trace : shared by modules that are in the same state. kind : of a compiled
+    part, as `Kinds` has it.
     """
 
     path: str
@@ -40,6 +41,7 @@ class Unit:
     calls: int
     given: Recorded
     trace: Trace | None = None
+    kind: str = ""
 
     @property
     def input_bytes(self) -> int:

@@ -1,5 +1,4 @@
-"""Measured ways of compiled parts, remembered on disk: the next start of the same script measures none, and compiles only what
-it runs.
+"""Measured ways of compiled parts, remembered on disk: the next start of the same script measures no way again.
 
 One JSON file per kind of part, in the folder `ways` of the cache folder ($REKINDLE_CACHE or ~/.cache/rekindle). Its name is a
 digest of everything that the figures depend on: torch, the device, the compiler's options, the code and shapes of the part and
@@ -26,35 +25,37 @@ from ...model.cache_folder import cache_folder, make_private
 from ...model.files import read_own, write_own
 from ...parts.figures import Figures
 from ...parts.ways import Way
-from ..capture import tree
 from ..costs.cache import environment
 from .compiled_ways import Measured
 from .finding import Unit
-from .recording import signature
+from .kinds import described
 
 log = logging.getLogger("rekindle")
 FORMAT = "rekindle.ways/1"
 MOST_BYTES = 2**20
 
 
-def place(unit: Unit, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Path | None:
+def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Path | None:
     """The file of the ways of such a part; None: they are not remembered."""
     folder = cache_folder("ways") if asked.cache else None
+    classes = {c for m in unit.module.modules() for c in type(m).__mro__ if not c.__module__.startswith("torch.")}
     try:
-        code = sorted({inspect.getsource(type(m)) for m in unit.module.modules()})
+        code = sorted(inspect.getsource(c) for c in classes - {object})
     except (OSError, TypeError):  # a class that was typed in: its code may be another one next time
         return None
-    plain = [
-        sorted((k, repr(x)) for k, x in vars(m).items() if isinstance(x, tree.PLAIN)) for m in unit.module.modules()
+    settings = [
+        sorted((k, described(x)) for k, x in vars(m).items() if not k.startswith("_")) for m in unit.module.modules()
     ]
     told = [
         environment(device),
         options.to_json(),
         asked.effort == "quick",
-        repr(signature(unit.module)),
-        repr(unit.key),
+        kind,
+        repr(unit.given.casts),
+        code,
+        settings,
     ]
-    text = json.dumps([*told, repr(unit.given.casts), code, plain], sort_keys=True)
+    text = json.dumps(told, sort_keys=True)
     return None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 

@@ -103,15 +103,15 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
         keeps = matter(s) if keeps_caches is None else keeps_caches
         with without_caches(request.model, keeps):
             found = found or find(request, s)
-            if request.captured.compile is not None:
-                choices = compiled_choices(s, found, request.options, request.captured.compile)
+            if (how := request.captured.compile) is not None:
+                choices = compiled_choices(s, found, request.options, how, request.named is not None)
             else:
                 choices = search(s, found, request.options, request.check)
             choices = replace(choices, keeps_caches=keeps)
         if keeps:
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
-            raise refusals.nothing(found.plain, request.error)
+            raise refusals.nothing(found.plain, request.error, request.captured.compile is not None)
         return _Planning(request, s, found, choices).plan(begin)
 
 

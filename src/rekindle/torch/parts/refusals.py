@@ -27,9 +27,13 @@ def infeasible(
     )  # fmt: skip
 
 
-def nothing(plain: Sequence[str], whole: TraceError | None) -> RekindleError:
+def nothing(plain: Sequence[str], whole: TraceError | None, compiled: bool = False) -> RekindleError:
     """No part can be planned with a gain. plain : what runs as it is, and why. whole : as `infeasible`."""
     tried = f": {', '.join(dict.fromkeys(plain))} run plain" if plain else ""
+    if compiled:
+        return UsageError(
+            f"compile=True: no part can be compiled with a gain{tried}. Leave `compile` out, or name others in `parts`"
+        )
     if whole is not None:
         return TraceError(
             f"{str(whole).rstrip('.')}. No part of the model can be planned by itself with a gain either{tried}"
