@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,12 @@ def apart(*names: str) -> Callable[[nn.Module, dict[str, torch.Tensor]], None]:
         inner = getattr(model, "model", model)
         for module in [getattr(inner, name) for name in names]:
             given: dict[str, Any] = {}
-            hook = module.register_forward_pre_hook(
-                lambda _, args, kwargs, into=given: into.update(kwargs), with_kwargs=True
-            )
+
+            def note(m: nn.Module, args: Any, kwargs: Any, into: dict[str, Any] = given) -> None:
+                bound = inspect.signature(m.forward).bind(*args, **kwargs).arguments
+                into.update({k: x for k, x in bound.items() if k != "kwargs"} | bound.get("kwargs", {}))
+
+            hook = module.register_forward_pre_hook(note, with_kwargs=True)
             with torch.random.fork_rng():
                 model(**sample)
             hook.remove()
