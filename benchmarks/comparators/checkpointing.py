@@ -23,16 +23,16 @@ from torch.utils.checkpoint import (
 
 from rekindle.bench.comparators import NotApplicable
 from rekindle.torch.capture.private import tree_map
+from rekindle.torch.parts.blocks import chain_of_leaves, find_blocks
 
 from .block_chains import block_chains
-from .repeated_blocks import chain_of_leaves, find_blocks
 
 Forwards = dict[nn.Module, Callable[..., Any]]
 
 
 @contextmanager
 def per_block(model: nn.Module, selective: bool = False) -> Iterator[None]:
-    """Checkpoint every repeated block (see `repeated_blocks`) by itself.
+    """Checkpoint every repeated block (see `rekindle.torch.parts.blocks`) by itself.
 
     selective : save the results of matrix products, convolutions and attention, and recompute only the rest.
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from comparators.checkpointing import per_block, sequential
-from comparators.repeated_blocks import find_blocks
 from torch import nn
 
 import rekindle
@@ -23,6 +22,7 @@ from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import Plan
 from rekindle.bench.comparators import NotApplicable
 from rekindle.torch.costs.devices import closest
+from rekindle.torch.parts.blocks import find_blocks
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]

@@ -32,7 +32,7 @@ class PlannerSettings:
     asked_most : searches for one budget, each for less where finished schedules take more than their solver thought.
     steep_overhead : overhead of a plan within a budget from which a larger budget is offered, if it takes
     offer_reach : at most so many times the memory, at
-    offer_share : at most this share of the overhead.
+    offer_share : at most this share of the overhead. These three are guesses.
     """
 
     usual_s: float = 30.0
@@ -109,8 +109,9 @@ def plan_graph(
             # Budgets only: under an overhead goal, allowing more could yield a larger plan.
             if met is not None and limit is not None and solver.joins and known is None:
                 best = smaller(best, scorer.score(Schedule.from_runs(graph, met.runs, solver.name)), limit)
-    searched = known is None
-    offer = None if limit is None else _offer(solver, problem, scorer, best, limit, None if searched else recalled)
+    # Where a schedule was known there was no search, and an offer makes none.
+    no_search = None if known is None else recalled
+    offer = None if limit is None else _offer(solver, problem, scorer, best, limit, no_search)
     if memory is not None and known is None and not problem.interrupted.is_set():
         memory.keep([(x, bound) for x in (best, offer) if x is not None])
     if goal.least_memory:

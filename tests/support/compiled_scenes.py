@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rekindle
+from compiled_steps import trained
 from processes import error_of
 from rekindle.compiling import Compiled
-from rekindle.torch.capture.sharded import local
 from rekindle.torch.parts.applied import forward_of, planned_parts
 
 HOW: dict[str, Any] = {"compile": True, "effort": "quick", "progress": False}
@@ -55,18 +55,6 @@ def both() -> tuple[nn.Module, nn.Module, torch.Tensor]:
     for m in planned_parts(twin):
         forward_of(m).way = Compiled()  # type: ignore[union-attr]
     return planned, twin, x
-
-
-def trained(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    torch.manual_seed(1)
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = model(x)
-        loss.backward()
-        found += [loss.detach(), *(local(p.grad).clone() for p in model.parameters() if p.grad is not None)]
-        optimizer.step()
-    return found
 
 
 def seen(planned: nn.Module, twin: nn.Module, x: torch.Tensor, ways: list[str]) -> Any:

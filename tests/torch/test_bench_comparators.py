@@ -14,7 +14,6 @@ import torch
 from comparators.block_chains import block_chains
 from comparators.checkpointing import _around, per_block, sequential
 from comparators.compiled import compiled
-from comparators.repeated_blocks import find_blocks
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -26,6 +25,7 @@ from rekindle.bench.suites import SUITES
 from rekindle.torch.costs.flops import FlopCount
 from rekindle.torch.costs.memory import allocator_peak, storage_peak
 from rekindle.torch.costs.modelled import ModelledTime
+from rekindle.torch.parts.blocks import find_blocks
 from rekindle.torch.trace import trace
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench.py"

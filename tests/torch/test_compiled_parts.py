@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import rekindle
+from compiled_steps import trained
 from marks import sweep
 from rekindle import PartsPlan, RekindleWarning, UsageError
 from rekindle.compiling import Compiled, CompileOptions
@@ -79,21 +80,8 @@ def compiled_as_it_is(model: nn.Module) -> nn.Module:
     return twin
 
 
-def steps(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Losses and gradients of three steps of training."""
-    torch.manual_seed(1)
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = model(x)
-        loss.backward()
-        found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]  # type: ignore[union-attr]
-        optimizer.step()
-    return found
-
-
 def apart(one: nn.Module, other: nn.Module, x: torch.Tensor) -> float:
-    pairs = zip(steps(copy.deepcopy(one), x), steps(copy.deepcopy(other), x), strict=True)
+    pairs = zip(trained(copy.deepcopy(one), x), trained(copy.deepcopy(other), x), strict=True)
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
@@ -158,7 +146,7 @@ def test_torch_compile_around_it_keeps_the_plan(half: tuple[Net, torch.Tensor]) 
     model, x = half
     around = torch.compile(copy.deepcopy(model))
     assert apart(around, model, x) < 1e-5  # type: ignore[arg-type]  # the loss is compiled too
-    steps(around, x)
+    trained(around, x)
     assert all(f._call is not None for f in forwards(around._orig_mod))  # type: ignore[attr-defined]
 
 
@@ -177,7 +165,7 @@ def test_equal_parts_are_compiled_once(half: tuple[Net, torch.Tensor]) -> None:
     model, x = net(depth=12)
     before = graphs()
     rekindle.checkpoint(model, x, 0.4, compile=True, **QUIET)
-    steps(model, x)
+    trained(model, x)
     assert graphs() == before
     assert 0 < len(planned_parts(model)) <= 12
 

@@ -108,7 +108,8 @@ class Captured:
         return [*self.params, *self.buffers, *self.inputs, *self.constants]
 
     def casts(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether autocast that is on inside forward alone casts these inputs as it did the captured ones: once, or per use."""
+        """Whether autocast would cast these inputs as often as the captured ones: once, or at each use. The call's key does not
+        say so where forward itself turns autocast on."""
         return all(is_cast_once(tensors[i]) == once for i, once in self.cast.items() if isinstance(i, int))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -51,12 +52,13 @@ def counted(x: Any, name: str, asked: Asked) -> Any:
 
 @contextlib.contextmanager
 def lengths_counted(names: dict[int, str], asked: Asked) -> Iterator[None]:
-    """Inside, `len` of these containers notes its questions too. names : id of a container -> its name."""
-    plain = builtins.len
+    """Inside, the lengths that this thread asks of these containers are such numbers. names : id of a container -> its name."""
+    plain, here = builtins.len, threading.get_ident()
 
     def length(x: Any, /) -> int:
         n = plain(x)
-        return counted(n, names[id(x)], asked) if id(x) in names else n  # type: ignore[no-any-return]
+        is_ours = id(x) in names and threading.get_ident() == here
+        return counted(n, names[id(x)], asked) if is_ours else n  # type: ignore[no-any-return]
 
     builtins.len = length  # type: ignore[assignment]
     try:

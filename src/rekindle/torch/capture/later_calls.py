@@ -116,8 +116,8 @@ def _add(w: Restorable, far: int) -> None:
 
 
 def _own(model: nn.Module, names: list[str]) -> Iterator[tuple[str, Restorable]]:
-    """(name, content) of the modules that have attributes of these names, and of the lists, dicts and sets in these. In the
-    name of a module's content stands {} for the attribute."""
+    """(name, object that can be put back) for each module with attributes of these names, and for each list, dict or set among
+    these attributes. The name of a module has {} in place of the attribute's name."""
     modules = dict(model.named_modules())
     for path in dict.fromkeys(k.rpartition(".")[0] for k in names):
         if path in modules and (made := restorable(vars(modules[path]))) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +14,15 @@ from ...errors import RekindleError
 from ...parts.figures import Figures
 from ...parts.save_rule import SaveRule
 from ...parts.ways import Way, best
-from ..capture import tree
 from ..capture.loss import default_loss
 from ..costs.flops import FlopCount
 from ..costs.instrument import Instrument
 from ..costs.levels import Levels
-from ..costs.op_tensors import storage_of
-from ..run.as_before import as_before
-from ..run.sample import copies, owned
 from ..trace import plain_forward
 from .again import AgainForward
 from .finding import Unit
 from .saved_results import Prices
+from .trial_steps import TrialSteps
 
 
 @dataclass(frozen=True)
@@ -59,26 +56,16 @@ def again_ways(unit: Unit, device: torch.device, cost: str) -> list[Way]:
     return [Way(None, Figures(0, 0, 0, 0.0, plain)), *best(found)]
 
 
-class _Trial:
-    """Steps of one part by itself, from copies of the inputs of its recorded call."""
+class _Trial(TrialSteps):
+    """Steps of a part that is left open, or runs again in backward. unit_of_cost : "seconds", "flops" or "unit"."""
 
     def __init__(self, unit: Unit, device: torch.device, unit_of_cost: str):
-        self._module, self._given, self._device, self._unit = unit.module, unit.given, device, unit_of_cost
-
-    @contextlib.contextmanager
-    def ready(self) -> Iterator[_Trial]:
-        """Inside, steps can be run; afterwards the module is as before."""
-        module, call = self._module, self._given.call
-        with as_before(module), self._given.surroundings(module):
-            for p in module.parameters():
-                p.grad = torch.zeros_like(p) if p.requires_grad else None
-            self._twins = copies(call.tensors, owned(module))
-            self._args, self._kwargs = call.form.arguments(tree.unflatten(self._twins, call.spec))
-            yield self
+        super().__init__(unit, device)
+        self._unit = unit_of_cost
 
     def plain(self) -> Any:
         """The plain forward."""
-        return plain_forward(self._module)(*self._args, **self._kwargs)
+        return plain_forward(self.module)(*self.args, **self.kwargs)
 
     def plain_step(self) -> None:
         """The plain forward and its backward."""
@@ -94,15 +81,12 @@ class _Trial:
 
     def figures(self, rule: SaveRule | None, plain: float) -> Figures:
         """What the part takes that runs again by this rule. plain : cost of the plain step."""
-        forward, levels, out_bytes = AgainForward(self._module, rule), Levels(self._device), 0
+        forward, levels, out_bytes = AgainForward(self.module, rule), Levels(self.device), 0
 
         def step() -> None:
             nonlocal out_bytes
-            result = forward(*self._args, **self._kwargs)
-            given = {id(storage_of(t)) for t in self._twins}
-            tensors = tree.tensors_in(result)
-            made = {id(s): s.nbytes() for t in tensors if (s := storage_of(t)) is not None and id(s) not in given}
-            out_bytes = sum(made.values())
+            result = forward(*self.args, **self.kwargs)
+            out_bytes = self.bytes_made(result)
             levels.mark("between")
             default_loss(result).backward()
 
@@ -111,7 +95,7 @@ class _Trial:
         if rule is None:
             extra = self.cost(self.plain)
         else:
-            extra = max(0.0, self.cost(lambda: default_loss(forward(*self._args, **self._kwargs)).backward()) - plain)
+            extra = max(0.0, self.cost(lambda: default_loss(forward(*self.args, **self.kwargs)).backward()) - plain)
         return Figures(
             held_bytes=max(0, before.level - out_bytes),
             forward_bytes=before.peak,
@@ -132,16 +116,12 @@ class _Trial:
             return float(ops.count)
         taken: list[float] = []
         while len(taken) < SETTINGS.timings and sum(taken) < SETTINGS.timing_most_s:
-            self._wait()
+            self.wait()
             begin = time.perf_counter()
             run()
-            self._wait()
+            self.wait()
             taken.append(time.perf_counter() - begin)
         return min(taken)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 class _Ops(Instrument):

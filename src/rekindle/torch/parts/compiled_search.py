@@ -36,8 +36,8 @@ def compiled_choices(
             "compile=True: ways are measured, and a profiler runs in another thread; stop it while this plans"
         )
     kinds, known, rows = Kinds(), dict[str, Measured | None](), []
-    named = [(u, kind) for u in found.units if (kind := _kind(u, kinds, found))]
-    held = {kind: held_uncompiled(u, s.device) for u, kind in {k: (u, k) for u, k in named}.values()}
+    held: dict[str, int] = {}
+    named = [(u, kind) for u in found.units if (kind := _kind(u, kinds, held, s.device, found))]
     count = Counter({kind: sum(max(u.calls, 1) for u, k in named if k == kind) for kind in held})
     every = sum(count[k] * n for k, n in held.items())
     for unit, kind in named:
@@ -52,12 +52,18 @@ def compiled_choices(
     return replace(made, compile=compile, eager_seconds=[m.eager_seconds for _, m in rows])
 
 
-def _kind(unit: Unit, kinds: Kinds, found: Found) -> str:
-    """The kind of a part; "" of one that must run uncompiled, which `found.plain` names."""
+def _kind(unit: Unit, kinds: Kinds, held: dict[str, int], device: torch.device, found: Found) -> str:
+    """The kind of a part; "" of one that must run uncompiled, which `found.plain` names. held : kind -> bytes that such a part
+    holds uncompiled; a new kind is added."""
     why = not_compiled(unit.module, vars(unit.module).get("forward"))
     try:
         if not why:
-            return kinds.of(unit)
+            kind = kinds.of(unit)
+            if kind not in held:
+                held[kind] = held_uncompiled(unit, device)
+            return kind
+    except torch.OutOfMemoryError:
+        raise
     except Exception as e:  # a part that works only inside of the model's step
         why = f"cannot run by itself: {type(e).__name__}"
     found.plain.append(f"{class_name(unit.module)} ({why})")
@@ -74,7 +80,7 @@ def _measured(
         if measured is None:
             measured = compiled_ways(unit, kind, s.device, compile, options)
             known_ways.keep(path, measured)
-    except (torch.OutOfMemoryError, KeyboardInterrupt):
+    except torch.OutOfMemoryError:
         raise
     except Exception as e:  # the compiler's own errors have no common class
         line = next((x for x in str(e).strip().splitlines() if x.strip()), "")

@@ -6,9 +6,8 @@ each. A way whose gradients are another part's rounding away from those of the p
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +21,11 @@ from ...parts.ways import Way, best
 from ...progress import Progress, announce
 from ..capture import rng, tree
 from ..costs.levels import Levels
-from ..costs.op_tensors import storage_of
 from ..rewrite.closeness import difference, least_scale
-from ..run.as_before import as_before
-from ..run.sample import copies, leaf_of, owned
+from ..run.sample import leaf_of
 from .compiled_forward import CompiledForward
 from .finding import Unit
+from .trial_steps import TrialSteps
 
 
 @dataclass(frozen=True)
@@ -79,26 +77,15 @@ def held_uncompiled(unit: Unit, device: torch.device) -> int:
         return trial.sizes(None).held_bytes
 
 
-class _Trial:
-    """Steps of one part by itself, from copies of the inputs of its recorded call."""
+class _Trial(TrialSteps):
+    """Steps of a part that is compiled. kind : as `Kinds` has it."""
 
     def __init__(self, unit: Unit, kind: str, device: torch.device, options: CompileOptions):
-        self._module, self._given, self._device, self._options = unit.module, unit.given, device, options
-        self._kind = kind
+        super().__init__(unit, device)
+        self._kind, self._options = kind, options
         self._gradients: list[torch.Tensor] = []  # of the results, as they come from outside
-
-    @contextlib.contextmanager
-    def ready(self) -> Iterator[_Trial]:
-        """Inside, steps can be run; afterwards the module is as before."""
-        module, call = self._module, self._given.call
-        with as_before(module), self._given.surroundings(module):
-            for p in module.parameters():
-                p.grad = torch.zeros_like(p) if p.requires_grad else None
-            self._twins = copies(call.tensors, owned(module))
-            self._args, self._kwargs = call.form.arguments(tree.unflatten(self._twins, call.spec))
-            self._devices = sorted({"cpu", str(self._device)})
-            self._random = {d: rng.state(d) for d in self._devices}
-            yield self
+        self._devices = sorted({"cpu", str(device)})
+        self._random = {d: rng.state(d) for d in self._devices}
 
     def measured(self, path: str, tried: Sequence[Compiled], progress: Progress) -> Measured:
         """The ways among those that are tried."""
@@ -143,13 +130,13 @@ class _Trial:
         return self._outcome(how)
 
     def _forward(self, how: Compiled | None) -> Callable[..., Any]:
-        forward = CompiledForward(self._module, how, self._options, self._kind)
+        forward = CompiledForward(self.module, how, self._options, self._kind)
         forward.raises = True
         return forward
 
     def _run(self, forward: Callable[..., Any], between: Callable[[Any], None] | None = None) -> Any:
         """One step; gives the results."""
-        result = forward(*self._args, **self._kwargs)
+        result = forward(*self.args, **self.kwargs)
         trained = [t for t in tree.tensors_in(result) if t.requires_grad]
         if not self._gradients:
             states = {d: rng.state(d) for d in self._devices}
@@ -163,8 +150,8 @@ class _Trial:
 
     def _outcome(self, how: Compiled | None) -> list[torch.Tensor | None]:
         """Results, gradients and buffers of a step from the state at the start."""
-        module = self._module
-        leaves = [leaf_of(t) for t in self._twins if t.requires_grad]
+        module = self.module
+        leaves = [leaf_of(t) for t in self.twins if t.requires_grad]
         for d in self._devices:
             rng.restore(self._random[d], d)
         self._clear(leaves)
@@ -182,7 +169,7 @@ class _Trial:
         return found
 
     def _clear(self, leaves: Sequence[torch.Tensor]) -> None:
-        for p in self._module.parameters():
+        for p in self.module.parameters():
             if p.grad is not None:
                 p.grad.zero_()
         for t in leaves:
@@ -192,21 +179,19 @@ class _Trial:
         return any(rng.state(d) != self._random[d] for d in self._devices)
 
     def _has_halves(self) -> bool:
-        tensors = (*self._module.parameters(), *self._twins)
-        return bool(self._given.casts) or any(t.is_floating_point() and t.element_size() < 4 for t in tensors)
+        tensors = (*self.module.parameters(), *self.twins)
+        return bool(self.given.casts) or any(t.is_floating_point() and t.element_size() < 4 for t in tensors)
 
     def sizes(self, how: Compiled | None) -> Figures:
         """Bytes that a step of the part takes in one way."""
-        forward, levels, out_bytes = self._forward(how), Levels(self._device), 0
+        forward, levels, out_bytes = self._forward(how), Levels(self.device), 0
 
         def between(result: Any) -> None:
             nonlocal out_bytes
-            given = {id(storage_of(t)) for t in self._twins}
-            made = {id(s): s.nbytes() for t in tree.tensors_in(result) if (s := storage_of(t)) is not None}
-            out_bytes = sum(n for k, n in made.items() if k not in given)
+            out_bytes = self.bytes_made(result)
             levels.mark("between")
 
-        self._clear([leaf_of(t) for t in self._twins if t.requires_grad])
+        self._clear([leaf_of(t) for t in self.twins if t.requires_grad])
         levels.measure(lambda: self._run(forward, between))
         before, after = levels.found
         return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
@@ -215,23 +200,19 @@ class _Trial:
         """Seconds of the fastest of a few steps of each way, in turns."""
         forwards = {how: self._forward(how) for how in hows}
         taken = dict.fromkeys(hows, float("inf"))
-        leaves = [leaf_of(t) for t in self._twins if t.requires_grad]
+        leaves = [leaf_of(t) for t in self.twins if t.requires_grad]
         start = time.perf_counter()
         for _ in range(SETTINGS.timings):
             for how in hows:
                 self._clear(leaves)
-                self._wait()
+                self.wait()
                 begin = time.perf_counter()
                 self._run(forwards[how])
-                self._wait()
+                self.wait()
                 taken[how] = min(taken[how], time.perf_counter() - begin)
             if time.perf_counter() - start > SETTINGS.timings_most_s:
                 break
         return taken
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def _apart(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:

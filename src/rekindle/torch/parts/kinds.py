@@ -1,4 +1,4 @@
-"""Which parts are equal for the compiler: of the same classes and shapes, called alike, and equal in what forward reads.
+"""Tells which parts can share compiled code: they have the same classes, shapes and inputs, and forward reads equal attributes.
 
 Dynamo compiles anew where an attribute that forward reads has another value (a rate of dropout, an activation function), and
 not where one that it does not read has (the number of a layer).
@@ -14,11 +14,10 @@ from torch import nn
 
 from ..capture import tree
 from ..capture.attribute_reads import Reads
-from ..run.as_before import as_before
-from ..run.sample import copies, owned
 from ..trace import plain_forward
 from .finding import Unit
 from .recording import signature
+from .trial_steps import TrialSteps
 
 DIGITS = 16
 
@@ -43,11 +42,10 @@ class Kinds:
 
 
 def _read_by(unit: Unit) -> dict[str, set[str]]:
-    reads, module, call = Reads(), unit.module, unit.given.call
-    with as_before(module), unit.given.surroundings(module):
-        args, kwargs = call.form.arguments(tree.unflatten(copies(call.tensors, owned(module)), call.spec))
-        reads.recorded(plain_forward(module))(*args, **kwargs)
-    return reads.by_path(module)
+    reads = Reads()
+    with TrialSteps(unit, torch.device("cpu")).ready() as trial:
+        reads.recorded(plain_forward(unit.module))(*trial.args, **trial.kwargs)
+    return reads.by_path(unit.module)
 
 
 def described(x: Any) -> str:

@@ -97,7 +97,7 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
     begin = time.monotonic()
     s = subject(request.model, request.sample, gradients=request.captured.gradients)
     kept = as_before(request.model, s.sample.tensors, fake=s.fake is not None)
-    # A flag of torch's under which kernels are compiled otherwise would make other parts than those that train.
+    # Under that flag torch compiles other kernels, and compiled parts train without it.
     alike = contextlib.nullcontext() if request.captured.compile is not None else s.fake or deterministic()
     with accept.gradients_on(), kept, alike:
         keeps = matter(s) if keeps_caches is None else keeps_caches
@@ -235,9 +235,7 @@ class _Planning:
             self.choices.applied(chosen) as forwards,
         ):
             try:
-                if (
-                    self.choices.compile is not None
-                ):  # what is still to be compiled is compiled before the step is measured
+                if self.choices.compile is not None:  # compile first what is not compiled yet: it takes memory
                     self._run("planned")
                 with watched.watching(forwards):
                     ours = self._run("planned", levels)
