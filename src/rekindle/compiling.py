@@ -40,6 +40,11 @@ class CompileOptions:
         """Whether compiled parts draw eager's random numbers; Inductor's own take less memory."""
         return bool(self.options.get("fallback_random", False))
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal options, and hashable."""
+        return self.mode, tuple(sorted(self.options.items()))
+
     def to_json(self) -> dict[str, Any]:
         """As plan files hold them."""
         return {"mode": self.mode, "options": dict(self.options)}

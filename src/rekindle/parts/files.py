@@ -93,8 +93,8 @@ def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
     plan = PartsPlan(
         _text(r, "module_name"), tuple(parts), r.whole("peak_bytes"), _maybe(r, "measured_bytes"), r.whole("resident_bytes"),
         _maybe(r, "baseline_peak_bytes"), r.number("overhead"), r.number("least_overhead"), goal, cost, _text(r, "covered"),
-        r.number("solve_seconds"), _text(r, "not_counted"), _maybe(r, "input_bytes"), r.flag("keeps_caches", False), asked,
-        captured,
+        r.number("solve_seconds"), _text(r, "not_counted"), _maybe(r, "input_bytes"), r.flag("keeps_caches", False),
+        r.flag("in_stages", False), asked, captured,
         {k: str(v) for k, v in r.table("created_with").items()},
     )  # fmt: skip
     if wrong := _wrong(plan):

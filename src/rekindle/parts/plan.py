@@ -47,9 +47,9 @@ class CompiledPart:
 
 @dataclass(frozen=True)
 class Part:
-    """One submodule and its plans.
+    """One submodule, or one stage of the forward, and its plans.
 
-    path : its name in the model. plans : one for each kind of call in a step; the first is of the first call.
+    path : its name in the model; of a stage, that of the block that it holds, or "before" or "after" one. plans : one for each kind of call in a step; the first is of the first call.
     again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans. rule : results that
         it saves besides; None: none. compiled : how torch.compile runs it, without a plan; None: it does not.
     """
@@ -76,6 +76,7 @@ class PartsPlan:
     covered : one line that says which parts are planned and what runs plain.
     input_bytes : of all tensors of the call for which the goal was divided; None where a file does not say.
     keeps_caches : planned steps make key-value caches, as `config.use_cache` says, since a step without them has other bits.
+    in_stages : the parts are stages of the model's whole forward, compiled; else they are submodules.
     offer : as of a Plan.
     """
 
@@ -94,6 +95,7 @@ class PartsPlan:
     not_counted: str = ""
     input_bytes: int | None = None
     keeps_caches: bool = False
+    in_stages: bool = False
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)
     created_with: dict[str, str] = field(default_factory=lambda: {"rekindle": __version__})
@@ -153,7 +155,7 @@ class PartsPlan:
         """The figures of the plan by name."""
         keys = (
             "module_name", "peak_bytes", "measured_bytes", "resident_bytes", "baseline_peak_bytes", "overhead",
-            "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "input_bytes", "keeps_caches", "created_with",
+            "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "input_bytes", "keeps_caches", "in_stages", "created_with",
         )  # fmt: skip
         return {k: getattr(self, k) for k in keys} | {"goal": self.goal.to_json()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from .again import AgainForward
 from .caches import without_caches
 from .compiled_forward import CompiledForward
 from .recording import bytes_of
+from .whole_graph import StagedForward, block_of, staged
 
 log = logging.getLogger("rekindle")
 
@@ -57,6 +58,7 @@ class PartsForward(InPlaceOfForward):
 
     def _begin(self, plan: PartsPlan) -> None:
         self.plan = plan
+        self.staged: StagedForward | None = None  # made by the first call: a pickled module is not filled before
         self._told = False  # the log, that the model makes no cache
         self._noted = False  # which parts share memory
         self._counts_on = "" if plan.captured.gradients == "kept" else plan.captured.gradients
@@ -81,7 +83,19 @@ class PartsForward(InPlaceOfForward):
                     "config.use_cache of %s is True, but a step with planned parts makes no cache: past_key_values is None",
                     type(model).__name__,
                 )
-            return self.plain(*args, **kwargs)
+            return self.forward(*args, **kwargs)
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The forward of a step with gradients: the model's own, which calls the parts, or its stages."""
+        model = self._model()
+        if not self.plan.in_stages or model is None:
+            return self.plain
+        if self.staged is None:
+            how = self.plan.captured.compile or CompileOptions()
+            self.staged = staged(model, how)
+            self.staged.run_by({p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None})
+        return self.staged
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         model, known, now = self._model(), self.plan.input_bytes, bytes_of(tree.tensors_in((args, kwargs)))
@@ -100,6 +114,7 @@ class PartsForward(InPlaceOfForward):
             forward = forward_of(m)
             assert forward is not None
             forward.give_back(m)
+        self.staged = None
         super().give_back(model)
 
     def _pickled(self) -> Any:
@@ -135,11 +150,13 @@ def apply_parts(model: nn.Module, plan: PartsPlan, on_new_shape: str, check: boo
 def _forwards(
     model: nn.Module, plan: PartsPlan, on_new_shape: str, check: bool
 ) -> list[tuple[nn.Module, PartForward | AgainForward | CompiledForward]]:
-    """Each planned submodule with its forward."""
+    """Each planned submodule with its forward; of a plan in stages, none."""
     forwards: list[tuple[nn.Module, PartForward | AgainForward | CompiledForward]] = []
     for part in plan.parts:
         try:
-            module = model.get_submodule(part.path)
+            module = model.get_submodule(block_of(part.path) if plan.in_stages else part.path)
+            if plan.in_stages:
+                continue
         except AttributeError as e:
             raise PlanMismatch(
                 f"the plan is for a model with a submodule {part.path!r}, which this {type(model).__name__} does not have"
@@ -182,8 +199,10 @@ def part_forward(module: nn.Module, plans: Sequence[Plan], on_new_shape: str, ch
 
 
 def planned_parts(model: nn.Module) -> list[nn.Module]:
-    """The submodules that are planned as parts."""
-    return [m for m in model.modules() if forward_of(m) is not None]
+    """The submodules, or stages of the forward, that are planned as parts."""
+    root = parts_forward(model)
+    stages = [] if root is None or root.staged is None else root.staged.stages
+    return [m for m in (*model.modules(), *stages) if forward_of(m) is not None]
 
 
 def forward_of(module: nn.Module) -> PartForward | AgainForward | CompiledForward | None:

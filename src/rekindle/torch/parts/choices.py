@@ -21,6 +21,7 @@ from .applied import PartForward, part_forward
 from .between import Between, Forward, with_uncalled
 from .compiled_forward import CompiledForward
 from .finding import Unit
+from .whole_graph import Stage, StageForward
 
 Chosen = Sequence[int]  # of each unit, the number of its way
 
@@ -166,9 +167,8 @@ class Choices:
         if self.units[numbers[0]].trace is None:
             way = self.ways[numbers[0]][chosen[numbers[0]]]
             if self.compile is not None:
-                return CompiledForward(
-                    module, way.compiled, self.compile, self.units[numbers[0]].kind, self.keeps_caches
-                )
+                kind = StageForward if isinstance(module, Stage) else CompiledForward
+                return kind(module, way.compiled, self.compile, self.units[numbers[0]].kind, self.keeps_caches)
             forward = AgainForward(module, way.rule, self.keeps_caches)
             forward.is_off = not way.again
             return forward

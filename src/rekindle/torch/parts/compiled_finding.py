@@ -1,31 +1,48 @@
-"""Finds the parts of a model that are compiled: its repeated blocks, and the largest submodules around them."""
+"""Finds the parts of a model that are compiled: the stages of its forward, or else its repeated blocks and the largest submodules
+around them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 
-from ...errors import UsageError
+from ...compiling import CompileOptions
+from ...errors import TraceError, UsageError
 from ...progress import Progress, announce
+from ..capture.module_call import Key, bind
 from ..capture.sharded import class_name
 from ..run.measured_step import Subject
+from ..run.sample import owned
+from ..trace import plain_forward
 from .blocks import chain_of_leaves, find_blocks
+from .compiled_forward import not_compiled
 from .finding import Found, Unit
-from .recording import Calls, record
+from .recording import Calls, Recorded, as_recorded, record
+from .whole_graph import Stage, StagedForward, staged
 
 
-def find(s: Subject, named: Sequence[str] | None, progress: Progress) -> Found:
+def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progress: Progress) -> Found:
     """The parts, in order of first calls. named : paths of the submodules that the user names; None: they are found.
 
     Raises
     ------
     UsageError : a named submodule is not called by the step.
     """
+    why = ""
+    if named is None:
+        try:
+            return _stages(s, staged(s.model, options), progress)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as e:  # Dynamo's errors have no common class
+            why = next(iter(str(e).strip().splitlines()), "") or type(e).__name__
     announce(progress, f"running {class_name(s.model)} once, to see how its submodules are called")
     calls = record(s)
     paths = _paths(s.model, calls) if named is None else list(named)
-    found = Found()
+    found = Found(plain=[f"what lies between them, since torch.compile cannot take the whole forward ({why[:120]})"] if why else [])
     for path in paths:
         known = calls.get(path)
         if known is None or not known.samples:
@@ -42,6 +59,45 @@ def find(s: Subject, named: Sequence[str] | None, progress: Progress) -> Found:
     order = {path: i for i, path in enumerate(calls)}
     found.units.sort(key=lambda u: order.get(u.path, len(order)))
     return found
+
+
+def _stages(s: Subject, forward: StagedForward, progress: Progress) -> Found:
+    """The stages of the forward. Raises what Dynamo raises."""
+    announce(progress, f"tracing {class_name(s.model)} by torch.compile, to cut its forward into stages")
+    if why := not_compiled(s.model, vars(s.model).get("forward")):
+        raise UsageError(f"{class_name(s.model)} {why}")
+    parameters = {id(p): p for p in s.model.parameters()}
+    buffers = {id(b): b for b in s.model.buffers()}
+    seen: list[tuple[Stage, Recorded]] = []
+    known: dict[tuple[str, Key], Recorded] = {}
+
+    def noted(stage: Stage, *tensors: torch.Tensor) -> Any:
+        stage.own(tensors, parameters, buffers)
+        call = bind(plain_forward(stage), tensors, {})
+        if (found := (stage.kind, call.key)) not in known:
+            known[found] = as_recorded(call, call.key, owned(stage))
+        seen.append((stage, known[found]))
+        return Stage.forward(stage, *tensors)
+
+    args, kwargs, _ = s.sample.fresh()
+    with forward.calls_noted(noted), torch.autograd.graph.saved_tensors_hooks(lambda t: None, _never):
+        forward.raises = True
+        try:
+            forward(*args, **kwargs)
+        finally:
+            forward.raises = False
+    units = [
+        Unit(stage.path, stage, given.key, 1, given)
+        for stage, given in seen
+        if any(t.requires_grad for t in (*stage.parameters(), *given.call.tensors))
+    ]
+    if not units:
+        raise UsageError("nothing is trained")
+    return Found(units, staged=forward)
+
+
+def _never(_: Any) -> Any:
+    raise TraceError("forward itself takes gradients")
 
 
 def _paths(model: nn.Module, calls: dict[str, Calls]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -72,11 +72,16 @@ class CompiledForward(SwitchedForward):
             return self.plain(*args, **kwargs)
         return self._compiled(model, args, kwargs)
 
+    def _make_call(self, model: nn.Module) -> Callable[..., Any]:
+        """A function of (module, *arguments), whose first call compiles."""
+        assert self.way is not None
+        return compiled_call(self.kind or signature(model), self.way, self.options)
+
     def _compiled(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.way is not None
         first = self._call is None
         if first:
-            self._call = compiled_call(self.kind or signature(model), self.way, self.options)
+            self._call = self._make_call(model)
         with without_caches(model, self.keeps_caches), _quiet() if first else contextlib.nullcontext():
             try:
                 return self._call(model, *args, **kwargs)

@@ -22,6 +22,7 @@ from .compiled_ways import Measured, compiled_ways, held_uncompiled
 from .finding import Found, Unit
 from .kinds import Kinds
 from .searching import SETTINGS as SEARCHING
+from .whole_graph import Stage
 
 
 def compiled_choices(
@@ -58,7 +59,7 @@ def _kind(unit: Unit, kinds: Kinds, held: dict[str, int], device: torch.device, 
     why = not_compiled(unit.module, vars(unit.module).get("forward"))
     try:
         if not why:
-            kind = kinds.of(unit)
+            kind = unit.module.kind if isinstance(unit.module, Stage) else kinds.of(unit)
             if kind not in held:
                 held[kind] = held_uncompiled(unit, device)
             return kind

@@ -26,6 +26,7 @@ from ..run.sample import leaf_of
 from .compiled_forward import CompiledForward
 from .finding import Unit
 from .trial_steps import TrialSteps
+from .whole_graph import Stage, StageForward
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ class _Trial(TrialSteps):
         return self._outcome(how)
 
     def _forward(self, how: Compiled | None) -> Callable[..., Any]:
-        forward = CompiledForward(self.module, how, self._options, self._kind)
+        kind = StageForward if isinstance(self.module, Stage) else CompiledForward
+        forward = kind(self.module, how, self._options, self._kind)
         forward.raises = True
         return forward
 
@@ -151,7 +153,7 @@ class _Trial(TrialSteps):
     def _outcome(self, how: Compiled | None) -> list[torch.Tensor | None]:
         """Results, gradients and buffers of a step from the state at the start."""
         module = self.module
-        leaves = [leaf_of(t) for t in self.twins if t.requires_grad]
+        leaves = self._leaves
         for d in self._devices:
             rng.restore(self._random[d], d)
         self._clear(leaves)
@@ -167,6 +169,12 @@ class _Trial(TrialSteps):
                 b.copy_(old)
         self._clear(leaves)
         return found
+
+    @property
+    def _leaves(self) -> list[torch.Tensor]:
+        """The inputs that get gradients and are no parameters of the part."""
+        own = {id(p) for p in self.module.parameters()}
+        return [leaf_of(t) for t in self.twins if t.requires_grad and id(t) not in own]
 
     def _clear(self, leaves: Sequence[torch.Tensor]) -> None:
         for p in self.module.parameters():
@@ -191,7 +199,7 @@ class _Trial(TrialSteps):
             out_bytes = self.bytes_made(result)
             levels.mark("between")
 
-        self._clear([leaf_of(t) for t in self.twins if t.requires_grad])
+        self._clear(self._leaves)
         levels.measure(lambda: self._run(forward, between))
         before, after = levels.found
         return Figures(max(0, before.level - out_bytes), before.peak, max(0, after.peak - out_bytes), 0.0)
@@ -200,7 +208,7 @@ class _Trial(TrialSteps):
         """Seconds of the fastest of a few steps of each way, in turns."""
         forwards = {how: self._forward(how) for how in hows}
         taken = dict.fromkeys(hows, float("inf"))
-        leaves = [leaf_of(t) for t in self.twins if t.requires_grad]
+        leaves = self._leaves
         start = time.perf_counter()
         for _ in range(SETTINGS.timings):
             for how in hows:

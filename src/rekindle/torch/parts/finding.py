@@ -58,10 +58,12 @@ class Found:
     """The parts of a model.
 
     units : in order of first calls. plain : what runs as it is and why, such as "OPTDecoder (modeling_opt.py:612 …)".
+    staged : the model's forward, whose stages the units are; None: they are its submodules.
     """
 
     units: list[Unit] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
+    staged: Any = None
 
 
 class Finder:

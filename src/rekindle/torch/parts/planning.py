@@ -124,7 +124,7 @@ def find(request: Request, s: Subject) -> Found:
     """
     try:
         if request.captured.compile is not None:
-            return compiled_finding.find(s, request.named, request.options.progress)
+            return compiled_finding.find(s, request.named, request.captured.compile, request.options.progress)
         return Finder(s, request.options, request.captured, request.named, request.error).find()
     except RekindleError:
         raise
@@ -218,7 +218,8 @@ class _Planning:
         if self.request.turns is not None:
             self.request.turns.take()
         s = self.s.consumed() if self._uses_up and levels is not None else self.s
-        return run(s, plain_forward(self.model), which, Way.HELD, levels)
+        forward = self.found.staged if which == "planned" else None
+        return run(s, forward or plain_forward(self.model), which, Way.HELD, levels)
 
     def _measure(self, chosen: Chosen) -> Between:
         """A step with these ways: what it holds outside of the parts.
@@ -380,6 +381,7 @@ class _Planning:
             input_bytes=bytes_of(self.s.sample.tensors),
             offer=offer(step, division, plain, self._limit(), self.resident),
             keeps_caches=self.choices.keeps_caches,
+            in_stages=self.found.staged is not None,
             asked=self.options,
             captured=self.request.captured,
         )

@@ -218,15 +218,19 @@ class _Recorder:
         key, hooks = call.key, hooks_in(module)
         known = (kind, key, key_of([*hooks.items()]))
         if known not in self._known:
-            casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
             leaves = [t.detach().requires_grad_(t.requires_grad) if t.is_leaf else t for t in call.tensors]
-            twins = copies(leaves, self._own)
-            cached = torch.is_autocast_cache_enabled()
-            self._known[known] = Recorded(call.on(twins), key, casts, cached, hooks=hooks)
+            self._known[known] = as_recorded(call.on(leaves), key, self._own, hooks)
         calls_of = self.found.setdefault(name, Calls())
         calls_of.samples[key] = self._known[known]
         if counts:
             calls_of.keys.append(key)
+
+
+def as_recorded(call: ModuleCall, key: Key, own: set[Any], hooks: HookTables | None = None) -> Recorded:
+    """The call, made now, with copies of its tensors. own : storages that are not copied."""
+    casts = tuple((k, torch.get_autocast_dtype(k)) for k in DEVICES if torch.is_autocast_enabled(k))
+    cached = torch.is_autocast_cache_enabled()
+    return Recorded(call.on(copies(call.tensors, own)), key, casts, cached, hooks=hooks or {})
 
 
 def one_forward(

@@ -114,18 +114,20 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
 
 def _check_compiled(s: Subject, plain: Any, plan: PartsPlan, compile: CompileOptions) -> Check:
     """The check of compiled parts: against the step with each of them compiled as it is, and against eager's."""
+    root = parts_forward(s.model)
+    forward = plain if root is None or not plan.in_stages else root.forward
     with accept.gradients_on(), as_before(s.model, s.sample.tensors):
-        _planned(s, plain, plan)  # compiles what is not compiled yet
-        ours, eager = _planned(s, plain, plan), None
+        _planned(s, forward, plan)  # compiles what is not compiled yet
+        ours, eager = _planned(s, forward, plan), None
         with contextlib.suppress(torch.OutOfMemoryError):
             eager = _plain(s, plain)
         with contextlib.ExitStack() as stack:
             for m in planned_parts(s.model):
-                if isinstance(forward := forward_of(m), CompiledForward):
-                    stack.enter_context(forward.as_it_is())
-            theirs, apart = reference(eager, partial(_planned, s, plain, plan), compile)
+                if isinstance(part := forward_of(m), CompiledForward):
+                    stack.enter_context(part.as_it_is())
+            theirs, apart = reference(eager, partial(_planned, s, forward, plan), compile)
         found = compare(ours, theirs, False, rounded(ours, apart))
-        held = _planned(s, plain, plan, Way.HELD).peak
+        held = _planned(s, forward, plan, Way.HELD).peak
     made = as_check(found, ours, eager, plan.activation_peak_bytes, None, held)
     return replace(made, eager_difference=apart)
 
