@@ -69,7 +69,12 @@ class LoadedPlan:
 
     def is_for_later_calls(self, found: Trace) -> bool:
         """Whether this may be the first call of a module that sets attributes then, and the plan is for the calls after it."""
-        return self.waits and not self._first_is_over and found.lowered.captured.settles
+        return self.may_be_for_later_calls and found.lowered.captured.settles
+
+    @property
+    def may_be_for_later_calls(self) -> bool:
+        """Whether no call has fitted the plan, and no first call was left plain."""
+        return self.waits and not self._first_is_over
 
     def first_is_over(self) -> None:
         """Note that the first call has been run."""

@@ -27,6 +27,7 @@ from ..capture.number_places import name_of, read
 from ..capture.numbers import Place
 from ..capture.same_graph import matches
 from ..capture.sharded import order_that_works, own_class, sharded_parameter
+from ..capture.trace_errors import OF_FIRST_CALLS
 from ..rewritten import with_sums_here
 from ..trace import Trace, known_options
 from . import trial
@@ -156,20 +157,27 @@ class Replanner:
 
     def _made(self, new: NewCall) -> Bound | None:
         """The plan from a file if it fits the call, else a plan of its own; None: the call runs plain."""
-        found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
+        try:
+            found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
+        except TraceError as e:
+            if e.reason not in OF_FIRST_CALLS or not self._loaded.may_be_for_later_calls:
+                raise
+            return self._first_plain(new)
         if fits is not None:
             if exceeded := self._loaded.exceeded(fits):
                 self.warned.warn(exceeded)
             self._lengths.add(fits)
             return self.bind(new.model, fits, with_sums_here(self.plan, fits))
         if found is not None and self._loaded.is_for_later_calls(found):
-            self._loaded.first_is_over()
-            self.say(
-                f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
-                "the loaded plan is for the later calls"
-            )
-            return None
+            return self._first_plain(new)
         return self._planned(new, found)
+
+    def _first_plain(self, new: NewCall) -> None:
+        self._loaded.first_is_over()
+        self.say(
+            f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
+            "the loaded plan is for the later calls"
+        )
 
     def leave_plain(self, new: NewCall, why: str, kind: str = "") -> None:
         """Warn that the call runs plain.
