@@ -49,7 +49,8 @@ class CompiledPart:
 class Part:
     """One submodule, or one stage of the forward, and its plans.
 
-    path : its name in the model; of a stage, that of the block that it holds, or "before" or "after" one. plans : one for each kind of call in a step; the first is of the first call.
+    path : its name in the model; of a stage, that of its block, or "before" or "after" one.
+    plans : one for each kind of call in a step; the first is of the first call.
     again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans. rule : results that
         it saves besides; None: none. compiled : how torch.compile runs it, without a plan; None: it does not.
     """
@@ -155,7 +156,8 @@ class PartsPlan:
         """The figures of the plan by name."""
         keys = (
             "module_name", "peak_bytes", "measured_bytes", "resident_bytes", "baseline_peak_bytes", "overhead",
-            "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "input_bytes", "keeps_caches", "in_stages", "created_with",
+            "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "input_bytes", "keeps_caches",
+            "in_stages", "created_with",
         )  # fmt: skip
         return {k: getattr(self, k) for k in keys} | {"goal": self.goal.to_json()}
 

@@ -39,7 +39,8 @@ from .again import AgainForward
 from .caches import without_caches
 from .compiled_forward import CompiledForward
 from .recording import bytes_of
-from .whole_graph import StagedForward, block_of, staged
+from .stage import block_of
+from .whole_graph import StagedForward, staged
 
 log = logging.getLogger("rekindle")
 

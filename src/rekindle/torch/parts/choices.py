@@ -21,7 +21,7 @@ from .applied import PartForward, part_forward
 from .between import Between, Forward, with_uncalled
 from .compiled_forward import CompiledForward
 from .finding import Unit
-from .whole_graph import Stage, StageForward
+from .stage import Stage, StageForward
 
 Chosen = Sequence[int]  # of each unit, the number of its way
 

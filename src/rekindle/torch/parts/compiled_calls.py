@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._inductor import list_mode_options
 
 from ...compiling import Compiled, CompileOptions
+from .compiler import as_partitioner, mode_settings
+from .saving import Saving
 
 _compiled: dict[Any, Callable[..., Any]] = {}
 
@@ -33,15 +34,14 @@ def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable
 
 def settings(way: Compiled, options: CompileOptions) -> dict[str, Any]:
     """Inductor's settings for a way."""
-    how = {**list_mode_options(options.mode or "default"), **options.options}
+    how = {**mode_settings(options.mode), **options.options}
     if way.saves != "min-cut":
-        from .saving import Saving  # it imports Inductor, which takes a second
-
+        as_partitioner(Saving)
         how["custom_partitioner_fn"] = Saving(way.saves)
     return how
 
 
-def own_function(run: types.FunctionType) -> Callable[..., Any]:
+def own_function(run: Any) -> Callable[..., Any]:
     """The function with a code object of its own."""
     return types.FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
 

@@ -1,5 +1,5 @@
-"""Finds the parts of a model that are compiled: the stages of its forward, or else its repeated blocks and the largest submodules
-around them."""
+"""Finds the parts of a model that are compiled: the stages of its forward, or else its repeated blocks and the
+largest submodules around them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .blocks import chain_of_leaves, find_blocks
 from .compiled_forward import not_compiled
 from .finding import Found, Unit
 from .recording import Calls, Recorded, as_recorded, record
-from .whole_graph import Stage, StagedForward, staged
+from .stage import Stage
+from .whole_graph import StagedForward, staged
 
 
 def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progress: Progress) -> Found:
@@ -42,7 +43,9 @@ def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progr
     announce(progress, f"running {class_name(s.model)} once, to see how its submodules are called")
     calls = record(s)
     paths = _paths(s.model, calls) if named is None else list(named)
-    found = Found(plain=[f"what lies between them, since torch.compile cannot take the whole forward ({why[:120]})"] if why else [])
+    found = Found()
+    if why:
+        found.plain.append(f"the code around them, as torch.compile cannot take the whole forward ({why[:120]})")
     for path in paths:
         known = calls.get(path)
         if known is None or not known.samples:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from ...ask import PlanOptions
-from ...compiling import CompileOptions
+from ...compiling import SAVES, CompileOptions
 from ...errors import TraceError, UsageError
 from ..capture.sharded import class_name
 from ..costs.allocations import recording_is_safe
@@ -18,11 +18,11 @@ from ..run.measured_step import Outcome, Subject
 from . import known_ways
 from .choices import Choices
 from .compiled_forward import not_compiled
-from .compiled_ways import Measured, compiled_ways, held_uncompiled
+from .compiled_ways import QUICK, Measured, compiled_ways, held_uncompiled
 from .finding import Found, Unit
 from .kinds import Kinds
 from .searching import SETTINGS as SEARCHING
-from .whole_graph import Stage
+from .stage import Stage
 
 
 def compiled_choices(
@@ -42,11 +42,14 @@ def compiled_choices(
     count = Counter({kind: sum(max(u.calls, 1) for u, k in named if k == kind) for kind in held})
     every = sum(count[k] * n for k, n in held.items())
     for unit, kind in named:
+        saves = QUICK if options.effort == "quick" else tuple(SAVES)
         if not all_of_them and count[kind] * held[kind] < SEARCHING.matters * every:
-            found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
-            continue
+            if found.staged is None:
+                found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
+                continue
+            saves = saves[:1]  # a stage may take long, though it holds nothing
         if kind not in known:
-            known[kind] = _measured(unit, kind, s, found, options, compile)
+            known[kind] = _measured(unit, kind, s, found, saves, options, compile)
         if (measured := known[kind]) is not None:
             rows.append((replace(unit, kind=kind), measured))
     made = Choices.of([(u, m.ways) for u, m in rows], options)
@@ -67,19 +70,19 @@ def _kind(unit: Unit, kinds: Kinds, held: dict[str, int], device: torch.device, 
         raise
     except Exception as e:  # a part that works only inside of the model's step
         why = f"cannot run by itself: {type(e).__name__}"
-    found.plain.append(f"{class_name(unit.module)} ({why})")
+    found.plain.append(f"{unit.name} ({why})")
     return ""
 
 
 def _measured(
-    unit: Unit, kind: str, s: Subject, found: Found, options: PlanOptions, compile: CompileOptions
+    unit: Unit, kind: str, s: Subject, found: Found, saves: Sequence[str], options: PlanOptions, compile: CompileOptions
 ) -> Measured | None:
-    name = class_name(unit.module)
+    name = unit.name
     try:
-        path = known_ways.place(unit, kind, s.device, compile, options)
+        path = known_ways.place(unit, kind, s.device, compile, saves) if options.cache else None
         measured = known_ways.recall(path)
         if measured is None:
-            measured = compiled_ways(unit, kind, s.device, compile, options)
+            measured = compiled_ways(unit, kind, s.device, compile, saves, options.progress)
             known_ways.keep(path, measured)
     except torch.OutOfMemoryError:
         raise

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ...ask import PlanOptions
 from ...compiling import SAVES, Compiled, CompileOptions
 from ...errors import TraceError
 from ...parts.figures import Figures
@@ -25,8 +24,8 @@ from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of
 from .compiled_forward import CompiledForward
 from .finding import Unit
+from .stage import Stage, StageForward
 from .trial_steps import TrialSteps
-from .whole_graph import Stage, StageForward
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,18 @@ class Measured:
     eager_seconds: float
 
 
-def compiled_ways(unit: Unit, kind: str, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Measured:
+def compiled_ways(
+    unit: Unit, kind: str, device: torch.device, options: CompileOptions, saves: Sequence[str], progress: Progress
+) -> Measured:
     """The ways of one part: compiled as it is first, then others that save fewer bytes; and as it runs without the compiler,
-    unless it draws random numbers, of which compiled parts draw others. Effort "quick" tries three ways.
+    unless it draws random numbers, of which compiled parts draw others. saves : the compiled ways that are tried.
 
     Raises
     ------
     Exception : torch.compile cannot compile the part; any of the compiler's own errors.
     """
-    saves = QUICK if asked.effort == "quick" else tuple(SAVES)
     with _Trial(unit, kind, device, options).ready() as trial:
-        return trial.measured(unit.path, [Compiled(x) for x in saves], asked.progress)
+        return trial.measured(unit.path, [Compiled(x) for x in saves], progress)
 
 
 def held_uncompiled(unit: Unit, device: torch.device) -> int:

@@ -23,7 +23,9 @@ from ..trace import Trace, trace_call
 from .again import only_computes
 from .reasons import around, in_few_words
 from .recording import Calls, Recorded, bytes_of, hooks_in, may_be_part, record, signature
+from .stage import Stage
 from .varying import Varying
+from .whole_graph import StagedForward
 
 
 @dataclass
@@ -48,6 +50,11 @@ class Unit:
         """Bytes of the tensors that such a call is given."""
         return bytes_of(self.given.call.tensors)
 
+    @property
+    def name(self) -> str:
+        """The class of the submodule, or the path of the stage, for messages."""
+        return self.path if isinstance(self.module, Stage) else class_name(self.module)
+
     def is_inside(self, other: str) -> bool:
         """Whether the submodule lies in the one of that path."""
         return self.path.startswith(f"{other}.")
@@ -63,7 +70,7 @@ class Found:
 
     units: list[Unit] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
-    staged: Any = None
+    staged: StagedForward | None = None
 
 
 class Finder:

@@ -11,13 +11,13 @@ import hashlib
 import inspect
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...ask import PlanOptions
 from ...compiling import SAVES, Compiled, CompileOptions
 from ...errors import FormatError, RekindleError
 from ...model import formats
@@ -35,9 +35,9 @@ FORMAT = "rekindle.ways/1"
 MOST_BYTES = 2**20
 
 
-def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, asked: PlanOptions) -> Path | None:
-    """The file of the ways of such a part; None: they are not remembered."""
-    folder = cache_folder("ways") if asked.cache else None
+def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, saves: Sequence[str]) -> Path | None:
+    """The file of these ways of such a part; None: they are not remembered."""
+    folder = cache_folder("ways")
     classes = {c for m in unit.module.modules() for c in type(m).__mro__ if not c.__module__.startswith("torch.")}
     try:
         code = sorted(inspect.getsource(c) for c in classes - {object})
@@ -49,7 +49,7 @@ def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, 
     told = [
         environment(device),
         options.to_json(),
-        asked.effort == "quick",
+        [*saves],
         kind,
         repr(unit.given.casts),
         code,

@@ -1,4 +1,4 @@
-"""What a compiled forward saves for backward: a partitioner of torch.compile for each way."""
+"""Partitioners of torch.compile, one for each way: they decide which results forward saves for backward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils.checkpoint import CheckpointPolicy
+
+from .compiler import min_cut
 
 _aten = torch.ops.aten
 _ATTENTION = (
@@ -27,10 +27,14 @@ def _operators(names: tuple[str, ...]) -> frozenset[Any]:
     return frozenset(getattr(p, o) for p in packets if p is not None for o in p.overloads())
 
 
-_SAVED = {"inputs": frozenset[Any](), "attention": _operators(_ATTENTION), "products": _operators(_ATTENTION + _PRODUCTS)}
+_SAVED = {
+    "inputs": frozenset[Any](),
+    "attention": _operators(_ATTENTION),
+    "products": _operators(_ATTENTION + _PRODUCTS),
+}
 
 
-class Saving(CustomPartitionerFn):
+class Saving:
     """Cuts the graph of forward and backward where the fewest bytes are saved, among the cuts that a way allows.
 
     saves : the way, one of `compiling.SAVES` but "min-cut", which is torch.compile's own choice. Inductor copies, pickles and
@@ -51,7 +55,7 @@ class Saving(CustomPartitionerFn):
                 backward.add(node)
             elif node.op == "call_function" and (policy := _policy(node, saved)) is not None:
                 node.meta["recompute"], node.meta["ac_graph_id"] = policy, 0
-        return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        return min_cut(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
         """Of torch.compile's caches."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..capture.sharded import class_name
 from .finding import Unit
+from .stage import Stage
 
 PLAIN_MOST = 3  # reasons in the line; the line says how many more there are
 
@@ -44,7 +45,9 @@ def covered(model: nn.Module, found: Covered, plain: Sequence[str]) -> str:
         return " and ".join(f"{n} of {every[k]} {k}" for k, n in counts.items())
 
     if found.compiled:
-        text = f"compiled: {kinds(True) or 'nothing'} ({round(100 * found.share)} % of activation bytes"
+        stages = [u for u in found.units if isinstance(u.module, Stage)]
+        which = f"{len(stages)} stages of {class_name(model)}" if stages else kinds(True) or "nothing"
+        text = f"compiled: {which} ({round(100 * found.share)} % of activation bytes"
         text += f", {found.of_eager:.2f} of their uncompiled time)" if found.of_eager else ")"
     else:
         text = "planned: " + (kinds(False) or "nothing")

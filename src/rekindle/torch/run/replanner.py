@@ -162,14 +162,16 @@ class Replanner:
         except TraceError as e:
             if e.reason not in OF_FIRST_CALLS or not self._loaded.may_be_for_later_calls:
                 raise
-            return self._first_plain(new)
+            self._first_plain(new)
+            return None
         if fits is not None:
             if exceeded := self._loaded.exceeded(fits):
                 self.warned.warn(exceeded)
             self._lengths.add(fits)
             return self.bind(new.model, fits, with_sums_here(self.plan, fits))
         if found is not None and self._loaded.is_for_later_calls(found):
-            return self._first_plain(new)
+            self._first_plain(new)
+            return None
         return self._planned(new, found)
 
     def _first_plain(self, new: NewCall) -> None:

@@ -1,0 +1,62 @@
+"""Private names of torch.compile, whose import takes a second: each function imports them when it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import fx
+
+_LOGGING = {f for k in dir(logging.Logger) if callable(f := getattr(logging.Logger, k)) and not k.startswith("__")}
+
+
+def compile_graph(
+    graph: fx.GraphModule, tensors: Sequence[torch.Tensor], settings: dict[str, Any]
+) -> Callable[..., Any]:
+    """Inductor's function of tensors that have the shapes of these, with autograd. settings : of Inductor."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses import FakeTensorMode
+
+    with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):  # which keeps shapes from varying
+        return compile_fx(copy.deepcopy(graph), [*tensors], config_patches=settings)  # type: ignore[return-value]
+
+
+def mode_settings(mode: str | None) -> dict[str, Any]:
+    """Inductor's settings that one of torch.compile's modes stands for."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options(mode or "default")
+
+
+def as_partitioner(kind: type) -> None:
+    """Let Inductor take objects of this class as its partitioner."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    CustomPartitionerFn.register(kind)
+
+
+def min_cut(joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any) -> Any:
+    """(the graph of forward, the graph of backward) between which the fewest bytes are saved, among the cuts that the policies
+    of the nodes allow."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+def without_logging() -> AbstractContextManager[None]:
+    """Inside, Dynamo leaves out calls of loggers. They would end a graph; a plain step has logged by then."""
+    from torch._dynamo import config
+
+    known = getattr(config, "ignore_logging_functions", None)
+    return contextlib.nullcontext() if known is None else config.patch(ignore_logging_functions={*known, *_LOGGING})
+
+
+def is_operator(target: Any) -> bool:
+    """Whether a node's target is one of torch's operators."""
+    return isinstance(target, torch._ops.OpOverload)

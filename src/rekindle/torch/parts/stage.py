@@ -1,0 +1,81 @@
+"""One stage of a model's forward, and the compiled code that equal stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .compiled_calls import settings
+from .compiled_forward import CompiledForward
+from .compiler import compile_graph
+
+
+class Stage(nn.Module):
+    """One stage of a forward. It is a function of tensors: the weights that it reads are among its inputs.
+
+    path : of the block that it holds, "before" the next block, or "after" the last one. kind : equal for stages that share
+    what is compiled.
+    """
+
+    def __init__(self, path: str, kind: str, body: fx.GraphModule):
+        super().__init__()
+        # Equal stages share the body. In __dict__, it is no submodule whose hooks would be looked for.
+        vars(self).update(_path=path, _kind=kind, _body=body)
+
+    @property
+    def path(self) -> str:
+        return str(vars(self)["_path"])
+
+    @property
+    def kind(self) -> str:
+        return str(vars(self)["_kind"])
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return vars(self)["_body"](*tensors)
+
+    def own(self, tensors: Sequence[torch.Tensor], parameters: Mapping[int, Any], buffers: Mapping[int, Any]) -> None:
+        """Count those of its inputs that belong to the model among its own parameters and buffers, while it is measured."""
+        self._parameters.update({str(i): t for i, t in enumerate(tensors) if id(t) in parameters})  # type: ignore[misc]
+        self._buffers.update({str(i): t for i, t in enumerate(tensors) if id(t) in buffers})
+
+    def disown(self) -> None:
+        """Undo `own`: the model may be given other parameters, and the old ones should go."""
+        self._parameters.clear()
+        self._buffers.clear()
+
+
+class StageForward(CompiledForward):
+    """The forward of a stage that runs compiled. Dynamo's guards of the whole forward serve all stages."""
+
+    def _make_call(self, model: nn.Module) -> Callable[..., Any]:
+        assert isinstance(model, Stage)
+        assert self.way is not None
+        key = model.kind, self.way, self.options.key
+        if key not in _compiled:
+            _compiled[key] = _Lazily(vars(model)["_body"], settings(self.way, self.options))
+        return _compiled[key]
+
+
+_compiled: dict[Any, _Lazily] = {}
+
+
+class _Lazily:
+    """A compiled graph of (stage, *tensors), compiled by its first call."""
+
+    def __init__(self, body: fx.GraphModule, how: dict[str, Any]):
+        self._body, self._how = body, how
+        self._call: Any = None
+
+    def __call__(self, _: nn.Module, *tensors: torch.Tensor) -> Any:
+        if self._call is None:
+            self._call = compile_graph(self._body, tensors, self._how)
+        return self._call(*tensors)
+
+
+def block_of(path: str) -> str:
+    """The block by which a stage is named; "" where none is."""
+    words = [w for w in path.split() if w not in ("before", "after", "all") and not w.startswith("#")]
+    return words[-1] if words else ""
