@@ -94,7 +94,7 @@ class PartsForward(InPlaceOfForward):
             return self.plain
         if self.staged is None:
             how = self.plan.captured.compile or CompileOptions()
-            self.staged = staged(model, how)
+            self.staged = staged(model, how, self._own)
             self.staged.run_by({p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None})
         return self.staged
 
@@ -117,6 +117,11 @@ class PartsForward(InPlaceOfForward):
             forward.give_back(m)
         self.staged = None
         super().give_back(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartsForward:
+        copied = super().__deepcopy__(memo)
+        copied.staged = None  # its stages are the first model's
+        return copied
 
     def _pickled(self) -> Any:
         return self.plan.to_text(), self._watches, self._training

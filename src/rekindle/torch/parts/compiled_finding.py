@@ -35,7 +35,7 @@ def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progr
     why = ""
     if named is None:
         try:
-            return _stages(s, staged(s.model, options), progress)
+            return _stages(s, staged(s.model, options, vars(s.model).get("forward")), progress)
         except torch.OutOfMemoryError:
             raise
         except Exception as e:  # Dynamo's errors have no common class

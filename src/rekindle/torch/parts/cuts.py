@@ -50,11 +50,10 @@ class Cuts:
                 runs.append((call, []))
             runs[-1][1].append(node)
         joined: list[tuple[Any, list[fx.Node]]] = []
-        for call, inside in runs:
-            if joined and call is None and not _uses_weights(inside):
+        for i, (call, inside) in enumerate(runs):
+            is_between = 0 < i < len(runs) - 1 and call is None
+            if joined and (is_between and not _uses_weights(inside) or joined[-1][0] == call):
                 joined[-1][1].extend(inside)
-            elif joined and (joined[-1][0] is None and not _uses_weights(joined[-1][1]) or joined[-1][0] == call):
-                joined[-1] = call, joined[-1][1] + inside
             else:
                 joined.append((call, inside))
         return [("" if call is None else call[0], inside) for call, inside in _whole_results(joined)]

@@ -28,13 +28,15 @@ from .stage import Stage, StageForward
 class StagedForward(CompiledForward):
     """A model's own forward, run in stages. Calls that Dynamo's guards have not seen are traced and cut anew.
 
+    own : a forward in the model's `__dict__`, which no stage would run; None: it has its class's.
     stages : of the newest graph.
     """
 
-    def __init__(self, model: nn.Module, options: CompileOptions):
+    def __init__(self, model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None):
         super().__init__(
             model, Compiled(), options, "", keeps_caches=True
         )  # whoever calls it says whether caches are made
+        self._own = own
         self.ways: Mapping[str, Compiled] = {}
         self.stages: list[Stage] = []
         self._bodies: dict[str, fx.GraphModule] = {}
@@ -98,11 +100,11 @@ class StagedForward(CompiledForward):
         return whole
 
 
-def staged(model: nn.Module, options: CompileOptions) -> StagedForward:
+def staged(model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None) -> StagedForward:
     """The staged forward of a model, which planning and training share, so that it is traced once."""
     known = _staged.get(model)
-    if known is None or known.options != options:
-        known = _staged[model] = StagedForward(model, options)
+    if known is None or known.options != options or known._own is not own:
+        known = _staged[model] = StagedForward(model, options, own)
     return known
 
 
