@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.flop_counter import flop_registry
 
 from .compiler import min_cut
 
@@ -29,6 +30,7 @@ def _operators(names: tuple[str, ...]) -> frozenset[Any]:
 
 _SAVED = {
     "inputs": frozenset[Any](),
+    "costly": frozenset[Any](),
     "attention": _operators(_ATTENTION),
     "products": _operators(_ATTENTION + _PRODUCTS),
 }
@@ -46,28 +48,69 @@ class Saving:
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
         """(the graph of forward, the graph of backward)."""
-        saved, backward = _SAVED[self.saves], set[fx.Node]()
-        for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                if "tangents" in str(node.target):
-                    backward.add(node)
-            elif any(n in backward for n in node.all_input_nodes):
-                backward.add(node)
-            elif node.op == "call_function" and (policy := _policy(node, saved)) is not None:
-                node.meta["recompute"], node.meta["ac_graph_id"] = policy, 0
+        forward = _forward_of(gm.graph)
+        saved = {n for n in forward if _operator(n) in _SAVED[self.saves]}
+        if self.saves == "costly":
+            saved = _costly([n for n in forward if _operator(n) in _SAVED["products"]], gm.graph, forward)
+        for node in forward:
+            if node.op == "call_function" and "inductor_seed" not in str(_operator(node)):  # seeds are saved
+                node.meta["recompute"], node.meta["ac_graph_id"] = _policy(node, saved), 0
         return min_cut(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
         """Of torch.compile's caches."""
-        return f"rekindle.saving/1 {self.saves}"
+        return f"rekindle.saving/2 {self.saves}"
 
 
-def _policy(node: fx.Node, saved: frozenset[Any]) -> CheckpointPolicy | None:
-    """None: torch.compile decides, as of seeds, which it saves."""
-    first = node.args[0] if node.args else None
-    op = first.target if node.target is operator.getitem and isinstance(first, fx.Node) else node.target
-    if op is torch.ops.prims.inductor_seeds.default:
-        return None
-    is_random = torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+def _policy(node: fx.Node, saved: set[fx.Node]) -> CheckpointPolicy:
+    is_random = torch.Tag.nondeterministic_seeded in getattr(_operator(node), "tags", ())
     # Random numbers that are drawn anew would be others, or cost the saving of the generator's state.
-    return CheckpointPolicy.MUST_SAVE if op in saved or is_random else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if node in saved or is_random else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _forward_of(graph: fx.Graph) -> dict[fx.Node, None]:
+    """The nodes that need no gradient of a result, in order."""
+    backward: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_gradient = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_gradient or node.op == "output" or any(n in backward for n in node.all_input_nodes):
+            backward.add(node)
+    return {n: None for n in graph.nodes if n not in backward}
+
+
+def _operator(node: fx.Node) -> Any:
+    """The operator that made the node's value, also where that is one of several results."""
+    if node.target is operator.getitem and isinstance(made := node.args[0], fx.Node):
+        return made.target
+    return node.target
+
+
+def _costly(products: Sequence[fx.Node], graph: fx.Graph, forward: Container[fx.Node]) -> set[fx.Node]:
+    """Of the products that backward needs, those with the most FLOPs per byte, up to half of the bytes of all."""
+    needed: set[fx.Node] = set()
+    stack = [x for n in graph.nodes if n not in forward and n.op != "output" for x in n.all_input_nodes if x in forward]
+    while stack:
+        if (node := stack.pop()) not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    sizes = {n: _bytes(n) for n in products if n in needed and isinstance(n.meta.get("val"), torch.Tensor)}
+    flops = {n: _flops(n if _operator(n) is n.target else n.args[0]) for n in sizes}  # type: ignore[arg-type]
+    left, saved = sum(sizes.values()) / 2, set[fx.Node]()
+    for n in sorted(sizes, key=lambda n: flops[n] / max(1, sizes[n]), reverse=True):
+        if sizes[n] <= left:
+            saved.add(n)
+            left -= sizes[n]
+    return saved
+
+
+def _bytes(node: fx.Node) -> int:
+    t = node.meta["val"]
+    return int(t.numel()) * int(t.element_size())
+
+
+def _flops(node: fx.Node) -> int:
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is None:
+        return 0
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return int(count(*args, **kwargs, out_val=node.meta["val"]))

@@ -1,0 +1,168 @@
+"""Compiled steps in less memory: eager, torch.compile, with checkpoints, with a budget, and Rekindle's compiled plans.
+
+python benchmarks/compiled_steps.py gpt2 llama vit resnet unet t5 --small      # on the CPU, one thread
+
+Every method is a copy of one model with its own compiled code. Peaks are the allocator's, of a step whose results the loop
+holds, without what is held before it. The steps of all methods take turns; the fastest of --rounds counts. Rekindle is asked
+for the peak of each other compiled method, and for the least. One JSON row per method goes to
+results/DATE-compiled-steps.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import path_of, provenance
+from compiled_models import MODELS
+from torch import nn
+from torch._inductor.compile_fx import compile_fx
+from torch.utils.checkpoint import checkpoint
+
+import rekindle
+from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.parts.blocks import find_blocks
+
+Row = dict[str, Any]
+
+
+class Method:
+    """A copy of a model that is trained in one way. within : surrounds each call that may compile."""
+
+    def __init__(self, name: str, model: nn.Module, within: Callable[[], Any] = contextlib.nullcontext):
+        self.name, self.model, self._within = name, copy.deepcopy(model), within
+        self.row: Row = {}
+        self.call: Callable[..., Any] = self.model
+        self.seconds = float("inf")
+
+    def step(self, given: Row, autocast: bool) -> Any:
+        """One step; gives its result, which the caller holds."""
+        device = next(self.model.parameters()).device.type
+        for p in self.model.parameters():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        with self._within():
+            with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                result = self.call(**given)
+            (result if isinstance(result, torch.Tensor) else result.loss).backward()
+        return result
+
+    def peak(self, given: Row, autocast: bool) -> int:
+        """Bytes above what is held before a step."""
+        held: list[Any] = []
+        device = next(self.model.parameters()).device
+        return allocator_peak(lambda: held.append(self.step(given, autocast)), device).peak_bytes
+
+
+def checkpointed(method: Method) -> Method:
+    """Each block runs under torch.utils.checkpoint."""
+    for block in find_blocks(method.model):
+        own = block.forward
+        block.forward = lambda *a, own=own, **k: checkpoint(own, *a, use_reentrant=False, **k)  # type: ignore[method-assign]
+    return method
+
+
+def compiled(method: Method) -> Method:
+    def backend(graph: Any, inputs: Any) -> Any:  # of this method alone: Dynamo shares code between equal backends
+        return compile_fx(graph, inputs)
+
+    method.call = torch.compile(method.model, backend=backend, dynamic=False)
+    return method
+
+
+def with_budget(share: float) -> Callable[[], Any]:
+    from torch._functorch import config
+
+    return lambda: config.patch(activation_memory_budget=share)
+
+
+def planned(name: str, model: nn.Module, given: Row, autocast: bool, **goal: Any) -> Method:
+    """A plan of Rekindle for one goal."""
+    method, begin = Method(name, model), time.perf_counter()
+    device = next(model.parameters()).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        rekindle.checkpoint(method.model, given, progress=False, **goal)
+    plan: Any = method.model.forward.plan
+    predicted = plan.peak_bytes - plan.resident_bytes
+    method.row = {"plan_seconds": time.perf_counter() - begin, "predicted": predicted, "verdict": plan.sentence}
+    return method
+
+
+def measure(name: str, device: str, small: bool, rounds: int) -> list[Row]:
+    """The rows of one model."""
+    torch.manual_seed(0)
+    model, given = MODELS[name](device, small)
+    autocast = not small and name != "llama" and name != "resnet"
+    methods = [
+        Method("eager", model),
+        checkpointed(Method("eager, checkpoint per block", model)),
+        compiled(Method("compile", model)),
+        compiled(checkpointed(Method("compile, checkpoint per block", model))),
+        compiled(Method("compile, budget 0.5", model, with_budget(0.5))),
+    ]
+    for m in methods:
+        begin = time.perf_counter()
+        m.step(given, autocast)
+        m.row["first_step_seconds"] = time.perf_counter() - begin
+        m.row["peak"] = m.peak(given, autocast)
+    held = {m.name: m.row["peak"] for m in methods}
+    methods.append(planned("ours, least", model, given, autocast, budget=0.01, or_least=True, compile=True))
+    resident = methods[-1].model.forward.plan.resident_bytes  # type: ignore[union-attr]
+    for like in ("compile", "compile, checkpoint per block", "compile, budget 0.5"):
+        goal = {"budget": resident + held[like], "or_least": True, "compile": True}
+        methods.append(planned(f"ours, at the peak of {like}", model, given, autocast, **goal))
+    for m in methods:
+        m.step(given, autocast)
+        m.row["peak"] = m.peak(given, autocast)
+    for _ in range(rounds):
+        for m in methods:
+            _wait(device)
+            begin = time.perf_counter()
+            m.step(given, autocast)
+            _wait(device)
+            m.seconds = min(m.seconds, time.perf_counter() - begin)
+    eager = methods[0]
+    for m in methods:
+        m.row |= {"model": name, "method": m.name, "seconds": m.seconds, "of_eager": m.seconds / eager.seconds}
+        m.row |= {"peak_of_eager": m.row["peak"] / eager.row["peak"]}
+    return [m.row for m in methods]
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("models", nargs="*", default=[*MODELS], choices=[*MODELS])
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--small", action="store_true")
+    p.add_argument("--rounds", type=int, default=15)
+    given = p.parse_args()
+    facts = {"benchmark": "compiled_steps", **provenance()}
+    for name in given.models:
+        rows = measure(name, given.device, given.small, given.rounds)
+        with path_of("compiled-steps.jsonl").open("a", encoding="utf-8") as f:
+            f.writelines(json.dumps({**facts, **row}) + "\n" for row in rows)
+        for row in rows:
+            off = (
+                ""
+                if "predicted" not in row
+                else f"  predicted {row['predicted'] / 2**20:8.2f} MiB, {row['plan_seconds']:.0f} s"
+            )
+            print(
+                f"{name:8} {row['method']:46} {row['peak'] / 2**20:8.2f} MiB ({row['peak_of_eager']:.2f}) "
+                f"{1e3 * row['seconds']:8.1f} ms ({row['of_eager']:.2f}){off}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
