@@ -6,7 +6,9 @@ Code between two blocks belongs to the block before it, unless it uses weights: 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,17 +27,35 @@ class Cuts:
     """Where the graph of a forward is cut. paths : of the stages, in their order."""
 
     def __init__(self, model: nn.Module, graph: fx.GraphModule):
-        blocks = find_blocks(model)
-        if not blocks and (chain := chain_of_leaves(model)) is not None:
-            blocks = [*chain]
-        inside = {id(b) for b in blocks}
-        self._blocks = {name for name, m in model.named_modules() if id(m) in inside}
-        self._of: dict[fx.Node, int] = {}
         nodes = [n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+        self._blocks = _blocks(model) or _called_again(nodes) or _segments(model)
         runs = self._runs(nodes)
-        self.paths = self._named([block for block, _ in runs])
-        for number, (_, inside_run) in enumerate(runs):
-            self._of.update(dict.fromkeys(inside_run, number))
+        self.paths = _named([block for block, _ in runs])
+        self._stages = [inside for _, inside in runs]
+        self._number()
+
+    def _number(self) -> None:
+        self._of = {node: number for number, inside in enumerate(self._stages) for node in inside}
+
+    def join(self, kinds: Sequence[str], most: int) -> None:
+        """Join neighbours that no other stage equals, the smallest first, until there are few enough kinds.
+
+        kinds : of the stages. most : different kinds, each of which takes seconds to compile.
+        """
+        count = Counter(kinds)
+        alone = [count[k] == 1 for k in kinds]
+        left = len(count)
+        while left > most:
+            pairs = [i for i in range(len(alone) - 1) if alone[i] and alone[i + 1]]
+            if not pairs:
+                break
+            i = min(pairs, key=lambda i: len(self._stages[i]) + len(self._stages[i + 1]))
+            self._stages[i] = self._stages[i] + self._stages.pop(i + 1)
+            last = self.paths.pop(i + 1)
+            self.paths[i] = f"{self.paths[i].partition(' to ')[0]} to {last.rpartition(' to ')[2]}"
+            del alone[i + 1]
+            left -= 1
+        self._number()
 
     def number(self, node: fx.Node) -> int:
         """The stage of a node."""
@@ -60,24 +80,54 @@ class Cuts:
 
     def _block(self, node: fx.Node) -> tuple[str, str] | None:
         """(path, key of the call) of the block in which the node lies."""
-        for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
-            path = _NAME.sub(lambda m: f".{m[1] or m[2] or m[3]}", _SELF.sub("", path)).lstrip(".")
-            path = path.replace("._modules.", ".").replace("_modules.", "", 1) if "_modules" in path else path
-            if path in self._blocks:
-                return path, key
+        for path, key in _modules(node):
+            if (block := self._blocks.get(path)) is not None:
+                return block, key if block == path else ""
         return None
 
-    @staticmethod
-    def _named(blocks: Sequence[str]) -> list[str]:
-        names: list[str] = []
-        for i, block in enumerate(blocks):
-            following = next((b for b in blocks[i:] if b), "")
-            name = block or (
-                f"before {following}" if following else f"after {next((b for b in blocks[::-1] if b), 'all')}"
-            )
-            times = sum(n == name or n.startswith(f"{name} #") for n in names)
-            names.append(f"{name} #{times + 1}" if times else name)
-        return names
+
+def _named(blocks: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for i, block in enumerate(blocks):
+        following = next((b for b in blocks[i:] if b), "")
+        name = block or (f"before {following}" if following else f"after {next((b for b in blocks[::-1] if b), 'all')}")
+        times = sum(n == name or n.startswith(f"{name} #") for n in names)
+        names.append(f"{name} #{times + 1}" if times else name)
+    return names
+
+
+def _modules(node: fx.Node) -> Iterator[tuple[str, str]]:
+    """(path, key of the call) of the modules in which the node lies, from the outermost on."""
+    for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        path = _NAME.sub(lambda m: f".{m[1] or m[2] or m[3]}", _SELF.sub("", path)).lstrip(".")
+        yield path.replace("._modules.", ".").removeprefix("_modules."), key
+
+
+def _blocks(model: nn.Module) -> dict[str, str]:
+    """path -> the block to which the module belongs: the repeated blocks."""
+    found = {id(b) for b in find_blocks(model)}
+    return {name: name for name, m in model.named_modules() if id(m) in found}
+
+
+def _called_again(nodes: Sequence[fx.Node]) -> dict[str, str]:
+    """As `_blocks`: the outermost modules that are called several times, such as the one layer of an ALBERT."""
+    calls: dict[str, dict[str, None]] = {}
+    for node in nodes:
+        for path, key in _modules(node):
+            calls.setdefault(path, {})[key] = None
+    again = {path for path, keys in calls.items() if path and len(keys) > 1}
+    return {p: p for p in again if not any(p.startswith(f"{q}.") for q in again)}
+
+
+def _segments(model: nn.Module) -> dict[str, str]:
+    """As `_blocks`: about as many runs of layers of the longest Sequential as each has layers, such as those of a VGG."""
+    if (chain := chain_of_leaves(model)) is None:
+        return {}
+    layers = {id(m) for m in chain}
+    paths = [name for name, m in model.named_modules() if id(m) in layers]
+    each = math.isqrt(len(paths))
+    runs = [paths[i : i + each] for i in range(0, len(paths), each)]
+    return {path: run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs for path in run}
 
 
 def _uses_weights(nodes: Sequence[fx.Node]) -> bool:

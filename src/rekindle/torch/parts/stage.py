@@ -77,5 +77,5 @@ class _Lazily:
 
 def block_of(path: str) -> str:
     """The block by which a stage is named; "" where none is."""
-    words = [w for w in path.split() if w not in ("before", "after", "all") and not w.startswith("#")]
+    words = [w for w in path.split() if w not in ("before", "after", "all", "to") and not w.startswith("#")]
     return words[-1] if words else ""

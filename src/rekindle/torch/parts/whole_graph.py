@@ -12,6 +12,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,16 @@ from .compiled_forward import CompiledForward
 from .compiler import without_logging
 from .cuts import Cuts, kind_of
 from .stage import Stage, StageForward
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """kinds_most : different stages of a model. Each takes 5 to 20 s to compile and measure, so more are joined; a guess."""
+
+    kinds_most: int = 12
+
+
+SETTINGS = StageSettings()
 
 
 class StagedForward(CompiledForward):
@@ -85,14 +96,18 @@ class StagedForward(CompiledForward):
 
         model = self._model()
         assert model is not None
-        cuts = Cuts(model, graph)
-        whole = split_module(graph, nn.Module(), cuts.number, keep_original_order=True)
+        cuts, found = Cuts(model, graph), []
+        for _ in range(2):
+            whole = split_module(graph, nn.Module(), cuts.number, keep_original_order=True)
+            bodies = {k: m for k, m in whole.named_children() if isinstance(m, fx.GraphModule)}
+            found = [kind_of(m) for m in bodies.values()]
+            if len(set(found)) <= SETTINGS.kinds_most:
+                break
+            cuts.join(found, SETTINGS.kinds_most)
         self.stages = []
-        for name, body in list(whole.named_children()):
-            assert isinstance(body, fx.GraphModule)
-            number = int(name.removeprefix("submod_"))
-            kind = kind_of(body)
-            stage = Stage(cuts.paths[number], kind, self._bodies.setdefault(kind, body))
+        for (name, body), kind in zip(bodies.items(), found, strict=True):
+            path = cuts.paths[int(name.removeprefix("submod_"))]
+            stage = Stage(path, kind, self._bodies.setdefault(kind, body))
             self.stages.append(stage)
             self._set(stage)
             delattr(whole, name)
