@@ -65,6 +65,7 @@ class Watched:
     def __init__(self, levels: Levels) -> None:
         self.levels = levels
         self.calls: list[Call] = []
+        self._runs: int | None = None  # the compiled part whose backward runs
 
     @contextlib.contextmanager
     def watching(self, applied: Sequence[tuple[Forward, Sequence[int], Sequence[Unit]]]) -> Iterator[None]:
@@ -107,13 +108,14 @@ class Watched:
             call = self._begin()
             result = compiled(*args, **kwargs)
             given = tree.flatten((args, kwargs), opaque_ok=True)[0]
-            node = _compiled_node(
-                tree.tensors_in(result), {get_gradient_edge(t).node for t in given if t.requires_grad}
-            )
+            around = {get_gradient_edge(t).node for t in given if t.requires_grad}
+            node = _compiled_node(tree.tensors_in(result), around)
             self._end(call, -1 if node is None else number, given, result)
             if node is not None:
-                node.register_prehook(lambda _: self._mark(call, "backward", BEGINS))
-                node.register_hook(lambda *_: self._mark(call, "backward", ENDS))
+                node.register_prehook(lambda _: self._backward_begins(call))
+                if not any(_is_compiled(n) for n in around):
+                    node.register_hook(lambda *_: self._backward_ends())
+                # A hook behind a node keeps the gradient that the node is given. The next part's hook serves as well.
             return result
 
         return forward
@@ -136,6 +138,7 @@ class Watched:
                 if last:
                     left.update(id(n) for n in last if will_run(n))
                     last.clear()
+                    self._backward_ends()
                     self._mark(call, "backward", BEGINS)
 
             def ends(number: int, *_: Any) -> None:
@@ -151,6 +154,17 @@ class Watched:
             return result
 
         return forward
+
+    def _backward_begins(self, call: int) -> None:
+        self._backward_ends()
+        self._mark(call, "backward", BEGINS)
+        self._runs = call
+
+    def _backward_ends(self) -> None:
+        """Note that the compiled part whose backward began last is over."""
+        if self._runs is not None:
+            self._mark(self._runs, "backward", ENDS)
+        self._runs = None
 
     def _begin(self) -> int:
         self.calls.append(Call())
@@ -173,12 +187,16 @@ def _compiled_node(results: Iterable[torch.Tensor], around: set[Any]) -> Any:
     seen = {*stack, *around}
     while stack:
         node = stack.pop()
-        if type(node).__name__ == "CompiledFunctionBackward":
+        if _is_compiled(node):
             return node
         more = [n for n, _ in node.next_functions if n is not None and n not in seen]
         seen.update(more)
         stack += more
     return None
+
+
+def _is_compiled(node: Any) -> bool:
+    return type(node).__name__ == "CompiledFunctionBackward"
 
 
 def _before(nodes: Iterable[Any], around: Container[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from .blocks import chain_of_leaves, find_blocks
 from .compiler import is_operator
 
 DIGITS = 16
+_IN_PLACE = {getattr(operator, k) for k in dir(operator) if k.startswith("i") and hasattr(operator, f"__{k}__")}
+_IN_PLACE.add(operator.setitem)
 _SELF, _NAME = re.compile(r"^L\['[^']*'\]\.?"), re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]")
 
 
@@ -135,10 +138,16 @@ def _uses_weights(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _whole_results(runs: Sequence[tuple[Any, list[fx.Node]]]) -> Iterator[tuple[Any, list[fx.Node]]]:
-    """The runs, joined where a result that is no tensor would go from one to another."""
+    """The runs, joined where a result that is no tensor would go from one to another, or where one writes to what another made,
+    and may have saved for backward."""
     at = {n: i for i, (_, nodes) in enumerate(runs) for n in nodes}
-    last = list(range(len(runs)))
+    last, made = list(range(len(runs))), dict[Any, int]()
     for n, i in at.items():
+        if (where := _storage(n)) is not None:
+            made.setdefault(where, i)
+        for written in _written(n):
+            first = made.get(_storage(written), i) if written in at else i
+            last[first] = max(last[first], i)
         if not isinstance(n.meta.get("example_value"), torch.Tensor):
             last[i] = max([last[i], *(at[u] for u in n.users if u in at)])
     i = 0
@@ -150,6 +159,22 @@ def _whole_results(runs: Sequence[tuple[Any, list[fx.Node]]]) -> Iterator[tuple[
             until = max(until, last[j])
         yield runs[i][0], nodes
         i = j + 1
+
+
+def _storage(node: fx.Node) -> Any:
+    t = node.meta.get("example_value")
+    return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) and t.layout is torch.strided else None
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The tensors to which the node writes."""
+    name = str(getattr(node.target, "__name__", node.target))
+    in_place = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
+    in_place = in_place or name.endswith("_") and not name.startswith("_") and node.op == "call_function"
+    in_place = in_place or node.target in _IN_PLACE or node.kwargs.get("inplace") is True
+    found = [node.args[0]] if in_place and node.args else []
+    out = node.kwargs.get("out")
+    return [x for x in (*found, *(out if isinstance(out, tuple | list) else [out])) if isinstance(x, fx.Node)]
 
 
 def kind_of(body: fx.GraphModule) -> str:

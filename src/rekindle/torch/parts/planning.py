@@ -210,7 +210,7 @@ class _Planning:
     def _run_min_cut(self) -> None:
         """The step with every part compiled as it is, with whose numbers those of other ways are compared."""
         how = self.choices.compile or CompileOptions()
-        with self.choices.applied(self.choices.min_cut()):
+        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(self.choices.min_cut()):
             self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), how)
 
     def _run(self, which: str, levels: Levels | None = None) -> Outcome:

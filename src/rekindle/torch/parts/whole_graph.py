@@ -40,18 +40,20 @@ class StagedForward(CompiledForward):
     """A model's own forward, run in stages. Calls that Dynamo's guards have not seen are traced and cut anew.
 
     own : a forward in the model's `__dict__`, which no stage would run; None: it has its class's.
-    stages : of the newest graph.
     """
 
     def __init__(self, model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None):
-        super().__init__(
-            model, Compiled(), options, "", keeps_caches=True
-        )  # whoever calls it says whether caches are made
+        super().__init__(model, Compiled(), options, "", keeps_caches=True)  # the caller says whether caches are made
         self._own = own
         self.ways: Mapping[str, Compiled] = {}
-        self.stages: list[Stage] = []
+        self._known: dict[tuple[str, str], Stage] = {}
         self._bodies: dict[str, fx.GraphModule] = {}
         self._noted: Callable[..., Any] | None = None
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Those of all graphs that were traced, one for each kind of call."""
+        return [*self._known.values()]
 
     def run_by(self, ways: Mapping[str, Compiled]) -> None:
         """ways : path of a stage -> its way. Stages that are not named run uncompiled."""
@@ -104,12 +106,11 @@ class StagedForward(CompiledForward):
             if len(set(found)) <= SETTINGS.kinds_most:
                 break
             cuts.join(found, SETTINGS.kinds_most)
-        self.stages = []
         for (name, body), kind in zip(bodies.items(), found, strict=True):
             path = cuts.paths[int(name.removeprefix("submod_"))]
-            stage = Stage(path, kind, self._bodies.setdefault(kind, body))
-            self.stages.append(stage)
-            self._set(stage)
+            if (stage := self._known.get((path, kind))) is None:  # which another graph may share
+                stage = self._known[path, kind] = Stage(path, kind, self._bodies.setdefault(kind, body))
+                self._set(stage)
             delattr(whole, name)
             setattr(whole, name, stage)
         return whole
