@@ -19,6 +19,7 @@ from gpu.turns import KERNELS
 SCRIPT = Path(__file__).parent.parent / "gpu.py"
 ROOT = SCRIPT.parent.parent
 SECONDS = "REKINDLE_GPU_JOB_SECONDS"  # in a job's environment: how long it may take
+COMPILED = ("gpt2", "llama", "vit", "resnet", "convnext")  # models whose compiled steps are measured
 FIRST = ("gpt2", "gpt2_small-unused", "vgg16", "vit_b16", "resnet50", "resnet18", "alexnet", "densenet121", "resnet152")
 
 
@@ -85,10 +86,11 @@ def jobs(run: RunOptions) -> list[Job]:
     kernels = replace(
         make("kernels", "kernels", 0.0, 0.6 * whole_s), environment=shared | {"CUDA_VISIBLE_DEVICES": ""}, holds=KERNELS
     )
+    compiled = [replace(make(f"compiled:{name}", "compiled", 60.0, 0.4 * whole_s), alone=True) for name in COMPILED]
     alone = [j for j in grown if j.alone]
     once = [j for j in grown[: len(largest_cases(small))] if not j.alone]
     rest = [j for j in grown[len(largest_cases(small)) :] if not j.alone]
-    return [kernels, *first, tests, *once, *steps.values(), *rest, *alone]
+    return [kernels, *first, tests, *compiled, *once, *steps.values(), *rest, *alone]
 
 
 def _fits(cap_bytes: int, device_bytes: int | None) -> bool:
@@ -125,7 +127,7 @@ def rows_file(work: Path, name: str) -> Path:
 def run(name: str, kind: str, small: bool, work: Path, solve_seconds: float) -> None:
     """Run one job in this process."""
     end = time.monotonic() + float(os.environ.get(SECONDS, "inf"))  # before torch is imported, which takes seconds
-    from gpu import facts, kernels, largest, steps, suite
+    from gpu import compiled, facts, kernels, largest, steps, suite
     from gpu.cases import caps, largest_cases, step_cases
     from gpu.rows import appended
 
@@ -143,6 +145,8 @@ def run(name: str, kind: str, small: bool, work: Path, solve_seconds: float) -> 
         found = partial(suite.run, ROOT, kind, work, emit)
     elif what == "facts":
         found = partial(facts.run, kind, emit)
+    elif what == "compiled":
+        found = partial(compiled.run, which, kind, small, emit)
     else:
         found = partial(kernels.run, emit)
     found()

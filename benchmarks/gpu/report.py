@@ -26,6 +26,9 @@ plain step's, under deterministic algorithms; "-": two plain steps differ too, b
 CLOSE = """The same steps planned with parity="close": slices may round. *difference*: the largest between a gradient of the
 planned and of the plain step, relative to the largest element of that gradient; *as close as promised*: only results that may
 round differ, within the limits of `rekindle.verify`; "-": plain steps differ from each other."""
+COMPILED = """Steps through torch.compile; time and peak as ratios to the eager step of the same model. The fastest step of each
+method counts, in turns. *planned in*: seconds of `checkpoint`, compiling included, where earlier goals may have compiled and
+measured some ways already."""
 LARGEST = """The largest batch that was really stepped in a process under the cap, found to within 4 %; *at least*: the search
 ended before that was known, and a larger batch may work. With a plan, the search begins at the batch for which a plan that
 costs a third more would just fit. *per second*: examples per second, in the second step at that batch."""
@@ -40,6 +43,7 @@ def markdown(head: dict[str, Any], rows: list[Row]) -> str:
     for title, part in (
         ("Steps", _steps(measured[measured["suite"] == "gpu-steps"])),
         ("Sums that may round", _close(measured[measured["suite"] == "gpu-steps"])),
+        ("Compiled steps", _compiled([r for r in rows if r.get("part") == "compiled" and "method" in r])),
         ("Largest batch under a cap", _largest(measured[measured["suite"] == "gpu-largest"])),
         ("Tests on the device", _tests(rows)),
     ):
@@ -120,6 +124,20 @@ def _close(rows: pd.DataFrame) -> list[str]:
             "as close as promised": _bits(close["parity"]),
         })  # fmt: skip
     return [CLOSE, "", table(lines)]
+
+
+def _compiled(rows: list[Row]) -> list[str]:
+    if not rows:
+        return ["nothing was measured"]
+    lines = [
+        {
+            "model": r["model"], "method": r["method"], "time": ratio(r["of_eager"]), "peak": ratio(r["peak_of_eager"]),
+            "MiB": _mib(r["peak"] / 2**20), "predicted": _mib(r["predicted"] / 2**20 if "predicted" in r else None),
+            "planned in": formatted(r.get("plan_seconds"), ".0f"),
+        }
+        for r in rows
+    ]  # fmt: skip
+    return [COMPILED, "", table(lines)]
 
 
 def _largest(rows: pd.DataFrame) -> list[str]:

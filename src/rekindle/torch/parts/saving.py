@@ -28,11 +28,12 @@ def _operators(names: tuple[str, ...]) -> frozenset[Any]:
     return frozenset(getattr(p, o) for p in packets if p is not None for o in p.overloads())
 
 
+PRODUCTS = _operators(_ATTENTION + _PRODUCTS)
 _SAVED = {
     "inputs": frozenset[Any](),
     "costly": frozenset[Any](),
     "attention": _operators(_ATTENTION),
-    "products": _operators(_ATTENTION + _PRODUCTS),
+    "products": PRODUCTS,
 }
 
 
@@ -51,7 +52,7 @@ class Saving:
         forward = _forward_of(gm.graph)
         saved = {n for n in forward if _operator(n) in _SAVED[self.saves]}
         if self.saves == "costly":
-            saved = _costly([n for n in forward if _operator(n) in _SAVED["products"]], gm.graph, forward)
+            saved = _costly([n for n in forward if _operator(n) in PRODUCTS], gm.graph, forward)
         for node in forward:
             if node.op == "call_function" and "inductor_seed" not in str(_operator(node)):  # seeds are saved
                 node.meta["recompute"], node.meta["ac_graph_id"] = _policy(node, saved), 0
