@@ -69,16 +69,16 @@ def _stages(s: Subject, forward: StagedForward, progress: Progress) -> Found:
     announce(progress, f"tracing {class_name(s.model)} by torch.compile, to cut its forward into stages")
     if why := not_compiled(s.model, vars(s.model).get("forward")):
         raise UsageError(f"{class_name(s.model)} {why}")
-    parameters = {id(p): p for p in s.model.parameters()}
-    buffers = {id(b): b for b in s.model.buffers()}
+    parameters, buffers = {id(p) for p in s.model.parameters()}, {id(b) for b in s.model.buffers()}
     seen: list[tuple[Stage, Recorded]] = []
     known: dict[tuple[str, Key], Recorded] = {}
 
     def noted(stage: Stage, *tensors: torch.Tensor) -> Any:
-        stage.own(tensors, parameters, buffers)
+        stage.weighs(*([i for i, t in enumerate(tensors) if id(t) in some] for some in (parameters, buffers)))
         call = bind(plain_forward(stage), tensors, {})
         if (found := (stage.kind, call.key)) not in known:
-            known[found] = as_recorded(call, call.key, owned(stage))
+            with stage.owning(tensors):
+                known[found] = as_recorded(call, call.key, owned(stage))
         seen.append((stage, known[found]))
         return Stage.forward(stage, *tensors)
 
@@ -92,7 +92,7 @@ def _stages(s: Subject, forward: StagedForward, progress: Progress) -> Found:
     units = [
         Unit(stage.path, stage, given.key, 1, given)
         for stage, given in seen
-        if any(t.requires_grad for t in (*stage.parameters(), *given.call.tensors))
+        if any(t.requires_grad for t in given.call.tensors)
     ]
     if not units:
         raise UsageError("nothing is trained")

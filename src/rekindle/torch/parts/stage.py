@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class Stage(nn.Module):
     def __init__(self, path: str, kind: str, body: fx.GraphModule):
         super().__init__()
         # Equal stages share the body. In __dict__, it is no submodule whose hooks would be looked for.
-        vars(self).update(_path=path, _kind=kind, _body=body)
+        vars(self).update(_path=path, _kind=kind, _body=body, _weights=((), ()))
 
     @property
     def path(self) -> str:
@@ -36,15 +37,21 @@ class Stage(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         return vars(self)["_body"](*tensors)
 
-    def own(self, tensors: Sequence[torch.Tensor], parameters: Mapping[int, Any], buffers: Mapping[int, Any]) -> None:
-        """Count those of its inputs that belong to the model among its own parameters and buffers, while it is measured."""
-        self._parameters.update({str(i): t for i, t in enumerate(tensors) if id(t) in parameters})  # type: ignore[misc]
-        self._buffers.update({str(i): t for i, t in enumerate(tensors) if id(t) in buffers})
+    def weighs(self, parameters: Sequence[int], buffers: Sequence[int]) -> None:
+        """Note which of its inputs are parameters and buffers of the model."""
+        vars(self).update(_weights=(parameters, buffers))
 
-    def disown(self) -> None:
-        """Undo `own`: the model may be given other parameters, and the old ones should go."""
-        self._parameters.clear()
-        self._buffers.clear()
+    @contextlib.contextmanager
+    def owning(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Inside, the parameters and buffers among these inputs are the stage's own, as a module's are while it is measured."""
+        parameters, buffers = vars(self)["_weights"]
+        self._parameters.update({str(i): tensors[i] for i in parameters})  # type: ignore[misc]
+        self._buffers.update({str(i): tensors[i] for i in buffers})
+        try:
+            yield
+        finally:  # the model may be given other parameters, and the old ones should go
+            self._parameters.clear()
+            self._buffers.clear()
 
 
 class StageForward(CompiledForward):

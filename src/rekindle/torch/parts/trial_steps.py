@@ -13,6 +13,7 @@ from ..costs.op_tensors import storage_of
 from ..run.as_before import as_before
 from ..run.sample import copies, owned
 from .finding import Unit
+from .stage import Stage
 
 Self = TypeVar("Self", bound="TrialSteps")
 
@@ -33,7 +34,8 @@ class TrialSteps:
     def ready(self: Self) -> Iterator[Self]:
         """Inside, steps can be run; afterwards the module is as before."""
         module, call = self.module, self.given.call
-        with as_before(module), self.given.surroundings(module):
+        owning = module.owning(call.tensors) if isinstance(module, Stage) else contextlib.nullcontext()
+        with owning, as_before(module), self.given.surroundings(module):
             for p in module.parameters():
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
             self.twins = copies(call.tensors, owned(module))
