@@ -40,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = ModuleType("code_of_a_page")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # where torch.compile looks for the names that the code uses
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # torch.compile looks for names there
     for block in blocks(ROOT / page, "python"):
         code = "\n" * (block.line - 1) + block.code  # so that a failure names the page's own line
         exec(compile(code, ROOT / page, "exec", dont_inherit=True), vars(module))
