@@ -42,7 +42,7 @@ from .version import __version__
 log = logging.getLogger("rekindle")
 
 FORMAT = "rekindle.remembered/1"
-SEARCH_VERSION = 5  # raise it whenever a search finds other schedules: plans that are older are then searched for again
+SEARCH_VERSION = 6  # raise it whenever a search finds other schedules: plans that are older are then searched for again
 FOLDER = "plans"
 NEWS = "plan of the same graph, goal and costs found on disk"
 _OURS = re.compile(r"[0-9a-f]{32}\.json")

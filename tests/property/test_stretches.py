@@ -89,6 +89,18 @@ def test_the_way_down_does_not_depend_on_timings(graph: Graph, data: st.DataObje
     assert [runs.tolist() for runs in found[0]] == [runs.tolist() for runs in found[1]]
 
 
+@examples(25)
+@given(graph=families)
+def test_a_later_pass_of_the_way_down_loses_no_smaller_sequence(graph: Graph) -> None:
+    """The archive holds the cheapest of almost equal peaks: on a U-Net the least memory was above the frontier's."""
+    problem = Problem(graph, graph.weights(), effort="normal")
+    down, least = way_down.WayDown(problem), []
+    for passes in range(6):
+        down.descend(problem, passes)
+        least.append(min(e.peak for e in down.entries(problem)))
+    assert least == sorted(least, reverse=True)
+
+
 def test_the_least_plan_is_as_small_whatever_ops_take() -> None:
     graph = unrolled(40)
     least = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -37,10 +39,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("page", few(RUN, [p for p in RUN if p.endswith(ALWAYS)]))
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shared: dict[str, object] = {"__name__": "a page"}
+    module = ModuleType("code_of_a_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # torch.compile looks for names there
     for block in blocks(ROOT / page, "python"):
         code = "\n" * (block.line - 1) + block.code  # so that a failure names the page's own line
-        exec(compile(code, ROOT / page, "exec", dont_inherit=True), shared)
+        exec(compile(code, ROOT / page, "exec", dont_inherit=True), vars(module))
 
 
 @pytest.mark.parametrize("page", sorted(FRAGMENTS))

@@ -116,6 +116,22 @@ def test_the_graph_counts_an_overwrite_exactly_where_the_step_writes_over(data: 
         assert not counted or position == 0 or found.stride() == made.stride()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.randn(1, 3, 4).permute(1, 0, 2), lambda: torch.randn(5, 7)[:, :4]],
+    ids=["a dimension of size 1", "gaps"],
+)
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor, aten.where.self], ids=str)
+def test_equal_strides_of_arguments_need_not_be_those_of_the_result(op: Any, make: Any) -> None:
+    """Such a sum was written over its second argument, and kept that one's strides, by which later ops choose their kernels."""
+    x, y = make(), make()
+    args = ARGUMENTS[op](x, y, torch.rand_like(x) < 0.5)
+    for position, call in OVERWRITES[op].items():
+        if position:
+            assert not may_overwrite(op, position, args)
+            assert call(*args).stride() == op(*args).stride() != y.stride()
+
+
 class Skips(nn.Module):
     """Layers of one width, whose results are also concatenated with a few more columns."""
 

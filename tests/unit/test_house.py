@@ -225,7 +225,11 @@ COMPILERS = "torch.parts.compiler"  # the list of private names of torch.compile
 
 def test_private_names_of_torch_stand_in_one_file() -> None:
     """A new release of torch may then break one file, and one of torch.compile another."""
-    found = {m: names for m in modules() if m not in (PRIVATE, COMPILERS) and (names := sorted(_private_torch_names(tree(m))))}
+    found = {
+        m: names
+        for m in modules()
+        if m not in (PRIVATE, COMPILERS) and (names := sorted(_private_torch_names(tree(m))))
+    }
     assert not found
     assert _private_torch_names(tree(PRIVATE))
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from . import tree
 from .containers import content, entries, refill
+from .hooks import added_by_torch
 from .private import script_attributes
 
 
@@ -72,6 +73,10 @@ class Attributes:
         """
         found = Changes()
         before: dict[int, Any] = {id(x): held for x, held in self._held}
+        for _, m, _ in self._kept:
+            for table, added in added_by_torch(m):
+                for k in added.keys() - before.get(id(table), added).keys():
+                    before[id(table)][k] = added[k]
         for name, m, old in self._kept:
             now = m._buffers | m.__dict__  # forward may write past `nn.Module.__setattr__`: Python looks there first
             was = old | before[id(m._buffers)]

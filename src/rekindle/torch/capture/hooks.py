@@ -18,6 +18,8 @@ HOOKS = {
     "_backward_hooks": "backward hook",
     "_backward_pre_hooks": "backward pre-hook",
 }
+# Tables of hooks that neither forward nor backward runs.
+_SAVING = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 
 
 def user_hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
@@ -36,6 +38,15 @@ def user_hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
         for fn in list(getattr(torch_module, f"_global{attribute}", {}).values()):
             if not is_torchs(fn):
                 yield f"the {kind} {described(fn)} of all modules", "", fn
+
+
+def added_by_torch(m: nn.Module) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:
+    """(table, hooks in it that are torch's own) of the module's hooks on saving and loading. `fully_shard` adds them when the
+    model first runs, and never again: without them a state_dict after a forward holds whole tensors instead of shards."""
+    for k in _SAVING:
+        table = m.__dict__.get(k)
+        if isinstance(table, dict) and table:
+            yield table, {key: fn for key, fn in table.items() if is_torchs(getattr(fn, "hook", fn))}
 
 
 def is_torchs(fn: Any) -> bool:

@@ -52,12 +52,11 @@ def _where(position: int) -> Callable[..., Any]:
 
 def _keeps_strides(position: int) -> Callable[..., bool]:
     """Whether an element-wise op of tensors gives its result the strides of the argument at this position. A gradient from the
-    loss may have other strides than in the graph, and a part of a larger tensor has gaps."""
+    loss may have other strides than in the graph, and a part of a larger tensor has gaps. Arguments of equal strides do not
+    settle it: all may have gaps, or strides of their own in a dimension of size 1, by which later ops choose their kernels."""
 
     def fits(*args: torch.Tensor) -> bool:
         over = args[position]
-        if all(a.stride() == over.stride() and a.shape == over.shape for a in args):
-            return True
         return result_strides(over.shape, args) == over.stride()
 
     return fits

@@ -27,7 +27,7 @@ from ..costs.cache import environment as environment_of_costs
 log = logging.getLogger(__name__)
 
 FORMAT = "rekindle.bits/1"
-PROBE_VERSION = 3  # raise it whenever ops are probed in another way: older answers are then not used
+PROBE_VERSION = 4  # raise it whenever ops are probed in another way: older answers are then not used
 _SESSION: dict[str, dict[str, bool]] = {}  # environment -> the answers that this process has read or found
 
 

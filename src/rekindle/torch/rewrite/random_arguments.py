@@ -2,6 +2,10 @@
 
 Most are normally distributed. Arguments that other ops make for this one (indices, saved statistics, the results of the forward
 op) are computed, or drawn, so that they are valid; an index out of range would end the process on a GPU.
+
+Kernels add up sixteen-bit numbers in float32, and round the sum to sixteen bits: of normally distributed numbers another order
+of the sum shows in one of many thousand results, and a probe may pass slices that differ. It shows in one of some twenty where
+numbers cancel: ones of both signs, and others so small that beside a one a float32 sum keeps few of their digits.
 """
 
 from __future__ import annotations
@@ -20,18 +24,20 @@ from .cuts import tensor_arguments
 
 aten = torch.ops.aten
 _BLOCK = 2**20 - 3  # numbers that are drawn; larger tensors repeat them, at a distance that is a prime
+_ONES = 0.25  # share of numbers of size one among those that cancel: a guess, for sums of a few products and of many
 _KINDS = 8  # whole numbers of element-wise ops are below this one
 Given = Mapping[str, Any]  # argument -> its value, with real tensors
 
 
-def random_tensors(node: fx.Node) -> list[torch.Tensor]:
+def random_tensors(node: fx.Node, cancel: bool = False) -> list[torch.Tensor]:
     """Real tensors for `tensor_arguments(node)`, laid out as the fake ones; a node that occurs twice gives one tensor.
 
-    They are drawn from the default generators of their devices.
+    They are drawn from the default generators of their devices. cancel : sixteen-bit numbers cancel, so that the order of sums
+    shows.
     """
     call = Call(node)
     nodes = tensor_arguments(node)
-    drawn = {n: _drawn(n.meta["val"], call) for n in dict.fromkeys(nodes)}
+    drawn = {n: _drawn(n.meta["val"], call, cancel) for n in dict.fromkeys(nodes)}
     make = _VALID.get(call.name)
     if make is None:
         return [drawn[n] for n in nodes]
@@ -48,13 +54,14 @@ def with_tensors(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[tuple[Any,
     return tuple(args), dict(kwargs)
 
 
-def _drawn(like: torch.Tensor, call: Call) -> torch.Tensor:
+def _drawn(like: torch.Tensor, call: Call, cancel: bool) -> torch.Tensor:
     """Normally distributed numbers, or absolute values of such; bools; whole numbers for element-wise ops, else zeros."""
     n = span(like)
     options: Any = {"dtype": like.dtype, "device": like.device}
     count = min(n, _BLOCK)
     if like.dtype.is_floating_point or like.dtype.is_complex:
         block = torch.randn(count, **options)
+        block = _cancelling(block) if cancel and few_bits(like.dtype) else block
         block = block.abs() if call.name in _POSITIVE else block
     elif like.dtype is torch.bool:
         block = torch.rand(count, device=like.device) < 0.5
@@ -67,6 +74,18 @@ def _drawn(like: torch.Tensor, call: Call) -> torch.Tensor:
         part = memory[begin : begin + _BLOCK]
         part.copy_(block[: len(part)])
     return memory.as_strided(like.shape, like.stride())
+
+
+def few_bits(dtype: torch.dtype) -> bool:
+    """Whether sums of such numbers are rounded to fewer bits than they are added up in."""
+    return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
+
+
+def _cancelling(block: torch.Tensor) -> torch.Tensor:
+    """Some of the numbers as ones with their signs, the others very small."""
+    small = torch.finfo(torch.float32).eps / torch.finfo(block.dtype).eps
+    ones = torch.rand(block.shape, device=block.device) < _ONES
+    return torch.where(ones, block.sign(), block * small)
 
 
 def _as(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
