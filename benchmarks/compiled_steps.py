@@ -97,7 +97,7 @@ def planned(name: str, model: nn.Module, given: Row, autocast: bool, **goal: Any
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
         rekindle.checkpoint(method.model, given, progress=False, **goal)
     plan: Any = method.model.forward.plan
-    predicted = plan.peak_bytes - plan.resident_bytes
+    predicted = plan.activation_peak_bytes
     method.row = {"plan_seconds": time.perf_counter() - begin, "predicted": predicted, "verdict": plan.sentence}
     return method
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-_LOGGING = {f for k in dir(logging.Logger) if callable(f := getattr(logging.Logger, k)) and not k.startswith("__")}
-
 
 def compile_graph(
     graph: fx.GraphModule, tensors: Sequence[torch.Tensor], settings: dict[str, Any]
@@ -54,7 +52,11 @@ def without_logging() -> AbstractContextManager[None]:
     from torch._dynamo import config
 
     known = getattr(config, "ignore_logging_functions", None)
-    return contextlib.nullcontext() if known is None else config.patch(ignore_logging_functions={*known, *_LOGGING})
+    if known is None:
+        return contextlib.nullcontext()
+    # transformers adds methods, such as warning_once, when it is imported.
+    methods = {f for k, f in vars(logging.Logger).items() if callable(f) and not k.startswith("__")}
+    return config.patch(ignore_logging_functions={*known, *methods})  # type: ignore[no-any-return]
 
 
 def is_operator(target: Any) -> bool:
