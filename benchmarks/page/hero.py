@@ -52,7 +52,6 @@ OURS = "Rekindle"
 LABELS = {
     "checkpoint-blocks": Label("torch.utils.checkpoint, each block", "s", 9, 2),
     "checkpoint-sequential": Label("checkpoint_sequential", "D", 9, -4),
-    "compile": Label("torch.compile's partitioner, 3 budgets", "^", 4, 24, "center"),
     "selective-matmul": Label("selective checkpointing", "v", 0, 15, "center"),
 }
 PLAIN = Label("plain step", "o", 2, 20, "right")

@@ -12,8 +12,6 @@ METHODS = {  # methods of the table with the cost that their plans keep low, and
     ("plain", "flops"): "the plain step",
     ("checkpoint-blocks", "flops"): "`torch.utils.checkpoint` around each block",
     ("selective-matmul", "flops"): "selective checkpointing (saves products)",
-    ("compile-0.5", "flops"): "torch.compile's partitioner, budget 0.5",
-    ("compile-0.25", "flops"): "torch.compile's partitioner, budget 0.25",
     ("auto@8%", "flops"): "**Rekindle**, within +8 % FLOPs",
     ("auto@33%", "flops"): "**Rekindle**, within +33 % FLOPs",
     ("auto=checkpoint-blocks", "flops"): "**Rekindle**, in the memory of checkpointed blocks, least FLOPs",

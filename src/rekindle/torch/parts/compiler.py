@@ -20,8 +20,11 @@ def compile_graph(
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
     from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):  # which keeps shapes from varying
+    # Without symbols for sizes, Inductor's caches are not used; it need not make any.
+    fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    with tracing(TracingContext(fake)):
         return compile_fx(copy.deepcopy(graph), [*tensors], config_patches=settings)  # type: ignore[return-value]
 
 
