@@ -105,6 +105,7 @@ def planned(name: str, model: nn.Module, given: Row, autocast: bool, **goal: Any
 def measure(name: str, device: str, small: bool, rounds: int) -> Iterator[Row]:
     """The rows of one model."""
     torch.manual_seed(0)
+    torch._dynamo.reset()  # models of one library share code, and so the limit of its compilations
     model, given = MODELS[name](device, small)
     autocast = not small and name not in ("llama", "resnet")
     others = [

@@ -1,0 +1,176 @@
+"""A forward cut into stages: where it is cut, which stages are equal, and the numbers of the model itself."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from rekindle.compiling import CompileOptions
+from rekindle.torch.parts import whole_graph
+from rekindle.torch.parts.whole_graph import StagedForward, StageSettings
+
+LOGGER = logging.getLogger("a model's own")
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 8))
+
+
+class Blocks(nn.Module):
+    """Weights before and after the blocks, a mask in forward, a residual between blocks, and a loss that logs."""
+
+    def __init__(self, depth: int = 3):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(8, 8), nn.ModuleList(block() for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, mask = self.first(x), torch.arange(8) % 2
+        for b in self.blocks:
+            x = x + mask * b(x)
+        LOGGER.warning("a loss")
+        return x.square().mean()
+
+
+class Across(Blocks):
+    """Results are handed across blocks, as in a U-Net."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for b in self.blocks:
+            x = b(x)
+            kept.append(x)
+        return torch.stack(kept).sum()
+
+
+class Writes(Blocks):
+    """A block's result is written to behind it, where the block may have saved it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for b in self.blocks:
+            x = b(x)
+            y = self.first(x)
+            x += y.detach()
+        return x.sum()
+
+
+class Pieces(Blocks):
+    """A result that is no tensor goes from one block to the next."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pieces = torch.split(self.blocks[0](x), 4, -1)
+        return self.blocks[1](torch.cat(pieces[::-1], -1)).sum() + self.blocks[2](x).sum()
+
+
+class OneAgain(nn.Module):
+    """One layer, called several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x + self.layer(x)
+        return x.sum()
+
+
+class Counts(nn.Module):
+    """A buffer that each block writes to, and a block that differs from the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(3))
+        self.blocks.append(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for b in self.blocks:
+            x = b(x)
+        return x.square().sum()
+
+
+ROW = [f"blocks.{i}" for i in range(3)]
+EXPECTED = {
+    "blocks": (Blocks, ["before blocks.0", *ROW, "after blocks.2"], 4),  # the last one's residual lies behind it
+    "across": (Across, [*ROW, "after blocks.2"], 3),  # the first has an input without gradient
+    "writes": (Writes, ["blocks.0", "blocks.1", "blocks.2", "after blocks.2"], None),
+    "pieces": (Pieces, ["blocks.0", "blocks.1", "blocks.2", "after blocks.2"], None),
+    "one again": (OneAgain, ["layer", "layer #2", "layer #3", "after layer"], None),
+    "counts": (Counts, [*ROW, "blocks.3", "after blocks.3"], None),
+    "a chain of layers": (
+        lambda: nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(8, 8), nn.Tanh()))),
+        None,
+        None,
+    ),
+}
+
+
+def trained(model: nn.Module, forward: object, x: torch.Tensor) -> list[torch.Tensor]:
+    result = forward(x)  # type: ignore[operator]
+    result.sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [result.detach(), *gradients, *model.buffers()]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_stages_have_the_numbers_of_the_model(name: str) -> None:
+    torch.manual_seed(0)
+    make, paths, kinds = EXPECTED[name]
+    model, x = make(), torch.randn(16, 8)
+    twin, staged = copy.deepcopy(model), StagedForward(model, CompileOptions(), None)
+    staged.raises = True
+    ours, theirs = trained(model, staged, x), trained(twin, twin, x)
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    found = [s.path for s in staged.stages]
+    assert len(found) > 1
+    if paths is not None:
+        assert set(found) <= set(paths), found
+    if kinds is not None:
+        assert [*found] == paths
+        assert len({s.kind for s in staged.stages}) == kinds
+
+
+def test_what_writes_to_a_result_is_in_one_stage_with_what_made_it() -> None:
+    model = Writes()
+    staged = StagedForward(model, CompileOptions(), None)
+    staged(torch.randn(4, 8))
+    assert len(staged.stages) < 4
+
+
+def test_neighbours_are_joined_until_there_are_few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_graph, "SETTINGS", StageSettings(kinds_most=2))
+    model = nn.ModuleList(nn.Sequential(nn.Linear(n, n + 1), nn.Tanh()) for n in range(8, 14))
+
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for b in self.blocks:
+                x = b(x)
+            return x.sum()
+
+    grows = Grows()
+    staged = StagedForward(grows, CompileOptions(), None)
+    staged.raises = True
+    x = torch.randn(4, 8)
+    assert torch.equal(staged(x), grows(x))
+    assert len(staged.stages) == 2
+    assert all(" to " in s.path for s in staged.stages)
+
+
+def test_another_graph_of_one_model_shares_its_stages() -> None:
+    model = Blocks()
+    staged = StagedForward(model, CompileOptions(), None)
+    staged(torch.randn(4, 8))
+    before = {s.path: s for s in staged.stages}
+    model.anything = 3  # type: ignore[assignment]
+    staged(torch.randn(4, 8))
+    staged(torch.randn(5, 8))  # another shape: other kinds
+    assert all(before[s.path] is s for s in staged.stages[: len(before)])
+    assert len(staged.stages) == 2 * len(before)
