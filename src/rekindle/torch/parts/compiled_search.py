@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from ...ask import PlanOptions
 from ...compiling import SAVES, CompileOptions
 from ...errors import TraceError, UsageError
+from ...progress import announce
 from ..capture.sharded import class_name
 from ..costs.allocations import recording_is_safe
 from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
@@ -41,6 +44,7 @@ def compiled_choices(
     named = [(u, kind) for u in found.units if (kind := _kind(u, kinds, held, s.device, found))]
     count = Counter({kind: sum(max(u.calls, 1) for u, k in named if k == kind) for kind in held})
     every = sum(count[k] * n for k, n in held.items())
+    begin = time.monotonic()
     for unit, kind in named:
         saves = QUICK if options.effort == "quick" else tuple(SAVES)
         if not all_of_them and count[kind] * held[kind] < SEARCHING.matters * every:
@@ -49,11 +53,18 @@ def compiled_choices(
                 continue
             saves = saves[:1]  # a stage may take long, though it holds nothing
         if kind not in known:
-            known[kind] = _measured(unit, kind, s, found, saves, options, compile)
+            told = partial(_told, options, len(known), len(count), begin)
+            known[kind] = _measured(unit, kind, s, found, saves, replace(options, progress=told), compile)
         if (measured := known[kind]) is not None:
             rows.append((replace(unit, kind=kind), measured))
     made = Choices.of([(u, m.ways) for u, m in rows], options)
     return replace(made, compile=compile, eager_seconds=[m.eager_seconds for _, m in rows])
+
+
+def _told(options: PlanOptions, done: int, kinds: int, begin: float, line: str) -> None:
+    """Report a line with the number of the kind of parts that is measured, and the seconds that the others may take."""
+    left = f", about {(time.monotonic() - begin) / done * (kinds - done):.0f} s left" if done else ""
+    announce(options.progress, f"{line} ({done + 1} of {kinds} kinds of parts{left})")
 
 
 def _kind(unit: Unit, kinds: Kinds, held: dict[str, int], device: torch.device, found: Found) -> str:
