@@ -95,6 +95,7 @@ class PartsForward(InPlaceOfForward):
         if self.staged is None:
             how = self.plan.captured.compile or CompileOptions()
             self.staged = staged(model, how, self._own)
+            self.staged.trains_in(self._training)
             self.staged.run_by({p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None})
         return self.staged
 

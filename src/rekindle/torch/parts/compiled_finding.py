@@ -22,7 +22,7 @@ from .compiled_forward import not_compiled
 from .finding import Found, Unit
 from .recording import Calls, Recorded, as_recorded, record
 from .stage import Stage
-from .whole_graph import StagedForward, staged
+from .whole_graph import staged
 
 
 def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progress: Progress) -> Found:
@@ -35,7 +35,7 @@ def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progr
     why = ""
     if named is None:
         try:
-            return _stages(s, staged(s.model, options, vars(s.model).get("forward")), progress)
+            return _stages(s, options, progress)
         except torch.OutOfMemoryError:
             raise
         except Exception as e:  # Dynamo's errors have no common class
@@ -64,11 +64,12 @@ def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progr
     return found
 
 
-def _stages(s: Subject, forward: StagedForward, progress: Progress) -> Found:
+def _stages(s: Subject, options: CompileOptions, progress: Progress) -> Found:
     """The stages of the forward. Raises what Dynamo raises."""
     announce(progress, f"tracing {class_name(s.model)} by torch.compile, to cut its forward into stages")
     if why := not_compiled(s.model, vars(s.model).get("forward")):
         raise UsageError(f"{class_name(s.model)} {why}")
+    forward = staged(s.model, options, None)
     parameters, buffers = {id(p) for p in s.model.parameters()}, {id(b) for b in s.model.buffers()}
     seen: list[tuple[Stage, Recorded]] = []
     known: dict[tuple[str, Key], Recorded] = {}

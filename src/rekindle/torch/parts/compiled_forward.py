@@ -12,6 +12,7 @@ from torch import nn
 
 from ... import notices
 from ...compiling import Compiled, CompileOptions
+from ...errors import RekindleError
 from ..capture import private
 from ..capture.lock import LOCK
 from ..run.own_forward import SwitchedForward
@@ -20,6 +21,12 @@ from .compiled_calls import compiled_call
 from .recording import signature
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
+
+
+class NotCompiled(RekindleError):
+    """The compiler failed on a stage."""
+
+
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -86,12 +93,13 @@ class CompiledForward(SwitchedForward):
             try:
                 return self._call(model, *args, **kwargs)
             except Exception as e:
-                if self.raises or not type(e).__module__.startswith(COMPILERS):
+                if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
                     raise
                 line = next(iter(str(e).strip().splitlines()), "")
+                which = getattr(model, "path", type(model).__name__)
                 self._warn(
-                    f"torch.compile cannot compile a call of {type(model).__name__} ({type(e).__name__}: {line[:100]}): such "
-                    "calls run uncompiled, in more memory. If inputs have many sizes, pad them to a few"
+                    f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {line[:100]}): such calls run "
+                    "uncompiled, in more memory. If inputs have many sizes, pad them to a few"
                 )
                 return self.plain(*args, **kwargs)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -50,16 +49,20 @@ def min_cut(joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any) -> A
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
-def without_logging() -> AbstractContextManager[None]:
-    """Inside, Dynamo leaves out calls of loggers. They would end a graph; a plain step has logged by then."""
+def while_tracing() -> AbstractContextManager[None]:
+    """Inside, Dynamo leaves out calls of loggers, and does not split graphs for DistributedDataParallel.
+
+    A call of a logger would end a graph; a plain step has logged by then.
+    """
     from torch._dynamo import config
 
     known = getattr(config, "ignore_logging_functions", None)
     if known is None:
-        return contextlib.nullcontext()
+        return config.patch(optimize_ddp=False)  # type: ignore[no-any-return]
     # transformers adds methods, such as warning_once, when it is imported.
     methods = {f for k, f in vars(logging.Logger).items() if callable(f) and not k.startswith("__")}
-    return config.patch(ignore_logging_functions={*known, *methods})  # type: ignore[no-any-return]
+    changes = {"ignore_logging_functions": {*known, *methods}, "optimize_ddp": False}
+    return config.patch(changes)  # type: ignore[no-any-return]
 
 
 def is_operator(target: Any) -> bool:

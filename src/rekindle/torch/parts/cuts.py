@@ -1,11 +1,11 @@
-"""Cuts the graph of a forward where its repeated blocks begin and end, and tells which of the stages are equal.
+"""Cuts the graph of a forward where its repeated blocks begin and end.
 
 Code between two blocks belongs to the block before it, unless it uses weights: then it is a stage of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
+import inspect
 import math
 import operator
 import re
@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..capture.surroundings import surroundings
 from .blocks import chain_of_leaves, find_blocks
 from .compiler import is_operator
 
-DIGITS = 16
 _IN_PLACE = {getattr(operator, k) for k in dir(operator) if k.startswith("i") and hasattr(operator, f"__{k}__")}
 _IN_PLACE.add(operator.setitem)
 _SELF, _NAME = re.compile(r"^L\['[^']*'\]\.?"), re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]")
@@ -138,18 +136,21 @@ def _uses_weights(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _whole_results(runs: Sequence[tuple[Any, list[fx.Node]]]) -> Iterator[tuple[Any, list[fx.Node]]]:
-    """The runs, joined where a result that is no tensor would go from one to another, or where one writes to what another made,
-    and may have saved for backward."""
+    """The runs, joined where a result that is no tensor would go from one to another, where one writes to what another made or
+    read, and may have saved for backward, and from where the state of the process is changed to where it is put back."""
     at = {n: i for i, (_, nodes) in enumerate(runs) for n in nodes}
-    last, made = list(range(len(runs))), dict[Any, int]()
+    last, seen = list(range(len(runs))), dict[Any, int]()  # storage -> the run that made it, or read it first
     for n, i in at.items():
-        if (where := _storage(n)) is not None:
-            made.setdefault(where, i)
+        for x in (*n.all_input_nodes, n):
+            if (where := _storage(x)) is not None:
+                seen.setdefault(where, i)
         for written in _written(n):
-            first = made.get(_storage(written), i) if written in at else i
+            first = seen.get(_storage(written), i)
             last[first] = max(last[first], i)
         if not isinstance(n.meta.get("example_value"), torch.Tensor):
             last[i] = max([last[i], *(at[u] for u in n.users if u in at)])
+    if states := [i for n, i in at.items() if _changes_state(n)]:
+        last[states[0]] = max(last[states[0]], states[-1])
     i = 0
     while i < len(runs):
         until, nodes, j = last[i], [*runs[i][1]], i
@@ -166,60 +167,40 @@ def _storage(node: fx.Node) -> Any:
     return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) and t.layout is torch.strided else None
 
 
+def _changes_state(node: fx.Node) -> bool:
+    """Whether the node may change the state of the process, such as the kernels of attention; `split_module` itself repeats
+    autocast and the mode of gradients in each stage."""
+    name = str(getattr(node.target, "__name__", node.target))
+    known = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_log_api_usage_once")
+    computes = node.users or any(_storage(x) is not None for x in node.all_input_nodes)
+    return node.op == "call_function" and not computes and name not in known
+
+
 def _written(node: fx.Node) -> list[fx.Node]:
     """The tensors to which the node writes."""
-    name = str(getattr(node.target, "__name__", node.target))
-    in_place = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
-    in_place = in_place or name.endswith("_") and not name.startswith("_") and node.op == "call_function"
-    in_place = in_place or node.target in _IN_PLACE or node.kwargs.get("inplace") is True
-    found = [node.args[0]] if in_place and node.args else []
-    out = node.kwargs.get("out")
-    return [x for x in (*found, *(out if isinstance(out, tuple | list) else [out])) if isinstance(x, fx.Node)]
+    found: list[Any] = []
+    name, out = str(getattr(node.target, "__name__", node.target)), node.kwargs.get("out")
+    if is_operator(node.target):
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        written = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
+        given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
+        found = [given.get(k) for k in written]
+    elif node.args and (_is_in_place(name) or node.target in _IN_PLACE or _asked_in_place(node)):
+        found = [node.args[0]]
+    flat = [y for x in (*found, out) for y in (x if isinstance(x, tuple | list) else [x])]
+    return [x for x in flat if isinstance(x, fx.Node)]
 
 
-def kind_of(body: fx.GraphModule) -> str:
-    """A digest of the graph, of its inputs and of the state that shapes what is compiled."""
-    text = repr((_lines(body), surroundings()))
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
 
 
-def _lines(body: fx.GraphModule) -> list[Any]:
-    at: dict[fx.Node, int] = {}
-    storages: dict[Any, int] = {}
-    lines: list[Any] = []
-    for i, n in enumerate(body.graph.nodes):
-        at[n] = i
-        if n.op == "placeholder":
-            t = n.meta.get("example_value")
-            told: Any = repr(t)
-            if isinstance(t, torch.Tensor):
-                shared = storages.setdefault(t.untyped_storage()._cdata, len(storages))
-                told = type(t).__name__, tuple(t.shape), t.stride(), t.dtype, str(t.device), t.requires_grad, shared
-            lines.append(told)
-            continue
-        target = n.target if isinstance(n.target, str) else f"{getattr(n.target, '__module__', '')}.{n.target!r}"
-        if n.op == "get_attr":
-            lines.append(_attribute(body, str(n.target)))
-            continue
-        if not isinstance(n.target, str) and not is_operator(n.target):
-            target = f"{getattr(n.target, '__module__', '')}.{getattr(n.target, '__qualname__', n.target)}"
-        lines.append((n.op, target, repr(fx.node.map_arg((n.args, n.kwargs), lambda x: _At(at[x])))))
-    return lines
-
-
-def _attribute(body: fx.GraphModule, name: str) -> Any:
-    found: Any = body
-    for part in name.split("."):
-        found = getattr(found, part)
-    if isinstance(found, fx.GraphModule):
-        return _lines(found)
-    if isinstance(found, torch.Tensor):
-        return str(found.dtype), tuple(found.shape), hashlib.sha256(repr(found.tolist()).encode()).hexdigest()
-    return repr(found)
-
-
-class _At(int):
-    """The number of a node, which no number in the arguments looks like."""
-
-    def __repr__(self) -> str:
-        return f"%{int(self)}"
+def _asked_in_place(node: fx.Node) -> bool:
+    """Whether the argument `inplace` of a function of torch.nn.functional is true."""
+    if node.op != "call_function" or not str(getattr(node.target, "__module__", "")).startswith("torch"):
+        return False
+    try:
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a function of C has no signature, and no such argument
+        return node.kwargs.get("inplace") is True
+    return given.arguments.get("inplace") is True

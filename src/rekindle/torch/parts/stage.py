@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from .compiled_calls import settings
-from .compiled_forward import CompiledForward
+from .compiled_forward import CompiledForward, NotCompiled
 from .compiler import compile_graph
 
 
@@ -55,7 +55,7 @@ class Stage(nn.Module):
 
 
 class StageForward(CompiledForward):
-    """The forward of a stage that runs compiled. Dynamo's guards of the whole forward serve all stages."""
+    """The forward of a stage that runs compiled. Dynamo's guards of the whole forward choose the stages that a call runs."""
 
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:
         assert isinstance(model, Stage)
@@ -73,12 +73,20 @@ class _Lazily:
     """A compiled graph of (stage, *tensors), compiled by its first call."""
 
     def __init__(self, body: fx.GraphModule, how: dict[str, Any]):
-        self._body, self._how = body, how
+        self._body: fx.GraphModule | None = body
+        self._how = how
         self._call: Any = None
 
     def __call__(self, _: nn.Module, *tensors: torch.Tensor) -> Any:
         if self._call is None:
-            self._call = compile_graph(self._body, tensors, self._how)
+            assert self._body is not None
+            try:
+                self._call = compile_graph(self._body, tensors, self._how)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as e:  # torch.compile itself makes one class of the errors of its backends
+                raise NotCompiled(f"{type(e).__name__}: {e}") from e
+            self._body = None
         return self._call(*tensors)
 
 

@@ -21,9 +21,10 @@ from torch import fx, nn
 from ...compiling import Compiled, CompileOptions
 from .compiled_calls import own_forward, own_function
 from .compiled_forward import CompiledForward
-from .compiler import without_logging
-from .cuts import Cuts, kind_of
+from .compiler import while_tracing
+from .cuts import Cuts
 from .stage import Stage, StageForward
+from .stage_kinds import kind_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class StagedForward(CompiledForward):
     def stages(self) -> list[Stage]:
         """Those of all graphs that were traced, one for each kind of call."""
         return [*self._known.values()]
+
+    def trains_in(self, mode: bool) -> None:
+        """mode : `model.training` of the calls that run in stages."""
+        self._training = mode
 
     def run_by(self, ways: Mapping[str, Compiled]) -> None:
         """ways : path of a stage -> its way. Stages that are not named run uncompiled."""
@@ -88,7 +93,7 @@ class StagedForward(CompiledForward):
         call = torch.compile(own_function(own_forward), backend=cut, fullgraph=True, dynamic=False)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with without_logging():
+            with while_tracing():
                 return call(*args, **kwargs)
 
         return run
@@ -119,8 +124,11 @@ class StagedForward(CompiledForward):
 def staged(model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None) -> StagedForward:
     """The staged forward of a model, which planning and training share, so that it is traced once."""
     known = _staged.get(model)
-    if known is None or known.options != options or known._own is not own:
-        known = _staged[model] = StagedForward(model, options, own)
+    if known is None or known.options != options or own is not None:
+        known = StagedForward(model, options, own)
+        if own is None:  # which may hold the model
+            _staged[model] = known
+    known.trains_in(model.training)
     return known
 
 
