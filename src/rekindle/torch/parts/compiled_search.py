@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from ... import notices
 from ...ask import PlanOptions
 from ...compiling import SAVES, CompileOptions
 from ...errors import TraceError, UsageError
@@ -22,6 +23,7 @@ from . import known_ways
 from .choices import Choices
 from .compiled_forward import not_compiled
 from .compiled_ways import QUICK, Measured, compiled_ways, held_uncompiled
+from .compiled_ways import SETTINGS as WAYS
 from .finding import Found, Unit
 from .kinds import Kinds
 from .searching import SETTINGS as SEARCHING
@@ -119,7 +121,13 @@ def reference(
         return None, None
     if eager is None or eager.drew and not compile.draws_as_eager:
         return found, None
-    return found, farthest(found, eager)
+    apart = farthest(found, eager)
+    if apart > WAYS.half_most:
+        notices.warn(
+            f"the step through torch.compile is {apart:.1e} of a tensor's largest element away from the step without it. "
+            "rekindle.verify compares them; a plan without compile=True has the step's own numbers"
+        )
+    return found, apart
 
 
 def rounded(ours: Outcome, apart: float | None) -> Loose:
