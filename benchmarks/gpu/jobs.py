@@ -90,7 +90,7 @@ def jobs(run: RunOptions) -> list[Job]:
     alone = [j for j in grown if j.alone]
     once = [j for j in grown[: len(largest_cases(small))] if not j.alone]
     rest = [j for j in grown[len(largest_cases(small)) :] if not j.alone]
-    return [kernels, *first, tests, *compiled, *once, *steps.values(), *rest, *alone]
+    return [kernels, *first, tests, *once, *steps.values(), *rest, *compiled, *alone]
 
 
 def _fits(cap_bytes: int, device_bytes: int | None) -> bool:

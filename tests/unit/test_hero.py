@@ -25,11 +25,11 @@ def picture(request: pytest.FixtureRequest) -> Figure:
     return hero(readme_picture.rows(), LOOKS[request.param])
 
 
-def test_five_methods_are_labelled_and_labels_do_not_collide(picture: Figure) -> None:
+def test_four_methods_are_labelled_and_labels_do_not_collide(picture: Figure) -> None:
     (axes,) = picture.axes
     labels = {t.get_text(): t for t in axes.texts}
     named = {OURS, *(words.name for words in LABELS.values())}
-    assert len(named) == 5
+    assert len(named) == 4
     assert named | {PLAIN.name} <= set(labels)
     assert len(labels) == len(named) + 2  # the plain step, and one word on what is grey
     renderer = FigureCanvasAgg(picture).get_renderer()
