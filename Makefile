@@ -42,8 +42,8 @@ $(STAMP): pyproject.toml Makefile tools/complete_torchvision.py tools/torchvisio
 demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compare bit for bit
 	$(VENV)/bin/rekindle demo --out $(OUT)
 
-# On two cores, after `make setup` in a fresh clone: 6 to 10 minutes, by the machine.
-test: $(STAMP) ## the tests of every feature, in 6 to 10 minutes
+# On two cores, after `make setup` in a fresh clone: 14 to 24 minutes, by the machine.
+test: $(STAMP) ## the tests of every feature, in 14 to 24 minutes
 	$(PY) -m pytest -n 2 --dist loadfile
 
 # Before an issue is called resolved. On two cores at most 45 minutes: about 15 for what `make test` leaves out and its property
