@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import rekindle
 from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.parts.blocks import find_blocks
-from rekindle.torch.parts.saving import PRODUCTS
+from rekindle.torch.parts.saved_results import PRODUCTS
 
 Row = dict[str, Any]
 
@@ -72,7 +72,8 @@ def checkpointed(method: Method, **how: Any) -> Method:
 
 def selective(method: Method) -> Method:
     """Each block saves the results of its products and its attention alone (selective activation checkpointing)."""
-    contexts = functools.partial(create_selective_checkpoint_contexts, [*PRODUCTS])
+    products = [getattr(packet, overload) for packet in PRODUCTS for overload in packet.overloads()]
+    contexts = functools.partial(create_selective_checkpoint_contexts, products)
     return checkpointed(method, context_fn=contexts)
 
 

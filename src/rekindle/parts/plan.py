@@ -49,7 +49,8 @@ class CompiledPart:
 class Part:
     """One submodule, or one stage of the forward, and its plans.
 
-    path : its name in the model; of a stage, that of its block, or "before" or "after" one.
+    path : the name of the submodule in the model. A stage has the name of its block, "layers.3", or of the block beside it,
+        "before layers.0".
     plans : one for each kind of call in a step; the first is of the first call.
     again : it cannot be captured; its forward runs again in backward, from its inputs, and it has no plans. rule : results that
         it saves besides; None: none. compiled : how torch.compile runs it, without a plan; None: it does not.

@@ -19,7 +19,7 @@ def is_elsewhere(x: Any) -> bool:
 
 
 def is_users(x: Any) -> bool:
-    """Whether x is a class or a Python module that the user wrote: not Python's, torch's, NumPy's or an installed package's."""
+    """Whether the user wrote x, a class or a Python module. Python, torch, NumPy and installed packages are not the user's."""
     if not isinstance(x, type | types.ModuleType) or is_elsewhere(x) or isinstance(x, enum.EnumMeta):
         return False
     name = x.__name__ if isinstance(x, types.ModuleType) else x.__module__

@@ -19,9 +19,8 @@ from ..run.own_forward import forward_instead
 from .again import AgainForward
 from .applied import PartForward, part_forward
 from .between import Between, Forward, with_uncalled
-from .compiled_forward import CompiledForward
 from .finding import Unit
-from .stage import Stage, StageForward
+from .stage import compiled_forward
 
 Chosen = Sequence[int]  # of each unit, the number of its way
 
@@ -167,8 +166,9 @@ class Choices:
         if self.units[numbers[0]].trace is None:
             way = self.ways[numbers[0]][chosen[numbers[0]]]
             if self.compile is not None:
-                kind = StageForward if isinstance(module, Stage) else CompiledForward
-                return kind(module, way.compiled, self.compile, self.units[numbers[0]].kind, self.keeps_caches)
+                return compiled_forward(
+                    module, way.compiled, self.compile, self.units[numbers[0]].kind, self.keeps_caches
+                )
             forward = AgainForward(module, way.rule, self.keeps_caches)
             forward.is_off = not way.again
             return forward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,13 +20,11 @@ from .compiled_calls import compiled_call
 from .recording import signature
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class NotCompiled(RekindleError):
     """The compiler failed on a stage."""
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class CompiledForward(SwitchedForward):
@@ -86,10 +83,9 @@ class CompiledForward(SwitchedForward):
 
     def _compiled(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.way is not None
-        first = self._call is None
-        if first:
+        if self._call is None:
             self._call = self._make_call(model)
-        with without_caches(model, self.keeps_caches), _quiet() if first else contextlib.nullcontext():
+        with without_caches(model, self.keeps_caches):
             try:
                 return self._call(model, *args, **kwargs)
             except Exception as e:
@@ -131,15 +127,3 @@ def not_compiled(module: nn.Module, own: Any) -> str:
     ):  # at each call: a loop over HOOKS takes twice as long
         return "has hooks on its submodules"
     return ""
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, Dynamo does not say that in-place operators in a part would harm what it saves: ways are compared by numbers."""
-    log = logging.getLogger("torch._higher_order_ops.wrap")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

@@ -22,9 +22,8 @@ from ..capture import rng, tree
 from ..costs.levels import Levels
 from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of
-from .compiled_forward import CompiledForward
 from .finding import Unit
-from .stage import Stage, StageForward
+from .stage import compiled_forward
 from .trial_steps import TrialSteps
 
 
@@ -131,8 +130,7 @@ class _Trial(TrialSteps):
         return self._outcome(how)
 
     def _forward(self, how: Compiled | None) -> Callable[..., Any]:
-        kind = StageForward if isinstance(self.module, Stage) else CompiledForward
-        forward = kind(self.module, how, self._options, self._kind)
+        forward = compiled_forward(self.module, how, self._options, self._kind)
         forward.raises = True
         return forward
 

@@ -15,7 +15,8 @@ from torch import fx
 def compile_graph(
     graph: fx.GraphModule, tensors: Sequence[torch.Tensor], settings: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Inductor's function of tensors that have the shapes of these, with autograd. settings : of Inductor."""
+    """Compile the graph by Inductor for tensors of these shapes. The function that it returns has a backward. settings : of
+    Inductor, by name."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
     from torch._subclasses import FakeTensorMode

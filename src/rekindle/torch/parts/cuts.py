@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ..capture.tensor_memory import written_by
 from .blocks import chain_of_leaves, find_blocks
 from .compiler import is_operator
 
@@ -142,10 +143,10 @@ def _whole_results(runs: Sequence[tuple[Any, list[fx.Node]]]) -> Iterator[tuple[
     last, seen = list(range(len(runs))), dict[Any, int]()  # storage -> the run that made it, or read it first
     for n, i in at.items():
         for x in (*n.all_input_nodes, n):
-            if (where := _storage(x)) is not None:
+            if (where := _storage(x.meta.get("example_value"))) is not None:
                 seen.setdefault(where, i)
-        for written in _written(n):
-            first = seen.get(_storage(written), i)
+        for where in _written(n):
+            first = seen.get(where, i)
             last[first] = max(last[first], i)
         if not isinstance(n.meta.get("example_value"), torch.Tensor):
             last[i] = max([last[i], *(at[u] for u in n.users if u in at)])
@@ -162,8 +163,7 @@ def _whole_results(runs: Sequence[tuple[Any, list[fx.Node]]]) -> Iterator[tuple[
         i = j + 1
 
 
-def _storage(node: fx.Node) -> Any:
-    t = node.meta.get("example_value")
+def _storage(t: Any) -> Any:
     return t.untyped_storage()._cdata if isinstance(t, torch.Tensor) and t.layout is torch.strided else None
 
 
@@ -172,23 +172,22 @@ def _changes_state(node: fx.Node) -> bool:
     autocast and the mode of gradients in each stage."""
     name = str(getattr(node.target, "__name__", node.target))
     known = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_log_api_usage_once")
-    computes = node.users or any(_storage(x) is not None for x in node.all_input_nodes)
+    computes = node.users or any(isinstance(x.meta.get("example_value"), torch.Tensor) for x in node.all_input_nodes)
     return node.op == "call_function" and not computes and name not in known
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
-    """The tensors to which the node writes."""
-    found: list[Any] = []
-    name, out = str(getattr(node.target, "__name__", node.target)), node.kwargs.get("out")
+def _written(node: fx.Node) -> list[Any]:
+    """The storages to which the node writes."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("example_value"))
+    found: list[Any]
     if is_operator(node.target):
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
-        written = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
-        given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
-        found = [given.get(k) for k in written]
-    elif node.args and (_is_in_place(name) or node.target in _IN_PLACE or _asked_in_place(node)):
-        found = [node.args[0]]
-    flat = [y for x in (*found, out) for y in (x if isinstance(x, tuple | list) else [x])]
-    return [x for x in flat if isinstance(x, fx.Node)]
+        found = written_by(node.target, args, kwargs)
+    else:
+        name = str(getattr(node.target, "__name__", node.target))
+        in_place = args and (_is_in_place(name) or node.target in _IN_PLACE or _asked_in_place(node))
+        out = kwargs.get("out")
+        found = [*(args[:1] if in_place else ()), *(out if isinstance(out, tuple | list) else [out])]
+    return [where for t in found if (where := _storage(t)) is not None]
 
 
 def _is_in_place(name: str) -> bool:

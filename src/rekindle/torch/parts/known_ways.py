@@ -29,6 +29,7 @@ from ..costs.cache import environment
 from .compiled_ways import Measured
 from .finding import Unit
 from .kinds import described
+from .saving import VERSION as SAVING_VERSION
 
 log = logging.getLogger("rekindle")
 FORMAT = "rekindle.ways/1"
@@ -36,7 +37,7 @@ MOST_BYTES = 2**20
 
 
 def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, saves: Sequence[str]) -> Path | None:
-    """The file of these ways of such a part; None: they are not remembered."""
+    """The file with the measured figures of these ways for such a part; None: the figures are not remembered."""
     folder = cache_folder("ways")
     classes = {c for m in unit.module.modules() for c in type(m).__mro__ if not c.__module__.startswith("torch.")}
     try:
@@ -50,6 +51,7 @@ def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, 
         environment(device),
         options.to_json(),
         [*saves],
+        SAVING_VERSION,
         kind,
         repr(unit.given.casts),
         code,

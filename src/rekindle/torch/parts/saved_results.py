@@ -32,6 +32,7 @@ _SUMMED: dict[Any, Callable[[Sequence[Any]], int]] = {
     aten.bmm: _row(0),
     aten.addmm: _row(1),
     aten.baddbmm: _row(1),
+    **{getattr(aten, name): _row(0) for name in ("_scaled_mm", "_grouped_mm") if hasattr(aten, name)},
     aten.convolution: lambda args: math.prod(args[1].shape[1:]),
     **{
         getattr(aten, name): lambda args: 2 * args[1].shape[-2]
@@ -42,6 +43,7 @@ _SUMMED: dict[Any, Callable[[Sequence[Any]], int]] = {
         if hasattr(aten, name)
     },
 }  # fmt: skip
+PRODUCTS = frozenset(_SUMMED)  # operators whose results are worth saving
 
 
 def price(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:

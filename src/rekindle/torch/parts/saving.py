@@ -6,35 +6,15 @@ import operator
 from collections.abc import Container, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
-from torch.utils.flop_counter import flop_registry
 
+from ..capture.rules import draws_random
+from ..rewrite.pieces import tensor_bytes
 from .compiler import min_cut
+from .saved_results import PRODUCTS, price
 
-_aten = torch.ops.aten
-_ATTENTION = (
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_attention_math",
-)  # fmt: skip
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "_grouped_mm")
-
-
-def _operators(names: tuple[str, ...]) -> frozenset[Any]:
-    """Every overload of the operators that this torch has."""
-    packets = [getattr(_aten, n, None) for n in names]
-    return frozenset(getattr(p, o) for p in packets if p is not None for o in p.overloads())
-
-
-PRODUCTS = _operators(_ATTENTION + _PRODUCTS)
-_SAVED = {
-    "inputs": frozenset[Any](),
-    "costly": frozenset[Any](),
-    "attention": _operators(_ATTENTION),
-    "products": PRODUCTS,
-}
+VERSION = 3  # raise it whenever a way saves other results: what was compiled and measured before is then not used
 
 
 class Saving:
@@ -50,23 +30,28 @@ class Saving:
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
         """(the graph of forward, the graph of backward)."""
         forward = _forward_of(gm.graph)
-        saved = {n for n in forward if _operator(n) in _SAVED[self.saves]}
-        if self.saves == "costly":
-            saved = _costly([n for n in forward if _operator(n) in PRODUCTS], gm.graph, forward)
+        saved = self._saved(gm.graph, forward)
         for node in forward:
-            if node.op == "call_function" and "inductor_seed" not in str(_operator(node)):  # seeds are saved
-                node.meta["recompute"], node.meta["ac_graph_id"] = _policy(node, saved), 0
+            op = _operator(node)
+            if node.op == "call_function" and "inductor_seed" not in str(op):  # torch.compile saves the seeds
+                # Random numbers that are drawn anew would be others, or cost the saving of the generator's state.
+                keeps = node in saved or draws_random(op)
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+                node.meta["ac_graph_id"] = 0
         return min_cut(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
-        """Of torch.compile's caches."""
-        return f"rekindle.saving/2 {self.saves}"
+        """A name of the way for torch.compile's caches."""
+        return f"rekindle.saving/{VERSION} {self.saves}"
 
-
-def _policy(node: fx.Node, saved: set[fx.Node]) -> CheckpointPolicy:
-    is_random = torch.Tag.nondeterministic_seeded in getattr(_operator(node), "tags", ())
-    # Random numbers that are drawn anew would be others, or cost the saving of the generator's state.
-    return CheckpointPolicy.MUST_SAVE if node in saved or is_random else CheckpointPolicy.PREFER_RECOMPUTE
+    def _saved(self, graph: fx.Graph, forward: Container[fx.Node]) -> set[fx.Node]:
+        packet = {n: getattr(_operator(n), "overloadpacket", None) for n in graph.nodes if n in forward}
+        products = [n for n, p in packet.items() if p in PRODUCTS]
+        if self.saves == "products":
+            return set(products)
+        if self.saves == "attention":
+            return {n for n in products if "attention" in str(packet[n])}
+        return _costly(products, graph, forward) if self.saves == "costly" else set()
 
 
 def _forward_of(graph: fx.Graph) -> dict[fx.Node, None]:
@@ -79,11 +64,13 @@ def _forward_of(graph: fx.Graph) -> dict[fx.Node, None]:
     return {n: None for n in graph.nodes if n not in backward}
 
 
+def _made(node: fx.Node) -> fx.Node:
+    """The node of the call that made the node's value, also where that is one of several results."""
+    return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
+
+
 def _operator(node: fx.Node) -> Any:
-    """The operator that made the node's value, also where that is one of several results."""
-    if node.target is operator.getitem and isinstance(made := node.args[0], fx.Node):
-        return made.target
-    return node.target
+    return _made(node).target
 
 
 def _costly(products: Sequence[fx.Node], graph: fx.Graph, forward: Container[fx.Node]) -> set[fx.Node]:
@@ -94,24 +81,17 @@ def _costly(products: Sequence[fx.Node], graph: fx.Graph, forward: Container[fx.
         if (node := stack.pop()) not in needed:
             needed.add(node)
             stack += node.all_input_nodes
-    sizes = {n: _bytes(n) for n in products if n in needed and isinstance(n.meta.get("val"), torch.Tensor)}
-    flops = {n: _flops(n if _operator(n) is n.target else n.args[0]) for n in sizes}  # type: ignore[arg-type]
+    sizes = {n: tensor_bytes(n.meta["val"]) for n in products if n in needed and hasattr(n.meta.get("val"), "numel")}
     left, saved = sum(sizes.values()) / 2, set[fx.Node]()
-    for n in sorted(sizes, key=lambda n: flops[n] / max(1, sizes[n]), reverse=True):
+    for n in sorted(sizes, key=_price, reverse=True):
         if sizes[n] <= left:
             saved.add(n)
             left -= sizes[n]
     return saved
 
 
-def _bytes(node: fx.Node) -> int:
-    t = node.meta["val"]
-    return int(t.numel()) * int(t.element_size())
-
-
-def _flops(node: fx.Node) -> int:
-    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if count is None:
-        return 0
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return int(count(*args, **kwargs, out_val=node.meta["val"]))
+def _price(node: fx.Node) -> float:
+    """FLOPs that make one byte of the node's value."""
+    made = _made(node)
+    args, kwargs = fx.node.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
+    return price(made.target, args, kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from ...compiling import Compiled, CompileOptions
 from .compiled_calls import settings
 from .compiled_forward import CompiledForward, NotCompiled
 from .compiler import compile_graph
@@ -64,6 +65,14 @@ class StageForward(CompiledForward):
         if key not in _compiled:
             _compiled[key] = _Lazily(vars(model)["_body"], settings(self.way, self.options))
         return _compiled[key]
+
+
+def compiled_forward(
+    part: nn.Module, way: Compiled | None, options: CompileOptions, kind: str, keeps_caches: bool = False
+) -> CompiledForward:
+    """The forward of a part, a submodule or a stage, that runs compiled. Arguments as of `CompiledForward`."""
+    made = StageForward if isinstance(part, Stage) else CompiledForward
+    return made(part, way, options, kind, keeps_caches)
 
 
 _compiled: dict[Any, _Lazily] = {}
