@@ -8,9 +8,13 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.fx import symbolic_trace
+from torch.nn import functional as F
 
-from rekindle.compiling import CompileOptions
+from rekindle.compiling import Compiled, CompileOptions
 from rekindle.torch.parts import whole_graph
+from rekindle.torch.parts.compiled_calls import settings
+from rekindle.torch.parts.compiler import compile_graph
 from rekindle.torch.parts.whole_graph import StagedForward, StageSettings
 
 LOGGER = logging.getLogger("a model's own")
@@ -255,3 +259,14 @@ def test_another_graph_of_one_model_shares_its_stages() -> None:
     staged(torch.randn(5, 8))  # another shape: other kinds
     assert all(before[s.path] is s for s in staged.stages[: len(before)])
     assert len(staged.stages) == 2 * len(before)
+
+
+@pytest.mark.parametrize("saves", ["min-cut", "costly"])
+def test_no_size_of_a_stage_becomes_a_symbol(saves: str) -> None:
+    """Kernels for symbols are slower, and the FLOPs of a product are no number then."""
+    x, weight = torch.randn(4, 8, 16, requires_grad=True), torch.randn(32, 16, requires_grad=True)
+    body = symbolic_trace(lambda x, w: F.log_softmax(F.linear(x.float().view(-1, 16), w), -1))
+    for _ in range(2):
+        result = compile_graph(body, [x, weight], settings(Compiled(saves), CompileOptions()))(x, weight)
+        assert not hasattr(result, "_dynamo_propagated_dynamic_indices")
+        result.sum().backward()

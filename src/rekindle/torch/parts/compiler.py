@@ -22,10 +22,11 @@ def compile_graph(
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Without symbols for sizes, Inductor's caches are not used; it need not make any.
-    fake = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    # Without an environment for symbols, Inductor's caches are not used. No size may become a symbol: kernels would be slower.
+    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    inputs = [fake.from_tensor(t, static_shapes=True) for t in tensors]
     with tracing(TracingContext(fake)):
-        return compile_fx(copy.deepcopy(graph), [*tensors], config_patches=settings)  # type: ignore[return-value]
+        return compile_fx(copy.deepcopy(graph), inputs, config_patches=settings)  # type: ignore[return-value]
 
 
 def mode_settings(mode: str | None) -> dict[str, Any]:
