@@ -135,9 +135,7 @@ def plan(given: Any) -> None:
     raise UsageError(f"plan is {got}, not a Plan; {hint}")
 
 
-def compiled(
-    compile: Any, options: PlanOptions, strict: bool, unused: Sequence[str], must_save: Sequence[str]
-) -> CompileOptions | None:
+def compiled(compile: Any, options: PlanOptions, strict: bool, must_save: Sequence[str]) -> CompileOptions | None:
     """The options of `compile=`; None: nothing is compiled.
 
     Raises
@@ -155,9 +153,8 @@ def compiled(
         raise UsageError(
             "strict=True captures the whole model, and compile=True plans its parts; leave out one of the two"
         )
-    for name, given in (("unused", unused), ("must_save", must_save)):
-        if given:
-            raise UsageError(
-                f"{name}={value(list(given))} is for captured steps, and compiled parts are none; leave out one of the two"
-            )
+    if must_save:
+        raise UsageError(
+            f"must_save={value(list(must_save))} is for captured steps, and compiled parts are none; leave out one of the two"
+        )
     return found

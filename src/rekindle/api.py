@@ -292,8 +292,8 @@ def checkpoint(
         under the one goal, and a line on stderr says which; True: TraceError.
     parts : names of submodules, or patterns such as "blocks.*": they are planned, and not the model as a whole. Then the model
         itself makes all its results, `unused` ones too.
-    compile : True, or a dict of torch.compile's arguments: the model's blocks and the submodules around them, or those of
-        `parts`, are compiled, each in the measured way that keeps the goal at the least time. Numbers are those of the same
+    compile : True, or a dict of torch.compile's arguments: the model's forward, cut at its repeated blocks, or the submodules
+        of `parts`, are compiled, each in the measured way that keeps the goal at the least time. Numbers are those of the same
         parts compiled without a plan, to rounding.
 
     Raises
@@ -334,7 +334,7 @@ def checkpoint(
             f"unused={list(unused)} is for a plan of the whole model; with parts=, the model itself makes its results. Leave "
             "out one of the two"
         )
-    compiled = accept.compiled(compile, options, strict, unused, must_save)
+    compiled = accept.compiled(compile, options, strict, must_save)
     if options.goal.fraction is not None:
         gradients = "kept"  # a fraction leaves them out
     how: dict[str, Any] = {"unused": unused, "gradients": gradients, "compile": compiled}
@@ -386,7 +386,7 @@ def checkpoint(
                     raise
                 found = later or parts_for_all(replace(request, error=e))
         if isinstance(found, PartsPlan):
-            makes = f"; it makes all results, {', '.join(unused)} too" if unused else ""
+            makes = f"; it makes all results, {', '.join(unused)} too" if unused and not found.stages else ""
             notices.say(f"{type(model).__name__}: {found.covered}{makes}", aloud=options.progress is not False)
             log.info(found.sentence)
         elif later is None and found.trace.lowered.captured.settles and not found.trace.fake:

@@ -48,7 +48,7 @@ def test_trainer(name: str, tmp_path: Path) -> None:
     before = copy.deepcopy(planned.state_dict())
     trained(planned, CASES[name], tmp_path)
     trained(plain, CASES[name], tmp_path)
-    assert planned.forward.plan.in_stages  # type: ignore[union-attr]
+    assert planned.forward.plan.stages  # type: ignore[union-attr]
     assert close(planned, plain)
     assert not any(torch.equal(p, before[k]) for k, p in planned.named_parameters())
 

@@ -22,6 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = sorted(p.stem for p in EXAMPLES.glob("*.py") if p.stem not in ("cifar10", "graph_by_hand"))
 SHORT_MOST_LINES = 40
 UNDER_TORCHRUN = ("ddp", "fsdp2")
+COMPILED = ("compiled_fsdp2",)
 NEEDS = {  # packages that an example imports and that not every machine has
     "dpo_loop": ["transformers"], "hf_accelerate": ["accelerate"], "hf_trainer": ["accelerate", "transformers"],
     "lightning_callback": ["lightning"], "peft_lora": ["peft", "transformers"],
@@ -100,7 +101,7 @@ def test_a_short_example_is_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= SHORT_MOST_LINES
 
 
-@pytest.mark.parametrize("name", few(SHORT, TESTED_HERE_ALONE))
+@pytest.mark.parametrize("name", few([x for x in SHORT if x not in COMPILED], TESTED_HERE_ALONE))
 def test_a_short_example_trains_as_its_plain_twin(name, tmp_path, monkeypatch):
     """Each compares its weights with those of a plain run, and says how many of its steps ran by a plan: all of them."""
     for package in NEEDS.get(name, ()):
@@ -113,6 +114,12 @@ def test_a_short_example_trains_as_its_plain_twin(name, tmp_path, monkeypatch):
     used = [(ran, of) for ran, of in re.findall(r"steps by (?:a|the) plans?: ([\d, \[\]]+) of (\d)", said)]
     assert len(used) == processes
     assert all(set(re.findall(r"\d+", ran)) == {of} for ran, of in used), used
+
+
+@sweep
+def test_the_compiled_example_trains_as_its_plain_twin():
+    said = printed_by(EXAMPLES / "compiled_fsdp2.py", processes=2)
+    assert said.count("weights equal the uncompiled run's, to rounding: True") == 2, said
 
 
 def test_each_short_example_has_its_place_in_the_docs():

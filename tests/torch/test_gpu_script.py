@@ -263,23 +263,30 @@ def test_outcomes_of_tests_become_rows(tmp_path: Path) -> None:
     assert rows[2]["note"] == "not here"
 
 
-@sweep
-def test_a_step_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
+def on_the_cpu(only: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """(the rows of a run of some jobs with tiny models, its page)."""
     pytest.importorskip("pandas")
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "gpu.py"),
-        "--device",
-        "cpu",
-        "--small",
-        "--only",
-        "steps:gpt2",
-    ]
-    command += ["--out", str(tmp_path), "--work", str(tmp_path / "work"), "--minutes", "3", "--solve-seconds", "0.5"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--small", "--only", only]
+    command += ["--out", str(folder), "--work", str(folder / "work"), "--minutes", "4", "--solve-seconds", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    (document,) = tmp_path.glob("*-gpu-*.json")
-    found = [checked(r) for r in json.loads(document.read_text())["rows"]]
+    (document,) = folder.glob("*-gpu-*.json")
+    return [checked(r) for r in json.loads(document.read_text())["rows"]], document.with_suffix(".md").read_text()
+
+
+@sweep
+def test_compiled_steps_run_to_their_end_on_the_cpu(tmp_path: Path) -> None:
+    found, page = on_the_cpu("compiled:gpt2", tmp_path)
+    rows = {r["method"]: r for r in found if r["part"] == "compiled"}
+    assert {"eager", "compile", "compile, checkpoint per block", "ours, least"} <= {*rows}
+    for method in (m for m in rows if m.startswith("ours, at")):
+        assert abs(rows[method]["peak"] / rows[method]["predicted"] - 1) < 0.01
+    assert "ours, least" in page
+
+
+@sweep
+def test_a_step_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
+    found, page = on_the_cpu("steps:gpt2", tmp_path)
     methods = {case.name: {r["method"] for r in found if r["model"] == case.name} for case in step_cases(True)}
     ways = {"plain", "blocks", "half", "third"}
     assert methods == {"gpt2": ways, "gpt2_small-unused": ways | {"close"}, "resnet18": set()}  # by how the names begin
@@ -287,4 +294,4 @@ def test_a_step_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
     assert all(r["status"] == "ok" and r["seconds"] > 0 for r in rows.values())
     assert rows["half"]["parity"] is True
     assert rows["half"]["peak_mb"] <= 0.52 * rows["plain"]["peak_mb"]
-    assert "| gpt2, 2 |" in document.with_suffix(".md").read_text()
+    assert "| gpt2, 2 |" in page

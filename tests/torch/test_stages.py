@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
 from rekindle.compiling import Compiled, CompileOptions
+from rekindle.errors import RekindleWarning
 from rekindle.torch.parts import whole_graph
 from rekindle.torch.parts.compiled_calls import settings
 from rekindle.torch.parts.compiler import compile_graph
@@ -270,3 +272,32 @@ def test_no_size_of_a_stage_becomes_a_symbol(saves: str) -> None:
         result = compile_graph(body, [x, weight], settings(Compiled(saves), CompileOptions()))(x, weight)
         assert not hasattr(result, "_dynamo_propagated_dynamic_indices")
         result.sum().backward()
+
+
+class Longer(Blocks):
+    """Forward may call a block more."""
+
+    more = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for b in [*self.blocks, self.blocks[0]] if self.more else self.blocks:
+            x = x + b(x)
+        return x.square().mean()
+
+
+def test_stages_that_the_plan_does_not_know_are_told_of() -> None:
+    model, x = Longer(), torch.randn(4, 8, requires_grad=True)
+    staged = StagedForward(model, CompileOptions(), None)
+    staged.run_by({"blocks.1": Compiled()}, ["blocks.0", "blocks.1", "blocks.2", "after blocks.2"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RekindleWarning)
+        staged(x)
+    model.more = True
+    with pytest.warns(RekindleWarning, match="stages that its plan does not know"):
+        result = staged(x)
+    torch.testing.assert_close(result, model(x))
+    assert {s.path: vars(s)["forward"].way for s in staged.stages if "forward" in vars(s)} == {
+        "blocks.1": Compiled(),
+        "blocks.0 #2": Compiled("inputs"),
+        "after blocks.0": Compiled("inputs"),
+    }

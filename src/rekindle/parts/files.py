@@ -94,7 +94,7 @@ def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
         _text(r, "module_name"), tuple(parts), r.whole("peak_bytes"), _maybe(r, "measured_bytes"), r.whole("resident_bytes"),
         _maybe(r, "baseline_peak_bytes"), r.number("overhead"), r.number("least_overhead"), goal, cost, _text(r, "covered"),
         r.number("solve_seconds"), _text(r, "not_counted"), _maybe(r, "input_bytes"), r.flag("keeps_caches", False),
-        r.flag("in_stages", False), asked, captured,
+        _stages(r), asked, captured,
         {k: str(v) for k, v in r.table("created_with").items()},
     )  # fmt: skip
     if wrong := _wrong(plan):
@@ -105,13 +105,24 @@ def parts_plan_from_json(doc: dict[str, Any], where: str) -> PartsPlan:
 def _part(doc: Any, where: str, plans: list[Plan]) -> Part:
     r = formats.Reader(doc, where)
     path, numbers = r.text("module"), r.ints("plans")
-    if not 0 < len(path) <= PATH_MOST_LETTERS or not path.isprintable():
+    if not _is_path(path):
         raise FormatError(f"{where}: {value(path)} is no name of a submodule")
     again, compiled = r.flag("again", False), _compiled(r)
     one_way = [bool(numbers), again, compiled is not None].count(True) == 1
     if not one_way or not all(0 <= i < len(plans) for i in numbers):
         raise FormatError(f"{where} should name some of the file's {len(plans)} plans, not {value(list(numbers))}")
     return Part(path, tuple(plans[i] for i in numbers), again, _rule(r, again), compiled)
+
+
+def _stages(r: formats.Reader) -> tuple[str, ...]:
+    stages = r.items("stages") if "stages" in r.doc else []
+    if len(stages) > PARTS_MOST or not all(isinstance(x, str) and _is_path(x) for x in stages):
+        raise FormatError(f"{r.where}: 'stages' should be a list of names of stages")
+    return tuple(stages)
+
+
+def _is_path(x: str) -> bool:
+    return 0 < len(x) <= PATH_MOST_LETTERS and x.isprintable()
 
 
 def _compiled(r: formats.Reader) -> CompiledPart | None:

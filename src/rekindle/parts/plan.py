@@ -78,7 +78,8 @@ class PartsPlan:
     covered : one line that says which parts are planned and what runs plain.
     input_bytes : of all tensors of the call for which the goal was divided; None where a file does not say.
     keeps_caches : planned steps make key-value caches, as `config.use_cache` says, since a step without them has other bits.
-    in_stages : the parts are stages of the model's whole forward, compiled; else they are submodules.
+    stages : paths of all stages into which the model's whole forward is cut, also those that run uncompiled, where the parts
+        are stages; (): the parts are submodules.
     offer : as of a Plan.
     """
 
@@ -97,7 +98,7 @@ class PartsPlan:
     not_counted: str = ""
     input_bytes: int | None = None
     keeps_caches: bool = False
-    in_stages: bool = False
+    stages: tuple[str, ...] = ()
     asked: PlanOptions | None = field(default=None, repr=False, compare=False)
     captured: TraceOptions = field(default_factory=TraceOptions, repr=False, compare=False)
     created_with: dict[str, str] = field(default_factory=lambda: {"rekindle": __version__})
@@ -158,9 +159,9 @@ class PartsPlan:
         keys = (
             "module_name", "peak_bytes", "measured_bytes", "resident_bytes", "baseline_peak_bytes", "overhead",
             "least_overhead", "cost", "covered", "solve_seconds", "not_counted", "input_bytes", "keeps_caches",
-            "in_stages", "created_with",
+            "created_with",
         )  # fmt: skip
-        return {k: getattr(self, k) for k in keys} | {"goal": self.goal.to_json()}
+        return {k: getattr(self, k) for k in keys} | {"goal": self.goal.to_json(), "stages": [*self.stages]}
 
     def to_json(self) -> dict[str, Any]:
         """The document `rekindle.parts/1`, or `rekindle.parts/2` of compiled parts: every graph and every plan once, and which

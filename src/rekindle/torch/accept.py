@@ -186,7 +186,7 @@ def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None, stri
 
     Raises
     ------
-    UsageError : its parts are to be compiled, and cannot be measured.
+    UsageError : parts are to be compiled, and its tensors have no numbers.
     """
     if compiled is not None and any(private.is_fake(p) or p.is_meta for p in model.parameters()):
         raise UsageError(
@@ -195,10 +195,6 @@ def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None, stri
     if strict or not sharded.any_fully_sharded(model):
         return None
     name = sharded.class_name(model)
-    if compiled is not None:
-        raise UsageError(
-            f"compile=True: {name} is sharded, and parts are measured whole; call checkpoint before fully_shard"
-        )
     return TraceError(
         f"{name} is sharded by fully_shard, and a plan of it as a whole must be made before that: plan it first, then call "
         "fully_shard",

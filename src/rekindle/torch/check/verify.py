@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -261,12 +262,14 @@ def _waits_with_slices(planned: PlannedForward) -> bool:
 
 def _subject(model: nn.Module, sample: Any, loss: LossOf | None, planned: PlannedForward) -> Subject:
     how = planned.plan.trace_options
-    return replace(subject(model, sample, loss, how.gradients), unused=how.unused)
+    return subject(model, sample, loss, how.gradients, how.unused)
 
 
-def subject(model: nn.Module, sample: Any, loss: LossOf | None = None, gradients: str = "kept") -> Subject:
-    """The model and its sample, for steps that are compared. gradients : as in `rekindle.trace`; steps that are compared do not
-    use them up.
+def subject(
+    model: nn.Module, sample: Any, loss: LossOf | None = None, gradients: str = "kept", unused: Sequence[str] = ()
+) -> Subject:
+    """The model and its sample, for steps that are compared. gradients, unused : as in `rekindle.trace`; such steps do not use
+    gradients up.
 
     Raises
     ------
@@ -291,7 +294,7 @@ def subject(model: nn.Module, sample: Any, loss: LossOf | None = None, gradients
     others = sorted({d.type for d in devices} - {"cpu", "cuda"})
     device = torch.device("cuda", cuda[0]) if cuda else torch.device(others[0] if others else "cpu")
     start = "kept" if gradients == "kept" else "fresh"
-    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, start)
+    return Subject(model, Sample(model, args, kwargs, fake is not None), loss, fake, device, cuda, start, unused)
 
 
 def _compare_twice(s: Subject, planned: PlannedForward, plain: Any, may: Loose) -> Compared:

@@ -90,13 +90,14 @@ class PartsForward(InPlaceOfForward):
     def forward(self) -> Callable[..., Any]:
         """The forward of a step with gradients: the model's own, which calls the parts, or its stages."""
         model = self._model()
-        if not self.plan.in_stages or model is None:
+        if not self.plan.stages or model is None:
             return self.plain
         if self.staged is None:
             how = self.plan.captured.compile or CompileOptions()
-            self.staged = staged(model, how, self._own)
+            self.staged = staged(model, how, self._own, self.plan.captured.unused)
             self.staged.trains_in(self._training)
-            self.staged.run_by({p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None})
+            ways = {p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None}
+            self.staged.run_by(ways, self.plan.stages)
         return self.staged
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -161,8 +162,8 @@ def _forwards(
     forwards: list[tuple[nn.Module, PartForward | AgainForward | CompiledForward]] = []
     for part in plan.parts:
         try:
-            module = model.get_submodule(block_of(part.path) if plan.in_stages else part.path)
-            if plan.in_stages:
+            module = model.get_submodule(block_of(part.path) if plan.stages else part.path)
+            if plan.stages:
                 continue
         except AttributeError as e:
             raise PlanMismatch(

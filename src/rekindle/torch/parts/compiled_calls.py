@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...compiling import Compiled, CompileOptions
+from ...compiling import IN_SLICES, Compiled, CompileOptions
 from .compiler import as_partitioner, mode_settings
 from .saving import Saving
+
+SHARED_BYTES = 2**18  # more than the labels of a slice, and less than its logits; a guess
 
 _compiled: dict[Any, Callable[..., Any]] = {}
 
@@ -35,9 +37,13 @@ def compiled_call(kind: Any, way: Compiled, options: CompileOptions) -> Callable
 def settings(way: Compiled, options: CompileOptions) -> dict[str, Any]:
     """Inductor's settings for a way."""
     how = {**mode_settings(options.mode), **options.options}
-    if way.saves != "min-cut":
+    if way.saves not in ("min-cut", "gradients"):
         as_partitioner(Saving)
         how["custom_partitioner_fn"] = Saving(way.saves)
+    if (
+        way.saves in IN_SLICES
+    ):  # Inductor fuses the kernels of two slices, which both read labels: both slices' logits are held
+        how["score_fusion_memory_threshold"] = SHARED_BYTES
     return how
 
 

@@ -4,16 +4,18 @@ largest submodules around them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...ask import TraceOptions
 from ...compiling import CompileOptions
 from ...errors import TraceError, UsageError
 from ...progress import Progress, announce
 from ..capture.module_call import Key, bind
-from ..capture.sharded import class_name
+from ..capture.sharded import any_fully_sharded, class_name
 from ..run.measured_step import Subject
 from ..run.sample import owned
 from ..trace import plain_forward
@@ -22,20 +24,23 @@ from .compiled_forward import not_compiled
 from .finding import Found, Unit
 from .recording import Calls, Recorded, as_recorded, record
 from .stage import Stage
+from .unread import check_names
 from .whole_graph import staged
 
 
-def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progress: Progress) -> Found:
+def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: Progress) -> Found:
     """The parts, in order of first calls. named : paths of the submodules that the user names; None: they are found.
 
     Raises
     ------
-    UsageError : a named submodule is not called by the step.
+    UsageError : a named submodule is not called by the step, or `s.unused` names no result.
     """
-    why = ""
-    if named is None:
+    if s.unused:
+        check_names(_result(s), s.unused, how.loss, class_name(s.model))
+    why = "it is sharded" if any_fully_sharded(s.model) else ""
+    if named is None and not why:
         try:
-            return _stages(s, options, progress)
+            return _stages(s, how.compile or CompileOptions(), progress)
         except torch.OutOfMemoryError:
             raise
         except Exception as e:  # Dynamo's errors have no common class
@@ -44,7 +49,7 @@ def find(s: Subject, named: Sequence[str] | None, options: CompileOptions, progr
     calls = record(s)
     paths = _paths(s.model, calls) if named is None else list(named)
     found = Found()
-    if why:
+    if why and named is None:
         found.plain.append(f"the code around them, as torch.compile cannot take the whole forward ({why[:120]})")
     for path in paths:
         known = calls.get(path)
@@ -69,7 +74,7 @@ def _stages(s: Subject, options: CompileOptions, progress: Progress) -> Found:
     announce(progress, f"tracing {class_name(s.model)} by torch.compile, to cut its forward into stages")
     if why := not_compiled(s.model, vars(s.model).get("forward")):
         raise UsageError(f"{class_name(s.model)} {why}")
-    forward = staged(s.model, options, None)
+    forward = staged(s.model, options, None, s.unused)
     parameters, buffers = {id(p) for p in s.model.parameters()}, {id(b) for b in s.model.buffers()}
     seen: list[tuple[Stage, Recorded]] = []
     known: dict[tuple[str, Key], Recorded] = {}
@@ -84,7 +89,7 @@ def _stages(s: Subject, options: CompileOptions, progress: Progress) -> Found:
         return Stage.forward(stage, *tensors)
 
     args, kwargs, _ = s.sample.fresh()
-    with forward.calls_noted(noted), torch.autograd.graph.saved_tensors_hooks(lambda t: None, _never):
+    with forward.calls_noted(noted), _nothing_saved():
         forward.raises = True
         try:
             forward(*args, **kwargs)
@@ -98,6 +103,17 @@ def _stages(s: Subject, options: CompileOptions, progress: Progress) -> Found:
     if not units:
         raise UsageError("nothing is trained")
     return Found(units, staged=forward)
+
+
+def _result(s: Subject) -> Any:
+    """The result of a forward that holds nothing for backward."""
+    args, kwargs, _ = s.sample.fresh()
+    with _nothing_saved():
+        return plain_forward(s.model)(*args, **kwargs)
+
+
+def _nothing_saved() -> AbstractContextManager[Any]:
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: None, _never)
 
 
 def _never(_: Any) -> Any:

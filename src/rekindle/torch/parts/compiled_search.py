@@ -12,7 +12,7 @@ import torch
 
 from ... import notices
 from ...ask import PlanOptions
-from ...compiling import SAVES, CompileOptions
+from ...compiling import IN_SLICES, SAVES, Compiled, CompileOptions
 from ...errors import TraceError, UsageError
 from ...progress import announce
 from ..capture.sharded import class_name
@@ -54,6 +54,7 @@ def compiled_choices(
                 found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
                 continue
             saves = saves[:1]  # a stage may take long, though it holds nothing
+        saves = tuple(x for x in saves if x not in IN_SLICES or _has_slices(unit, Compiled(x)))
         if kind not in known:
             told = partial(_told, options, len(known), len(count), begin)
             known[kind] = _measured(unit, kind, s, found, saves, replace(options, progress=told), compile)
@@ -61,6 +62,10 @@ def compiled_choices(
             rows.append((replace(unit, kind=kind), measured))
     made = Choices.of([(u, m.ways) for u, m in rows], options)
     return replace(made, compile=compile, eager_seconds=[m.eager_seconds for _, m in rows])
+
+
+def _has_slices(unit: Unit, way: Compiled) -> bool:
+    return isinstance(unit.module, Stage) and unit.module.in_slices(way) is not None
 
 
 def _told(options: PlanOptions, done: int, kinds: int, begin: float, line: str) -> None:

@@ -72,6 +72,11 @@ class Found:
     plain: list[str] = field(default_factory=list)
     staged: StagedForward | None = None
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Paths of all stages; (): the units are submodules."""
+        return () if self.staged is None else tuple(dict.fromkeys(s.path for s in self.staged.stages))
+
 
 class Finder:
     """Looks for the parts of one model.

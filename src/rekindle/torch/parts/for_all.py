@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -72,7 +73,8 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
         raise UsageError(
             f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"
         )
-    with accept.gradients_on(), as_before(model, s.sample.tensors), deterministic():
+    alike = deterministic() if request.captured.compile is None else contextlib.nullcontext()
+    with accept.gradients_on(), as_before(model, s.sample.tensors), alike:
         keeps = matter(s)
         with without_caches(model, keeps):
             found = find(request, s)
@@ -117,14 +119,15 @@ def bound_here(request: Request, plan: PartsPlan) -> PartsPlan:
     ------
     RekindleError : they do not fit the model, do not give the plain step's numbers, or exceed the budget here.
     """
-    s = subject(request.model, request.sample, gradients=request.captured.gradients)
-    with (
-        accept.gradients_on(),
-        as_before(request.model, s.sample.tensors, fake=s.fake is not None),
-        s.fake or deterministic(),
-        without_caches(request.model, plan.keeps_caches),
-    ):
-        found = find(request, s)
+    s, found = subject(request.model, request.sample, gradients=request.captured.gradients), Found()
+    if request.captured.compile is None:  # compiled parts have no traces
+        with (
+            accept.gradients_on(),
+            as_before(request.model, s.sample.tensors, fake=s.fake is not None),
+            s.fake or deterministic(),
+            without_caches(request.model, plan.keeps_caches),
+        ):
+            found = find(request, s)
     bound = _with_traces(plan, request, found)
     if request.check and s.fake is None:
         announce(request.options.progress, "checking the plans of another process by a measured step")

@@ -94,24 +94,25 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
     InfeasibleBudget : no division keeps the budget in a measured step.
     ParityError : a step with planned parts does not give the plain step's numbers.
     """
-    begin = time.monotonic()
-    s = subject(request.model, request.sample, gradients=request.captured.gradients)
+    begin, how = time.monotonic(), request.captured
+    unused = () if how.compile is None else how.unused
+    s = subject(request.model, request.sample, None, how.gradients, unused)
     kept = as_before(request.model, s.sample.tensors, fake=s.fake is not None)
     # Under that flag torch compiles other kernels, and compiled parts train without it.
-    alike = contextlib.nullcontext() if request.captured.compile is not None else s.fake or deterministic()
+    alike = contextlib.nullcontext() if how.compile is not None else s.fake or deterministic()
     with accept.gradients_on(), kept, alike:
         keeps = matter(s) if keeps_caches is None else keeps_caches
         with without_caches(request.model, keeps):
             found = found or find(request, s)
-            if (how := request.captured.compile) is not None:
-                choices = compiled_choices(s, found, request.options, how, request.named is not None)
+            if how.compile is not None:
+                choices = compiled_choices(s, found, request.options, how.compile, request.named is not None)
             else:
                 choices = search(s, found, request.options, request.check)
             choices = replace(choices, keeps_caches=keeps)
         if keeps:
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
-            raise refusals.nothing(found.plain, request.error, request.captured.compile is not None)
+            raise refusals.nothing(found.plain, request.error, how.compile is not None)
         return _Planning(request, s, found, choices).plan(begin)
 
 
@@ -124,7 +125,7 @@ def find(request: Request, s: Subject) -> Found:
     """
     try:
         if request.captured.compile is not None:
-            return compiled_finding.find(s, request.named, request.captured.compile, request.options.progress)
+            return compiled_finding.find(s, request.named, request.captured, request.options.progress)
         return Finder(s, request.options, request.captured, request.named, request.error).find()
     except RekindleError:
         raise
@@ -363,7 +364,6 @@ class _Planning:
         plain = self.choices.plain_cost(step.calls)
         parts, used = self.choices.parts(division.chosen)
         budget = goal.budget is not None or goal.fraction is not None
-        no_optimizer = self.request.captured.optimizer is None
         return PartsPlan(
             module_name=class_name(self.model),
             parts=tuple(parts),
@@ -377,11 +377,11 @@ class _Planning:
             cost=self.options.cost,
             covered=covered(self.model, self._covers(before, used, step, division), self.found.plain),
             solve_seconds=time.monotonic() - begin,
-            not_counted=not_counted(self.model) if no_optimizer else "",
+            not_counted=not_counted(self.model) if self.request.captured.optimizer is None else "",
             input_bytes=bytes_of(self.s.sample.tensors),
             offer=offer(step, division, plain, self._limit(), self.resident),
             keeps_caches=self.choices.keeps_caches,
-            in_stages=self.found.staged is not None,
+            stages=self.found.stages,
             asked=self.options,
             captured=self.request.captured,
         )

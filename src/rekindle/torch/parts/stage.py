@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ...compiling import Compiled, CompileOptions
+from ...compiling import IN_SLICES, Compiled, CompileOptions
 from .compiled_calls import settings
 from .compiled_forward import CompiledForward, NotCompiled
 from .compiler import compile_graph
+from .sliced_loss import sliced
 
 
 class Stage(nn.Module):
@@ -37,6 +38,10 @@ class Stage(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return vars(self)["_body"](*tensors)
+
+    def in_slices(self, way: Compiled) -> fx.GraphModule | None:
+        """Its graph with the loss in slices of rows; None: it has no such loss, or the way runs it whole."""
+        return sliced(vars(self)["_body"], way.saves == "gradients") if way.saves in IN_SLICES else None
 
     def weighs(self, parameters: Sequence[int], buffers: Sequence[int]) -> None:
         """Note which of its inputs are parameters and buffers of the model."""
@@ -63,7 +68,8 @@ class StageForward(CompiledForward):
         assert self.way is not None
         key = model.kind, self.way, self.options.key
         if key not in _compiled:
-            _compiled[key] = _Lazily(vars(model)["_body"], settings(self.way, self.options))
+            body = model.in_slices(self.way) or vars(model)["_body"]
+            _compiled[key] = _Lazily(body, settings(self.way, self.options))
         return _compiled[key]
 
 

@@ -35,7 +35,7 @@ class TrialSteps:
         """Inside, steps can be run; afterwards the module is as before."""
         module, call = self.module, self.given.call
         owning = module.owning(call.tensors) if isinstance(module, Stage) else contextlib.nullcontext()
-        with owning, as_before(module), self.given.surroundings(module):
+        with owning, self.given.surroundings(module), as_before(module):
             for p in module.parameters():
                 p.grad = torch.zeros_like(p) if p.requires_grad else None
             self.twins = copies(call.tensors, owned(module))

@@ -81,7 +81,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
     plain = plain_forward(model)
     fake = s.fake is not None
     if plan.captured.compile is not None:
-        return _check_compiled(s, plain, plan, plan.captured.compile)
+        return _check_compiled(replace(s, unused=plan.captured.unused), plain, plan, plan.captured.compile)
     with (
         accept.gradients_on(),
         _silent(model),
@@ -115,7 +115,7 @@ def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, 
 def _check_compiled(s: Subject, plain: Any, plan: PartsPlan, compile: CompileOptions) -> Check:
     """The check of compiled parts: against the step with each of them compiled as it is, and against eager's."""
     root = parts_forward(s.model)
-    forward = plain if root is None or not plan.in_stages else root.forward
+    forward = plain if root is None or not plan.stages else root.forward
     with accept.gradients_on(), as_before(s.model, s.sample.tensors):
         _planned(s, forward, plan)  # compiles what is not compiled yet
         ours, eager = _planned(s, forward, plan), None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from .compiler import while_tracing
 from .cuts import Cuts
 from .stage import Stage, StageForward
 from .stage_kinds import kind_of
+from .unread import leave_out, marking
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,17 @@ SETTINGS = StageSettings()
 class StagedForward(CompiledForward):
     """A model's own forward, run in stages. Calls that Dynamo's guards have not seen are traced and cut anew.
 
-    own : a forward in the model's `__dict__`, which no stage would run; None: it has its class's.
+    own : a forward in the model's `__dict__`, which no stage would run; None: it has its class's. unused : names of results
+    that the training loop does not read; None stands in their place.
     """
 
-    def __init__(self, model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None):
+    def __init__(
+        self, model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None, unused: Sequence[str] = ()
+    ):
         super().__init__(model, Compiled(), options, "", keeps_caches=True)  # the caller says whether caches are made
-        self._own = own
+        self._own, self.unused = own, tuple(unused)
         self.ways: Mapping[str, Compiled] = {}
+        self._planned: Collection[str] | None = None
         self._known: dict[tuple[str, str], Stage] = {}
         self._bodies: dict[str, fx.GraphModule] = {}
         self._noted: Callable[..., Any] | None = None
@@ -60,9 +65,10 @@ class StagedForward(CompiledForward):
         """mode : `model.training` of the calls that run in stages."""
         self._training = mode
 
-    def run_by(self, ways: Mapping[str, Compiled]) -> None:
-        """ways : path of a stage -> its way. Stages that are not named run uncompiled."""
-        self.ways = dict(ways)
+    def run_by(self, ways: Mapping[str, Compiled], planned: Collection[str] | None = None) -> None:
+        """ways : path of a stage -> its way; others run uncompiled. planned : all stages that the plan knows; None: all that
+        there are. One that it does not know, in a call of another kind, saves its inputs alone."""
+        self.ways, self._planned = dict(ways), planned
         for stage in self.stages:
             self._set(stage)
 
@@ -81,7 +87,15 @@ class StagedForward(CompiledForward):
         vars(stage).pop("forward", None)
         if self._noted is not None:
             vars(stage)["forward"] = functools.partial(self._noted, stage)
-        elif (way := self.ways.get(stage.path)) is not None:
+            return
+        way = self.ways.get(stage.path)
+        if way is None and self._planned is not None and stage.path not in self._planned:
+            way = Compiled("inputs")
+            self._warn(
+                f"a call of {type(self._model()).__name__} runs in stages that its plan does not know: they save their inputs "
+                "alone. Give rekindle.checkpoint a sample of such a call to plan it"
+            )
+        if way is not None:
             StageForward(stage, way, self.options, stage.kind).take_over(stage)
 
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:
@@ -90,11 +104,13 @@ class StagedForward(CompiledForward):
         def cut(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return staged._cut(graph)  # type: ignore[no-any-return]
 
-        call = torch.compile(own_function(own_forward), backend=cut, fullgraph=True, dynamic=False)
+        run_it = marking(own_forward, self.unused) if self.unused else own_forward
+        call = torch.compile(own_function(run_it), backend=cut, fullgraph=True, dynamic=False)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with while_tracing():
-                return call(*args, **kwargs)
+                result = call(*args, **kwargs)
+            return result[0] if staged.unused else result
 
         return run
 
@@ -103,6 +119,8 @@ class StagedForward(CompiledForward):
 
         model = self._model()
         assert model is not None
+        if self.unused:
+            leave_out(graph.graph)
         cuts, found = Cuts(model, graph), []
         for _ in range(2):
             whole = split_module(graph, nn.Module(), cuts.number, keep_original_order=True)
@@ -121,11 +139,14 @@ class StagedForward(CompiledForward):
         return whole
 
 
-def staged(model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None) -> StagedForward:
-    """The staged forward of a model, which planning and training share, so that it is traced once."""
+def staged(
+    model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None, unused: Sequence[str] = ()
+) -> StagedForward:
+    """The staged forward of a model, which planning and training share, so that it is traced once. Arguments as of
+    `StagedForward`."""
     known = _staged.get(model)
-    if known is None or known.options != options or own is not None:
-        known = StagedForward(model, options, own)
+    if known is None or (known.options, known.unused) != (options, tuple(unused)) or own is not None:
+        known = StagedForward(model, options, own, unused)
         if own is None:  # which may hold the model
             _staged[model] = known
     known.trains_in(model.training)
