@@ -4,8 +4,9 @@ python benchmarks/compiled_steps.py gpt2 llama vit resnet unet t5 --small      #
 
 Every method is a copy of one model with its own compiled code. Peaks are the allocator's, of a step whose results the loop
 holds, without what is held before it. The steps of all methods take turns; the fastest of --rounds counts. Rekindle is asked
-for the peak of each other compiled method, and for the least. One JSON row per method goes to
-results/DATE-compiled-steps.jsonl.
+for the peak of each other compiled method, and for the least; for language models also for the least with unused logits. With
+--small also half-way between compile's peak and its checkpoints', with all ways and with min-cut and inputs alone. One JSON row
+per method goes to results/DATE-compiled-steps.jsonl.
 """
 
 from __future__ import annotations
@@ -127,6 +128,14 @@ def measure(name: str, device: str, small: bool, rounds: int) -> Iterator[Row]:
         if like.startswith("compile"):
             goal = {"budget": resident + held[like], "or_least": True, "compile": True}
             methods.append(planned(f"ours, at the peak of {like}", model, given, autocast, **goal))
+    if "labels" in given:
+        goal = {"budget": 0.01, "or_least": True, "compile": True, "unused": ["logits"]}
+        methods.append(planned("ours, least, logits unused", model, given, autocast, **goal))
+    whole, blocks = held.get("compile"), held.get("compile, checkpoint per block")
+    if small and whole and blocks:  # on a device that is lent, there is no time for this comparison
+        for name_of_it, effort in (("ours, in the middle", "normal"), ("ours, in the middle, two ways", "quick")):
+            goal = {"budget": resident + (whole + blocks) // 2, "or_least": True, "compile": True, "effort": effort}
+            methods.append(planned(name_of_it, model, given, autocast, **goal))
     for m in methods:
         m.step(given, autocast)
         m.row["peak"] = m.peak(given, autocast)

@@ -1,4 +1,4 @@
-"""The README's picture and the figures of its sentence, from the rows of ResNet-50 in benchmarks/results/.
+"""The README's picture of measured steps, the picture of ResNet-50 and the figures of its sentence, from benchmarks/results/.
 
 python benchmarks/readme_picture.py
 """
@@ -6,12 +6,16 @@ python benchmarks/readme_picture.py
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from page.hero import LOOKS, MEASURE, hero
+from page.measured_steps import Point, measured, on_cpu, on_gpu
 from page.rows import picked, read, table
 
 HERE = Path(__file__).parent
@@ -39,15 +43,34 @@ def figures(t: pd.DataFrame) -> dict[str, float]:
     return found
 
 
+def panels() -> dict[str, Sequence[Point]]:
+    """title -> points of the picture of measured steps: the newest rows."""
+
+    def newest(pattern: str) -> list[dict[str, object]]:
+        path = sorted((HERE / "results").glob(pattern))[-1]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    return {
+        "GPT-2 small, bf16, H200 (no compiled plan yet)": on_gpu(newest("*-gpu-peers-*.jsonl"), "gpt2"),
+        "GPT-2, 6 layers of 256, one CPU thread": on_cpu(newest("*-compiled-steps.jsonl"), "gpt2"),
+    }
+
+
+def draw(figure: Figure, name: str) -> None:
+    """Write the figure to docs/pictures."""
+    out = io.BytesIO()
+    with plt.rc_context({"svg.hashsalt": "rekindle"}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+    (PICTURES / f"{name}.svg").write_bytes(out.getvalue())
+
+
 def main() -> None:
     t = rows()
     PICTURES.mkdir(exist_ok=True)
     for name, look in LOOKS.items():
-        out, figure = io.BytesIO(), hero(t, look)
-        with plt.rc_context({"svg.hashsalt": "rekindle"}):
-            figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
-        (PICTURES / f"{MODEL}-{name}.svg").write_bytes(out.getvalue())
+        draw(hero(t, look), f"{MODEL}-{name}")
+        draw(measured(panels(), look), f"measured-{name}")
     for name, value in figures(t).items():
         print(f"{name}: {value:.3f}")
 

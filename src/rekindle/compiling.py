@@ -14,9 +14,9 @@ SAVES = {
     "products": "results of matrix products, convolutions and attention",
     "costly": "those of them that cost most to recompute for their bytes, up to half of the bytes",
     "attention": "results of attention",
-    "inputs": "its inputs alone: the whole part is recomputed",
-    "gradients": "gradients, which its forward makes: its loss runs in slices of rows, so that logits are never whole",
-    "slices": "its inputs alone: its loss runs in slices of rows, so that logits are never whole",
+    "inputs": "its inputs alone, and recomputes the rest",
+    "gradients": "gradients that its forward makes, with the loss in slices of rows",
+    "slices": "its inputs alone, and recomputes the loss in slices of rows",
 }
 IN_SLICES = ("gradients", "slices")  # of the loss, where the training loop reads no logits
 OPTIONS = ("options", "mode", "fullgraph", "dynamic", "backend")  # of torch.compile

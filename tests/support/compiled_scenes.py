@@ -68,6 +68,23 @@ def data_parallel(rank: int) -> Any:
     return seen(DistributedDataParallel(planned), DistributedDataParallel(twin), x, ways)
 
 
+def accumulating(rank: int) -> Any:
+    """A static graph, and a backward whose gradients are not sent."""
+    planned, twin, x = both()
+    ways, found = [p.compiled.saves for p in planned.forward.plan.parts], []
+    for model in (planned, twin):
+        torch.manual_seed(2)
+        together = DistributedDataParallel(model, static_graph=True)
+        together(x).backward()  # the first backward of a static graph must be sent
+        for _ in range(3):
+            with together.no_sync():
+                together(x + rank).backward()
+            together(x - rank).backward()
+        found.append([p.grad for p in model.parameters()])
+    apart = max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+    return {"apart": apart, "ways": ways}
+
+
 def sharded(rank: int) -> Any:
     """One plan for both processes, then fully_shard for each block."""
     planned, twin, x = both()
@@ -99,4 +116,4 @@ def sharded_first(rank: int) -> Any:
     }
 
 
-SCENES = (data_parallel, sharded, sharded_first)
+SCENES = (data_parallel, accumulating, sharded, sharded_first)

@@ -15,6 +15,7 @@ import rekindle
 from compiled_steps import trained
 from marks import sweep
 from rekindle import PartsPlan, RekindleWarning, UsageError
+from rekindle.ask import TraceOptions
 from rekindle.compiling import Compiled, CompileOptions
 from rekindle.errors import FormatError
 from rekindle.parts.files import load
@@ -124,6 +125,30 @@ def test_numbers_are_those_of_parts_compiled_without_a_plan(half: tuple[Net, tor
     assert [*model.state_dict()] == [*net()[0].state_dict()]
 
 
+def test_autocast_scaled_losses_and_accumulation() -> None:
+    model, x = net()
+    with torch.autocast("cpu", torch.bfloat16):
+        rekindle.checkpoint(model, x, 0.5, compile=True, **QUIET)
+        twin = compiled_as_it_is(model, x)
+
+    def steps(net: nn.Module) -> list[torch.Tensor]:
+        optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
+        optimizer.zero_grad()
+        for _ in range(2):
+            for y in (x, -x):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = net(y)
+                scaler.scale(loss / 2).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [loss.detach(), *net.parameters()]
+
+    for ours, theirs in zip(steps(model), steps(twin), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-3 * theirs.abs().max()
+    assert {f.way.saves for f in forwards(model) if f.way} != {"min-cut"}
+
+
 def test_plans_travel(half: tuple[Net, torch.Tensor], tmp_path: Path) -> None:
     model, x = half
     model.forward.plan.save(tmp_path / "plan.json")
@@ -224,7 +249,7 @@ def wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_way_with_other_gradients_is_not_offered(wrong_way: None) -> None:
     model, x = net(depth=2)
     plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
-    assert "blocks.1 saving its inputs alone" in plan.sentence
+    assert 'blocks.1 in its way "inputs" (its numbers are' in plan.sentence
     assert all(p.compiled is None or p.compiled.saves != "inputs" for p in plan.parts)
 
 
@@ -290,7 +315,7 @@ def test_parts_are_equal_where_all_is_that_forward_reads() -> None:
         block.number = i  # type: ignore[assignment]
     model.blocks[3].drop.p = 0.5  # type: ignore[union-attr]
     named = [f"blocks.{i}" for i in range(1, 4)]  # the first is called with a tensor of no gradient
-    units = compiled_finding.find(subject(model, x), named, CompileOptions(), False).units
+    units = compiled_finding.find(subject(model, x), named, TraceOptions(compile=CompileOptions()), False).units
     kinds = Kinds()
     found = [kinds.of(u) for u in units]
     assert found[0] == found[1] != found[2]

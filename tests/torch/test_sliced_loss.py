@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rekindle
-from rekindle.compiling import IN_SLICES, Compiled, CompileOptions
+from rekindle.compiling import IN_SLICES, CompileOptions
 from rekindle.errors import UsageError
 from rekindle.torch.parts import sliced_loss
 from rekindle.torch.parts.sliced_loss import SliceSettings
@@ -43,6 +43,12 @@ def shifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return flat(logits.float()[..., :-1, :].contiguous(), labels[..., 1:].contiguous())
 
 
+def shifted_by_slices(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if labels.shape[0] % 2:
+        return flat(logits[:, :-1, :].contiguous(), labels[:, 1:].contiguous())
+    return flat(logits[:, :-1].contiguous(), labels[:, 1:].contiguous())
+
+
 def capped(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """As in Gemma 2."""
     return flat(torch.tanh(logits / 3.0) * 3.0, labels, reduction="sum")
@@ -52,7 +58,7 @@ def smooth(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return flat(logits, labels, label_smoothing=0.1, ignore_index=3)
 
 
-LOSSES = {"flat": flat, "shifted": shifted, "capped": capped, "smooth": smooth}
+LOSSES = {"flat": flat, "shifted": shifted, "by slices": shifted_by_slices, "capped": capped, "smooth": smooth}
 
 
 def stage(model: nn.Module, *inputs: torch.Tensor, unused: tuple[str, ...] = ("logits",)) -> tuple[Any, list[Any]]:
@@ -94,10 +100,10 @@ def test_slices_have_the_numbers_of_the_whole_loss(
     before = sliced_loss.SETTINGS
     sliced_loss.SETTINGS = SliceSettings(most)
     try:
-        made = found.in_slices(Compiled(way))
+        assert found.has_slices(way)
+        made = found.body(way)
     finally:
         sliced_loss.SETTINGS = before
-    assert made is not None
     for ours, theirs in zip(outcome(made, tensors), outcome(found, tensors), strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
 
@@ -108,7 +114,7 @@ def test_gradients_of_half_precision_slices_are_added_up_exactly(way: str) -> No
     x, labels = torch.randn(2, 256, WIDTH, dtype=torch.bfloat16, requires_grad=True), torch.randint(0, WORDS, (2, 256))
     model = Language(lambda logits, labels: flat(logits.float(), labels)).bfloat16()
     found, tensors = stage(model, x, labels)
-    ours, theirs = (outcome(graph, tensors) for graph in (found.in_slices(Compiled(way)), found))
+    ours, theirs = (outcome(graph, tensors) for graph in (found.body(way), found))
     exact = outcome(found, [t.double() if t.is_floating_point() else t for t in tensors])
     for a, b, c in zip(ours, theirs, exact, strict=True):
         assert a.dtype == b.dtype
@@ -127,6 +133,9 @@ def test_gradients_of_half_precision_slices_are_added_up_exactly(way: str) -> No
         (lambda z, y: flat(z.softmax(1), y), ("logits",), torch.float32, set()),  # mixes rows
         (lambda z, y: F.cross_entropy(z.transpose(1, 2), y), ("logits",), torch.float32, set()),
         (lambda z, y: flat(z * y.unsqueeze(-1), y), ("logits",), torch.float32, set()),
+        (lambda z, y: flat(z.view(torch.int32).view(torch.float32), y), ("logits",), torch.float32, set()),
+        (lambda z, y: F.cross_entropy(z[0, 0], y[0, 0].float().expand(WORDS)), ("logits",), torch.float32, set()),
+        (lambda z, y: (torch.zeros(1).add_(1), flat(z, y))[1], ("logits",), torch.float32, set()),  # writes in between
         (flat, ("logits",), torch.float16, {"slices"}),  # gradients without the loss's scale would be zeros
         (flat, ("logits",), torch.float32, {*IN_SLICES}),
     ],
@@ -134,7 +143,58 @@ def test_gradients_of_half_precision_slices_are_added_up_exactly(way: str) -> No
 def test_other_losses_stay_whole(loss: Any, unused: tuple[str, ...], dtype: torch.dtype, ways: set[str]) -> None:
     x, labels = torch.randn(2, 5, WIDTH, dtype=dtype, requires_grad=True), torch.randint(0, WORDS, (2, 5))
     found, _ = stage(Language(loss).to(dtype), x, labels, unused=unused)
-    assert {way for way in IN_SLICES if found.in_slices(Compiled(way)) is not None} == ways
+    assert {way for way in IN_SLICES if found.has_slices(way)} == ways
+
+
+def test_a_product_does_not_move_out_of_its_surroundings() -> None:
+    class Frozen(Language):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            with torch.no_grad():
+                logits = self.head(x)
+            return {"loss": flat(logits, labels) + x.sum(), "logits": logits}
+
+    class Halves(Language):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = self.head(x)
+            return {"loss": flat(logits.float(), labels), "logits": logits}
+
+    for kind in (Frozen, Halves):
+        x, labels = torch.randn(2, 5, WIDTH, requires_grad=True), torch.randint(0, WORDS, (2, 5))
+        found, _ = stage(kind(flat), x, labels)
+        assert not any(found.has_slices(way) for way in IN_SLICES)
+
+
+def test_losses_of_what_is_no_product_stay_whole() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.head = nn.Parameter(torch.randn(6, WORDS)), nn.Linear(WIDTH, WORDS)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            a, b = self.head(x).chunk(2, 0)
+            return F.cross_entropy(self.p, labels) + F.cross_entropy(a.reshape(-1, WORDS), labels[:3]) + b.sum()
+
+    found, _ = stage(Two(), torch.randn(6, WIDTH), torch.randint(0, WORDS, (6,)), unused=())
+    assert not any(found.has_slices(way) for way in IN_SLICES)
+
+
+def test_two_losses_and_a_double_precision_one() -> None:
+    class Both(Language):
+        def __init__(self) -> None:
+            super().__init__(flat)
+            self.other = nn.Linear(WIDTH, WORDS)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            z, logits = self.head(self.norm(x)), self.other(x)
+            return {"loss": flat(z, labels, reduction="sum") + flat(logits, labels), "logits": [z, logits]}
+
+    x, labels = torch.randn(2, 5, WIDTH, dtype=torch.float64, requires_grad=True), torch.randint(0, WORDS, (2, 5))
+    found, tensors = stage(Both().double(), x, labels)
+    for way in IN_SLICES:
+        assert len([n for n in found.body(way).graph.nodes if n.op == "call_module"]) == 2
+        for ours, theirs in zip(outcome(found.body(way), tensors), outcome(found, tensors), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 class Chain(nn.Module):
@@ -168,8 +228,69 @@ def test_unused_logits_are_never_whole() -> None:
         assert model(**sample)["logits"].shape == (4, 128, 2048)
 
 
-@pytest.mark.parametrize(("unused", "words"), [("logit", "logits"), ("loss", "backward starts")])
-def test_names_are_checked(unused: str, words: str) -> None:
+class Keeps(Chain):
+    """The model keeps its logits."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = super().forward(x, labels)
+        self.last = found["logits"]
+        return found
+
+
+class Plain:
+    def __init__(self, logits: torch.Tensor):
+        self.logits = logits
+
+
+class Wraps(Chain):
+    """The logits stand at two places, one of which torch.compile's graph does not tell of."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        found = super().forward(x, labels)
+        return {**found, "also": Plain(found["logits"])}
+
+
+class Hides(Chain):
+    """The graph does not tell of the logits' place."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        found = super().forward(x, labels)
+        return {"loss": found["loss"], "also": Plain(found["logits"])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "unused", "words"),
+    [
+        (Chain, "logit", "logits"),
+        (Chain, "loss", "backward starts"),
+        (Keeps, "logits", "keeps one of them"),
+        (Wraps, "logits", "cannot leave"),
+        (Hides, "also.logits", "cannot leave"),
+    ],
+)
+def test_what_cannot_be_left_out_is_told(kind: type[Chain], unused: str, words: str) -> None:
     sample = {"x": torch.randn(1, 2, 32), "labels": torch.randint(0, 2048, (1, 2))}
     with pytest.raises(UsageError, match=words):
-        rekindle.checkpoint(Chain(), sample, 0.5, compile=True, unused=[unused], progress=False)
+        rekindle.checkpoint(kind(), sample, 0.5, compile=True, unused=[unused], progress=False)
+
+
+class Result(NamedTuple):
+    loss: torch.Tensor
+    aux: dict[str, torch.Tensor]
+
+
+class Nested(Language):
+    """Unused results in a named tuple, and one that only another unused one reads."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Result:  # type: ignore[override]
+        logits = self.head(self.norm(x))
+        return Result(flat(logits, labels), {"logits": logits, "probs": logits.softmax(-1)})
+
+
+def test_results_that_only_unused_ones_read_are_not_made() -> None:
+    x, labels = torch.randn(2, 5, WIDTH, requires_grad=True), torch.randint(0, WORDS, (2, 5))
+    found, _ = stage(Nested(flat), x, labels, unused=("aux.logits", "1.probs"))
+    assert found.has_slices("slices")
+    model = Nested(flat)
+    staged = StagedForward(model, CompileOptions(), None, ("aux",))
+    assert staged(x, labels).aux == {"logits": None, "probs": None}

@@ -1,4 +1,4 @@
-"""The README's picture: five methods labelled, labels that neither touch nor leave the picture, and only measured points."""
+"""The README's pictures: all measured steps; labels that neither touch nor leave the picture, and only measured points."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ pytest.importorskip("matplotlib")
 import readme_picture
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from page.hero import LABELS, LOOKS, MEASURE, OURS, PLAIN, hero
+from page.hero import LABELS, LOOKS, MEASURE, OURS, PLAIN, Look, hero
+from page.measured_steps import KINDS, measured
 from page.rows import table
 
 from test_benchmark_page import PLAIN as PLAIN_ROW
 
 
 @pytest.fixture(params=LOOKS)
-def picture(request: pytest.FixtureRequest) -> Figure:
-    return hero(readme_picture.rows(), LOOKS[request.param])
+def look(request: pytest.FixtureRequest) -> Look:
+    return LOOKS[request.param]
+
+
+@pytest.fixture
+def picture(look: Look) -> Figure:
+    return hero(readme_picture.rows(), look)
 
 
 def test_four_methods_are_labelled_and_labels_do_not_collide(picture: Figure) -> None:
@@ -63,3 +69,18 @@ def test_memory_lies_along_x_and_time_along_y(picture: Figure) -> None:
 def test_rows_without_auto_make_no_picture() -> None:
     with pytest.raises(UsageError, match="a row of auto"):
         hero(table([PLAIN_ROW | {"batch": 1}]), LOOKS["light"])
+
+
+def test_measured_steps_are_drawn_once_each(look: Look) -> None:
+    panels = readme_picture.panels()
+    picture = measured(panels, look)
+    for axes, (title, points) in zip(picture.axes, panels.items(), strict=True):
+        assert axes.get_title("left") == title
+        drawn = [tuple(map(float, p)) for line in axes.lines for p in line.get_xydata()]
+        assert sorted(drawn) == sorted((p.peak, p.seconds) for p in points)
+        assert (1.0, 1.0) in drawn
+        for x, y in drawn:
+            assert axes.get_xlim()[0] < x < axes.get_xlim()[1]
+            assert axes.get_ylim()[0] < y < axes.get_ylim()[1]
+    (legend,) = picture.legends
+    assert [t.get_text() for t in legend.texts] == [k.name for k in KINDS]

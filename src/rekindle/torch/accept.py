@@ -186,7 +186,7 @@ def fully_sharded(model: nn.Module, compiled: CompileOptions | None = None, stri
 
     Raises
     ------
-    UsageError : parts are to be compiled, and its tensors have no numbers.
+    UsageError : parts are to be compiled, and the model's tensors have no numbers.
     """
     if compiled is not None and any(private.is_fake(p) or p.is_meta for p in model.parameters()):
         raise UsageError(

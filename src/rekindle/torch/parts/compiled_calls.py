@@ -43,7 +43,7 @@ def settings(way: Compiled, options: CompileOptions) -> dict[str, Any]:
     if (
         way.saves in IN_SLICES
     ):  # Inductor fuses the kernels of two slices, which both read labels: both slices' logits are held
-        how["score_fusion_memory_threshold"] = SHARED_BYTES
+        how.setdefault("score_fusion_memory_threshold", SHARED_BYTES)
     return how
 
 

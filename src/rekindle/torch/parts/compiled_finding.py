@@ -3,6 +3,7 @@ largest submodules around them."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,7 +25,7 @@ from .compiled_forward import not_compiled
 from .finding import Found, Unit
 from .recording import Calls, Recorded, as_recorded, record
 from .stage import Stage
-from .unread import check_names
+from .unread import cannot, count_unused
 from .whole_graph import staged
 
 
@@ -35,12 +36,12 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
     ------
     UsageError : a named submodule is not called by the step, or `s.unused` names no result.
     """
-    if s.unused:
-        check_names(_result(s), s.unused, how.loss, class_name(s.model))
-    why = "it is sharded" if any_fully_sharded(s.model) else ""
-    if named is None and not why:
+    is_sharded, unused, why = any_fully_sharded(s.model), _unused(s, how.loss), ""
+    if named is None and not is_sharded:
         try:
-            return _stages(s, how.compile or CompileOptions(), progress)
+            return _stages(s, how.compile or CompileOptions(), unused, progress)
+        except UsageError:
+            raise
         except torch.OutOfMemoryError:
             raise
         except Exception as e:  # Dynamo's errors have no common class
@@ -49,8 +50,9 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
     calls = record(s)
     paths = _paths(s.model, calls) if named is None else list(named)
     found = Found()
-    if why and named is None:
-        found.plain.append(f"the code around them, as torch.compile cannot take the whole forward ({why[:120]})")
+    if named is None:
+        why = "the model is sharded" if is_sharded else f"torch.compile cannot take the whole forward ({why[:120]})"
+        found.plain.append(f"the code around them, as {why}")
     for path in paths:
         known = calls.get(path)
         if known is None or not known.samples:
@@ -69,11 +71,11 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
     return found
 
 
-def _stages(s: Subject, options: CompileOptions, progress: Progress) -> Found:
-    """The stages of the forward. Raises what Dynamo raises."""
+def _stages(s: Subject, options: CompileOptions, unused: int, progress: Progress) -> Found:
+    """The stages of the forward. unused : how many of its tensors nobody reads. Raises what Dynamo raises."""
     announce(progress, f"tracing {class_name(s.model)} by torch.compile, to cut its forward into stages")
     if why := not_compiled(s.model, vars(s.model).get("forward")):
-        raise UsageError(f"{class_name(s.model)} {why}")
+        raise TraceError(f"{class_name(s.model)} {why}")
     forward = staged(s.model, options, None, s.unused)
     parameters, buffers = {id(p) for p in s.model.parameters()}, {id(b) for b in s.model.buffers()}
     seen: list[tuple[Stage, Recorded]] = []
@@ -101,15 +103,36 @@ def _stages(s: Subject, options: CompileOptions, progress: Progress) -> Found:
         if any(t.requires_grad for t in given.call.tensors)
     ]
     if not units:
-        raise UsageError("nothing is trained")
-    return Found(units, staged=forward)
+        raise TraceError("nothing is trained")
+    if forward.left_out != unused:
+        raise cannot(
+            s.unused, f"the traced forward makes {unused} tensors of that name, and leaves out {forward.left_out}"
+        )
+    return Found(units, staged=forward, stages=tuple(dict.fromkeys(stage.path for stage, _ in seen)))
 
 
-def _result(s: Subject) -> Any:
-    """The result of a forward that holds nothing for backward."""
-    args, kwargs, _ = s.sample.fresh()
-    with _nothing_saved():
-        return plain_forward(s.model)(*args, **kwargs)
+def _unused(s: Subject, loss: str) -> int:
+    """How many tensors of the result the training loop does not read.
+
+    Raises
+    ------
+    UsageError : as `count_unused`, or the model keeps such a tensor elsewhere.
+    """
+    if not s.unused:
+        return 0
+    args, kwargs, tensors = s.sample.fresh()
+    try:
+        with _nothing_saved():
+            result = plain_forward(s.model)(*args, **kwargs)
+    except TraceError:  # no stage takes such a forward, and parts make all results
+        return 0
+    state = [*tensors, *s.model.parameters(), *s.model.buffers()]
+    found = count_unused(result, state, s.unused, loss, class_name(s.model))
+    del result
+    gc.collect()
+    if any(t() is not None for t in found):
+        raise cannot(s.unused, "the model keeps one of them, in an attribute or in a container of the caller's")
+    return len(found)
 
 
 def _nothing_saved() -> AbstractContextManager[Any]:

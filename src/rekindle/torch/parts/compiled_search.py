@@ -12,7 +12,7 @@ import torch
 
 from ... import notices
 from ...ask import PlanOptions
-from ...compiling import IN_SLICES, SAVES, Compiled, CompileOptions
+from ...compiling import IN_SLICES, SAVES, CompileOptions
 from ...errors import TraceError, UsageError
 from ...progress import announce
 from ..capture.sharded import class_name
@@ -22,7 +22,7 @@ from ..run.measured_step import Outcome, Subject
 from . import known_ways
 from .choices import Choices
 from .compiled_forward import not_compiled
-from .compiled_ways import QUICK, Measured, compiled_ways, held_uncompiled
+from .compiled_ways import QUICK, Measured, compiled_ways, first_line, held_uncompiled
 from .compiled_ways import SETTINGS as WAYS
 from .finding import Found, Unit
 from .kinds import Kinds
@@ -54,7 +54,9 @@ def compiled_choices(
                 found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
                 continue
             saves = saves[:1]  # a stage may take long, though it holds nothing
-        saves = tuple(x for x in saves if x not in IN_SLICES or _has_slices(unit, Compiled(x)))
+        saves = tuple(
+            x for x in saves if x not in IN_SLICES or isinstance(unit.module, Stage) and unit.module.has_slices(x)
+        )
         if kind not in known:
             told = partial(_told, options, len(known), len(count), begin)
             known[kind] = _measured(unit, kind, s, found, saves, replace(options, progress=told), compile)
@@ -62,10 +64,6 @@ def compiled_choices(
             rows.append((replace(unit, kind=kind), measured))
     made = Choices.of([(u, m.ways) for u, m in rows], options)
     return replace(made, compile=compile, eager_seconds=[m.eager_seconds for _, m in rows])
-
-
-def _has_slices(unit: Unit, way: Compiled) -> bool:
-    return isinstance(unit.module, Stage) and unit.module.in_slices(way) is not None
 
 
 def _told(options: PlanOptions, done: int, kinds: int, begin: float, line: str) -> None:
@@ -105,8 +103,7 @@ def _measured(
     except torch.OutOfMemoryError:
         raise
     except Exception as e:  # the compiler's own errors have no common class
-        line = next((x for x in str(e).strip().splitlines() if x.strip()), "")
-        why = line if isinstance(e, TraceError) else f"torch.compile fails: {type(e).__name__}: {line[:120]}"
+        why = str(e) if isinstance(e, TraceError) else f"torch.compile fails: {type(e).__name__}: {first_line(e)}"
         found.plain.append(f"{name} ({why})")
         return None
     found.plain += [f"{name} {wrong}" for wrong in measured.wrong]

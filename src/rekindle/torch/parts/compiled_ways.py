@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...compiling import SAVES, Compiled, CompileOptions
+from ...compiling import IN_SLICES, Compiled, CompileOptions
 from ...errors import TraceError
 from ...parts.figures import Figures
 from ...parts.ways import Way, best
@@ -34,7 +34,8 @@ class MeasuringSettings:
     eager_most : difference of the part compiled as it is from eager, up to which it is compiled at all; a guess.
     most : difference from the part compiled as it is, relative to a tensor's largest element, up to which a way is right; or
     twice the difference of that part from eager, where this is more. half_most : the same for steps with half-precision numbers
-    in them that draw random numbers, which no eager step can be compared with; a guess.
+    in them that draw random numbers, which no eager step can be compared with; a guess. sliced_half_most : the same for a loss
+    in slices, each of which rounds its part of a gradient; a guess.
     """
 
     timings: int = 7
@@ -42,6 +43,7 @@ class MeasuringSettings:
     eager_most: float = 1e-3
     most: float = 1e-5
     half_most: float = 0.05
+    sliced_half_most: float = 0.01
 
 
 SETTINGS = MeasuringSettings()
@@ -104,8 +106,16 @@ class _Trial(TrialSteps):
         for how in tried:
             if how == MIN_CUT:
                 continue
-            if (off := _apart(self._compiled(how, path, progress), plain)) > most:
-                wrong.append(f"saving {SAVES[how.saves]}: numbers are {off:.1e} of their largest element away")
+            try:
+                off = _apart(self._compiled(how, path, progress), plain)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as e:  # the compiler's own errors have no common class
+                wrong.append(f'in its way "{how.saves}" ({type(e).__name__}: {first_line(e)})')
+                continue
+            rounds = SETTINGS.sliced_half_most if how.saves in IN_SLICES and self._has_halves() else 0.0
+            if off > max(most, rounds):
+                wrong.append(f'in its way "{how.saves}" (its numbers are {off:.1e} of their largest element away)')
             else:
                 hows.append(how)
                 exact[how] = off == 0.0
@@ -219,6 +229,11 @@ class _Trial(TrialSteps):
             if time.perf_counter() - start > SETTINGS.timings_most_s:
                 break
         return taken
+
+
+def first_line(e: Exception) -> str:
+    """The first line of an error's message, cut short."""
+    return next((x for x in str(e).strip().splitlines() if x.strip()), "")[:120]
 
 
 def _apart(one: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]) -> float:

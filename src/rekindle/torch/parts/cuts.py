@@ -22,6 +22,7 @@ from .compiler import is_operator
 
 _IN_PLACE = {getattr(operator, k) for k in dir(operator) if k.startswith("i") and hasattr(operator, f"__{k}__")}
 _IN_PLACE.add(operator.setitem)
+_DRAWS = re.compile("dropout|rand|bernoulli|multinomial|poisson|exponential|normal_?$")
 _SELF, _NAME = re.compile(r"^L\['[^']*'\]\.?"), re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(\d+))\]")
 
 
@@ -172,8 +173,24 @@ def _changes_state(node: fx.Node) -> bool:
     autocast and the mode of gradients in each stage."""
     name = str(getattr(node.target, "__name__", node.target))
     known = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_log_api_usage_once")
-    computes = node.users or any(isinstance(x.meta.get("example_value"), torch.Tensor) for x in node.all_input_nodes)
-    return node.op == "call_function" and not computes and name not in known
+    return _switches(node) and name not in known
+
+
+def _switches(node: fx.Node) -> bool:
+    """Whether the node computes nothing, and so may switch something for the nodes behind it."""
+    name = str(getattr(node.target, "__name__", node.target))
+    computes = any(isinstance(x.meta.get("example_value"), torch.Tensor) for x in (node, *node.all_input_nodes))
+    return node.op == "call_function" and (not (computes or node.users) or "autocast" in name)
+
+
+def is_fixed(node: fx.Node) -> bool:
+    """Whether no other node may move across this one: it writes to a tensor, or switches something for the nodes behind it."""
+    return bool(_written(node)) or _switches(node)
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether the node draws random numbers, as its name tells."""
+    return _DRAWS.search(str(getattr(node.target, "__name__", node.target))) is not None
 
 
 def _written(node: fx.Node) -> list[Any]:

@@ -65,17 +65,13 @@ class Found:
     """The parts of a model.
 
     units : in order of first calls. plain : what runs as it is and why, such as "OPTDecoder (modeling_opt.py:612 …)".
-    staged : the model's forward, whose stages the units are; None: they are its submodules.
+    staged : the model's forward, whose stages the units are; None: they are its submodules. stages : paths of all stages.
     """
 
     units: list[Unit] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
     staged: StagedForward | None = None
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """Paths of all stages; (): the units are submodules."""
-        return () if self.staged is None else tuple(dict.fromkeys(s.path for s in self.staged.stages))
+    stages: tuple[str, ...] = ()
 
 
 class Finder:

@@ -67,8 +67,8 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
     UsageError : the model is made of fake tensors.
     RekindleError : as `plan_parts`.
     """
-    model = request.model
-    s = subject(model, request.sample, gradients=request.captured.gradients)
+    model, how = request.model, request.captured
+    s = subject(model, request.sample, None, how.gradients, () if how.compile is None else how.unused)
     if s.fake is not None:
         raise UsageError(
             f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"

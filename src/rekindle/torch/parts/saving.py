@@ -14,7 +14,7 @@ from ..rewrite.pieces import tensor_bytes
 from .compiler import min_cut
 from .saved_results import PRODUCTS, price
 
-VERSION = 3  # raise it whenever a way saves other results: what was compiled and measured before is then not used
+VERSION = 4  # raise it whenever a way saves other results: what was compiled and measured before is then not used
 
 
 class Saving:

@@ -19,20 +19,14 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from .cuts import is_fixed
+
+# functions that make each number of their result of the same number of their argument
 _ALONE = {
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "to",
-    "tanh",
-    "mul",
-    "div",
-    "contiguous",
-    "type",
-}  # keep rows to themselves
-_ALONE_FUNCTIONS = {torch.tanh, torch.mul, torch.div, operator.mul, operator.truediv}
-_NAME = "_loss_in_slices"  # of the module in a stage's graph
+    "float", "double", "half", "bfloat16", "to", "tanh", "mul", "div", "contiguous", "type", torch.tanh, torch.mul, torch.div,
+    operator.mul, operator.truediv,
+}  # fmt: skip
+_NAME = "_loss_in_slices"  # of a module in a stage's graph
 _RESHAPES = {"view", "reshape", "flatten", torch.flatten, torch.reshape}
 
 
@@ -48,83 +42,111 @@ SETTINGS = SliceSettings()
 
 @dataclass(frozen=True)
 class _Rest:
-    """What follows the product in each slice. steps : (name of a method or a function, arguments after the tensor, keywords).
-    entropy : arguments of the cross entropy."""
+    """The steps that follow the product in each slice.
+
+    steps : (name of a method or a function, arguments after the tensor, keywords). entropy : arguments of the cross entropy.
+    rows : of a slice.
+    """
 
     steps: Sequence[tuple[Any, tuple[Any, ...], dict[str, Any]]]
     entropy: dict[str, Any]
-    rows: int  # of a slice
+    rows: int
 
 
-def sliced(body: fx.GraphModule, at_once: bool = False) -> fx.GraphModule | None:
-    """The graph with its loss in slices; None: it has no such loss. at_once : forward makes the gradients too."""
-    for loss in body.graph.nodes:
-        found = _found(loss) if loss.op == "call_function" and loss.target is F.cross_entropy else None
-        if found is not None and not (at_once and _value(found[0]).dtype is torch.float16):
-            made = copy.deepcopy(body)
-            _rewrite(made, next(n for n in made.graph.nodes if n.name == loss.name), at_once)
-            made.recompile()
-            return made
-    return None
+def has_slices(body: fx.GraphModule, at_once: bool) -> bool:
+    """Whether the graph has a loss that can run in slices. at_once : forward makes the gradients too."""
+    return any(_found(n, at_once) for n in body.graph.nodes)
 
 
-def _found(loss: fx.Node) -> tuple[fx.Node, list[fx.Node], dict[str, Any]] | None:
-    """(the product, the nodes between it and the loss, the arguments of the cross entropy)."""
+def sliced(body: fx.GraphModule, at_once: bool) -> fx.GraphModule:
+    """The graph with its losses in slices, where they can be."""
+    made = copy.deepcopy(body)
+    for i, node in enumerate([*made.graph.nodes]):
+        if (found := _found(node, at_once)) is not None:
+            _rewrite(made, node, found, f"{_NAME}_{i}", at_once)
+    made.recompile()
+    return made
+
+
+_Found = tuple[fx.Node, list[fx.Node], dict[str, Any]]
+
+
+def _found(loss: fx.Node, at_once: bool) -> _Found | None:
+    """(the product, the nodes between it and the loss, the arguments of the cross entropy); None: the loss stays whole."""
+    if loss.op != "call_function" or loss.target is not F.cross_entropy:
+        return None
     given = inspect.signature(F.cross_entropy).bind(*loss.args, **loss.kwargs)
     given.apply_defaults()
-    how = given.arguments
-    target = how["target"]
-    fits = all(how[k] is None for k in ("weight", "size_average", "reduce")) and how["reduction"] in ("mean", "sum")
-    if not fits or not isinstance(target, fx.Node) or _value(target) is None or _value(target).dim() != 1:
+    how, target, rows = given.arguments, _value(given.arguments["target"]), _value(given.arguments["input"])
+    plain = all(how[k] is None for k in ("weight", "size_average", "reduce")) and how["reduction"] in ("mean", "sum")
+    if not plain or rows is None or target is None or rows.dim() != 2 or target.dim() != 1:
         return None
     between: list[fx.Node] = []
     node: Any = how["input"]
-    while isinstance(node, fx.Node) and len(node.users) == 1 and isinstance(_value(node), torch.Tensor):
+    while _value(node) is not None and len(node.users) == 1 and _value(node).is_floating_point():
         if _is_product(node):
-            return node, between[::-1], how
-        if not (_keeps_rows(node) or _moves_rows(node)):
+            is_fine = not (at_once and _value(node).dtype is torch.float16) and _may_move(node, loss)
+            return (node, between[::-1], how) if is_fine else None
+        if node.op == "placeholder" or not (_keeps_rows(node) or _moves_rows(node)):
             return None
         between.append(node)
         node = node.args[0]
     return None
 
 
+def _may_move(product: fx.Node, loss: fx.Node) -> bool:
+    """Whether the product has the same result right before the loss."""
+    node = product.next
+    while node is not loss:
+        if is_fixed(node):
+            return False
+        node = node.next
+    return True
+
+
 def _value(node: Any) -> Any:
-    return node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    found = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _is_product(node: fx.Node) -> bool:
     """Whether the node multiplies rows by a matrix."""
-    if node.kwargs or not isinstance(weight := _value(node.args[1]) if len(node.args) > 1 else None, torch.Tensor):
+    if node.target not in (F.linear, torch.matmul, operator.matmul) or node.kwargs or _value(node.args[0]) is None:
         return False
-    return weight.dim() == 2 and node.target in (F.linear, torch.matmul, operator.matmul)
+    return (weight := _value(node.args[1])) is not None and weight.dim() == 2
 
 
 def _keeps_rows(node: fx.Node) -> bool:
     """Whether each number of the result is made of the same number of the first argument alone."""
-    known = node.op == "call_method" and node.target in _ALONE or node.target in _ALONE_FUNCTIONS
     others = [*node.args[1:], *node.kwargs.values()]
-    return known and len(node.args) > 0 and not any(isinstance(x, fx.Node) for x in others)
+    known = node.target in _ALONE and bool(node.args) and _value(node.args[0]) is not None
+    return known and not any(isinstance(x, fx.Node) for x in others)
 
 
 def _moves_rows(node: fx.Node) -> bool:
     """Whether the node reshapes, or takes some rows, and leaves each row whole."""
-    before, after = _value(node.args[0]), _value(node)
+    before, after = _value(node.args[0]) if node.args else None, _value(node)
     if before is None or not before.dim() or not after.dim() or before.shape[-1] != after.shape[-1]:
         return False
-    if node.op in ("call_method", "call_function") and node.target in _RESHAPES:
-        return True
-    index = node.args[1] if node.target is operator.getitem else None
-    if not isinstance(index, tuple) or Ellipsis not in index or index[-1] != slice(None):
+    if node.target in _RESHAPES:
+        return before.dtype == after.dtype
+    return node.target is operator.getitem and _takes_rows(node.args[1], before.dim())
+
+
+def _takes_rows(index: Any, dims: int) -> bool:
+    """Whether the index leaves the last of so many dimensions whole."""
+    index = index if isinstance(index, tuple) else (index,)
+    parts = [x for i in index for x in ((i.start, i.stop, i.step) if isinstance(i, slice) else (i,))]
+    if not all(x is None or x is Ellipsis or type(x) is int for x in parts):
         return False
-    return not any(isinstance(x, fx.Node) for i in index if isinstance(i, slice) for x in (i.start, i.stop, i.step))
+    used = [i for i in index if i is not None]
+    reaches = len([i for i in used if i is not Ellipsis]) == dims or Ellipsis in used and used[-1] is not Ellipsis
+    return not reaches or used[-1] == slice(None)
 
 
-def _rewrite(body: fx.GraphModule, loss: fx.Node, at_once: bool) -> None:
+def _rewrite(body: fx.GraphModule, loss: fx.Node, found: _Found, name: str, at_once: bool) -> None:
     """Put a call of a module in place of the loss."""
-    found, graph = _found(loss), body.graph
-    assert found is not None
-    product, between, how = found
+    (product, between, how), graph = found, body.graph
     x, weight, bias = (*product.args, None)[:3]
     if product.target in (torch.matmul, operator.matmul):
         with graph.inserting_before(product):
@@ -142,8 +164,8 @@ def _rewrite(body: fx.GraphModule, loss: fx.Node, at_once: bool) -> None:
         count = _value(product.args[0]).numel() // width
         rows = max(width, -(-count // SETTINGS.most))  # the logits of a slice are then about as large as the weight
         entropy = {k: how[k] for k in ("ignore_index", "reduction", "label_smoothing")}
-        body.add_module(_NAME, _Loss(_Rest(steps, entropy, rows), at_once))
-        new = graph.call_module(_NAME, (x, weight, bias, how["target"]))
+        body.add_module(name, _Loss(_Rest(steps, entropy, rows), at_once))
+        new = graph.call_module(name, (x, weight, bias, how["target"]))
     loss.replace_all_uses_with(new)
     for node in (loss, *between[::-1], product):
         graph.erase_node(node)
@@ -202,9 +224,10 @@ def _of_slice(rows: torch.Tensor, weight: torch.Tensor, bias: Any, wanted: torch
 
 
 def _reduced(parts: Sequence[torch.Tensor], target: torch.Tensor, rest: _Rest) -> torch.Tensor:
-    total = parts[0].float()
+    exact = torch.promote_types(parts[0].dtype, torch.float32)
+    total = parts[0].to(exact)
     for part in parts[1:]:
-        total = total + part.float()
+        total = total + part.to(exact)
     return (total / _count(target, rest)).to(parts[0].dtype)
 
 

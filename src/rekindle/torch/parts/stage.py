@@ -13,7 +13,7 @@ from ...compiling import IN_SLICES, Compiled, CompileOptions
 from .compiled_calls import settings
 from .compiled_forward import CompiledForward, NotCompiled
 from .compiler import compile_graph
-from .sliced_loss import sliced
+from .sliced_loss import has_slices, sliced
 
 
 class Stage(nn.Module):
@@ -39,9 +39,14 @@ class Stage(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         return vars(self)["_body"](*tensors)
 
-    def in_slices(self, way: Compiled) -> fx.GraphModule | None:
-        """Its graph with the loss in slices of rows; None: it has no such loss, or the way runs it whole."""
-        return sliced(vars(self)["_body"], way.saves == "gradients") if way.saves in IN_SLICES else None
+    def has_slices(self, saves: str) -> bool:
+        """Whether its loss can run in slices of rows, in one of the ways `compiling.IN_SLICES`."""
+        return has_slices(vars(self)["_body"], saves == "gradients")
+
+    def body(self, saves: str) -> fx.GraphModule:
+        """The graph that a way compiles."""
+        whole: fx.GraphModule = vars(self)["_body"]
+        return sliced(whole, saves == "gradients") if saves in IN_SLICES else whole
 
     def weighs(self, parameters: Sequence[int], buffers: Sequence[int]) -> None:
         """Note which of its inputs are parameters and buffers of the model."""
@@ -68,8 +73,7 @@ class StageForward(CompiledForward):
         assert self.way is not None
         key = model.kind, self.way, self.options.key
         if key not in _compiled:
-            body = model.in_slices(self.way) or vars(model)["_body"]
-            _compiled[key] = _Lazily(body, settings(self.way, self.options))
+            _compiled[key] = _Lazily(model.body(self.way.saves), settings(self.way, self.options))
         return _compiled[key]
 
 

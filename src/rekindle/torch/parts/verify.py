@@ -77,11 +77,12 @@ def verify(
 
 
 def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, count_flops: bool) -> Check:
-    s = subject(model, sample, loss, gradients=plan.captured.gradients)
+    how = plan.captured
+    s = subject(model, sample, loss, how.gradients, () if how.compile is None else how.unused)
     plain = plain_forward(model)
     fake = s.fake is not None
-    if plan.captured.compile is not None:
-        return _check_compiled(replace(s, unused=plan.captured.unused), plain, plan, plan.captured.compile)
+    if how.compile is not None:
+        return _check_compiled(s, plain, plan, how.compile)
     with (
         accept.gradients_on(),
         _silent(model),

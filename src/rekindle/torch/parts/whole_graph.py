@@ -50,6 +50,7 @@ class StagedForward(CompiledForward):
     ):
         super().__init__(model, Compiled(), options, "", keeps_caches=True)  # the caller says whether caches are made
         self._own, self.unused = own, tuple(unused)
+        self.left_out = 0  # results that the last traced graph does not make
         self.ways: Mapping[str, Compiled] = {}
         self._planned: Collection[str] | None = None
         self._known: dict[tuple[str, str], Stage] = {}
@@ -120,7 +121,7 @@ class StagedForward(CompiledForward):
         model = self._model()
         assert model is not None
         if self.unused:
-            leave_out(graph.graph)
+            self.left_out = leave_out(graph.graph)
         cuts, found = Cuts(model, graph), []
         for _ in range(2):
             whole = split_module(graph, nn.Module(), cuts.number, keep_original_order=True)
