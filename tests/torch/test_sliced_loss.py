@@ -228,6 +228,21 @@ def test_unused_logits_are_never_whole() -> None:
         assert model(**sample)["logits"].shape == (4, 128, 2048)
 
 
+def test_an_input_among_unused_results_stays_an_input() -> None:
+    class Returns(Chain):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {**super().forward(x, labels), "x": x}
+
+    model, sample = Returns(), {"x": torch.randn(4, 64, 32), "labels": torch.randint(0, 2048, (4, 64))}
+    rekindle.checkpoint(
+        model, sample, 0.1, or_least=True, compile=True, unused=["logits", "x"], effort="quick", progress=False
+    )
+    result = model(**sample)
+    assert result["logits"] is None
+    assert result["x"] is None or result["x"] is sample["x"]
+    assert rekindle.verify(model, sample).ok
+
+
 class Keeps(Chain):
     """The model keeps its logits."""
 

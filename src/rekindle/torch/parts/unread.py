@@ -62,8 +62,8 @@ def _mark(x: Any, at: tuple[str, ...], unused: Sequence[str], is_unread: bool, m
 
 
 def leave_out(graph: fx.Graph) -> int:
-    """Take the results out of the graph that are marked as not read, and the marks; gives how many results. One that also
-    stands where the loop reads it stays."""
+    """Take the results out of the graph that are marked as not read, and the marks; gives how many results, inputs
+    apart. One that also stands where the loop reads it stays."""
     marks: dict[Any, list[fx.Node]] = {read: [], unread: []}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in marks:
@@ -77,7 +77,7 @@ def leave_out(graph: fx.Graph) -> int:
         computes = node.op in ("call_function", "call_method") and not (is_fixed(node) or draws(node))
         if computes and not node.users:
             graph.erase_node(node)
-    return len(gone)
+    return sum(x.op != "placeholder" for x in gone)
 
 
 def count_unused(result: Any, given: Any, unused: Sequence[str], loss: str, module_name: str) -> list[weakref.ref[Any]]:
