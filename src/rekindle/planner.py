@@ -114,8 +114,7 @@ def plan_graph(
     offer = None if limit is None else _offer(solver, problem, scorer, best, limit, no_search)
     if memory is not None and known is None and not problem.interrupted.is_set():
         memory.keep([(x, bound) for x in (best, offer) if x is not None])
-    if goal.least_memory:
-        _remember(solver, scorer, best)
+    _remember(solver, scorer, best)
     proven = certify.certificate(graph, weights, best, bound, goal, limit, seconds)
     made = as_plan(scorer, best, baseline, options, proven, time.monotonic() - start)
     return replace(
@@ -281,7 +280,8 @@ def _known(solver: Solver, scorer: Scorer) -> list[Scored]:
 
 
 def _remember(solver: Solver, scorer: Scorer, small: Scored) -> None:
-    """Keep the schedule, unless a smaller one is kept, for later errors and for budgets that it keeps."""
+    """Keep the schedule, unless a smaller one is kept, for later errors and for budgets that it keeps: a peak that was planned
+    once is reached when it is asked for as a budget."""
     key = (scorer.graph.hash, solver.name, scorer.spare)
     if key not in _named or small.needs <= scorer.as_run(_named[key]).needs:
         _named[key] = small.schedule

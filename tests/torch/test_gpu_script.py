@@ -267,7 +267,7 @@ def on_the_cpu(only: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
     """(the rows of a run of some jobs with tiny models, its page)."""
     pytest.importorskip("pandas")
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--small", "--only", only]
-    command += ["--out", str(folder), "--work", str(folder / "work"), "--minutes", "4", "--solve-seconds", "0.5"]
+    command += ["--out", str(folder), "--work", str(folder / "work"), "--minutes", "12", "--solve-seconds", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     (document,) = folder.glob("*-gpu-*.json")

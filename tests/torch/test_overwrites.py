@@ -111,7 +111,7 @@ def test_the_graph_counts_an_overwrite_exactly_where_the_step_writes_over(data: 
             fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
             counted = may_overwrite(op, position, fakes)
         made = op(*args)
-        found = call(*(a.clone() if isinstance(a, torch.Tensor) and 0 in a.stride() else a for a in args))
+        found = call(*args)
         assert counted == (found.data_ptr() == over.data_ptr())
         assert not counted or position == 0 or found.stride() == made.stride()
 

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import itertools
 import random
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -257,8 +258,15 @@ def look(m: Model, reallocates: bool) -> Any:
 def as_it_was(model: Model, reallocates: bool, run: Callable[[Tensor], Any]) -> None:
     x = torch.rand(8, 8)
     kept, sample, before = [*model.modules()], x.clone(), look(model, reallocates)
-    with contextlib.suppress(ValueError, RuntimeError, rekindle.RekindleError, KeyboardInterrupt):
+    told = ""
+    try:
         run(x)
+    except rekindle.RekindleError as e:
+        told = str(e)
+    except (ValueError, RuntimeError, KeyboardInterrupt):
+        pass
+    if re.search(r"not as it was: (first|second) \(RuntimeError: Can't detach views", told):
+        return  # torch has no way back for a view that was written to while its base required a gradient, and the error says so
     after = look(model, reallocates)
     for b, a in zip(before, after, strict=True):
         assert a == b
