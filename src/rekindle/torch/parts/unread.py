@@ -77,7 +77,7 @@ def leave_out(graph: fx.Graph) -> int:
         computes = node.op in ("call_function", "call_method") and not (is_fixed(node) or draws(node))
         if computes and not node.users:
             graph.erase_node(node)
-    return sum(x.op != "placeholder" for x in gone)
+    return sum(isinstance(x, fx.Node) and x.op != "placeholder" for x in gone)
 
 
 def count_unused(result: Any, given: Any, unused: Sequence[str], loss: str, module_name: str) -> list[weakref.ref[Any]]:
