@@ -263,21 +263,21 @@ def test_outcomes_of_tests_become_rows(tmp_path: Path) -> None:
     assert rows[2]["note"] == "not here"
 
 
-def on_the_cpu(only: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
-    """(the rows of a run of some jobs with tiny models, its page)."""
+def on_the_cpu(only: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """(the document of a run of some jobs with tiny models, its page)."""
     pytest.importorskip("pandas")
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--small", "--only", only]
     command += ["--out", str(folder), "--work", str(folder / "work"), "--minutes", "12", "--solve-seconds", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     (document,) = folder.glob("*-gpu-*.json")
-    return [checked(r) for r in json.loads(document.read_text())["rows"]], document.with_suffix(".md").read_text()
+    return json.loads(document.read_text()), document.with_suffix(".md").read_text()
 
 
 @sweep
 def test_compiled_steps_run_to_their_end_on_the_cpu(tmp_path: Path) -> None:
     found, page = on_the_cpu("compiled:gpt2", tmp_path)
-    rows = {r["method"]: r for r in found if r["part"] == "compiled"}
+    rows = {r["method"]: r for r in found["records"] if r.get("part") == "compiled"}
     assert {"eager", "compile", "compile, checkpoint per block", "ours, least"} <= {*rows}
     for method in (m for m in rows if m.startswith("ours, at")):
         assert abs(rows[method]["peak"] / rows[method]["predicted"] - 1) < 0.01
@@ -286,7 +286,8 @@ def test_compiled_steps_run_to_their_end_on_the_cpu(tmp_path: Path) -> None:
 
 @sweep
 def test_a_step_runs_to_its_end_on_the_cpu(tmp_path: Path) -> None:
-    found, page = on_the_cpu("steps:gpt2", tmp_path)
+    document, page = on_the_cpu("steps:gpt2", tmp_path)
+    found = [checked(r) for r in document["rows"]]
     methods = {case.name: {r["method"] for r in found if r["model"] == case.name} for case in step_cases(True)}
     ways = {"plain", "blocks", "half", "third"}
     assert methods == {"gpt2": ways, "gpt2_small-unused": ways | {"close"}, "resnet18": set()}  # by how the names begin
