@@ -175,6 +175,11 @@ class TraceOptions:
     gradients: str = "kept"
     compile: CompileOptions | None = None
 
+    @property
+    def unused_by_parts(self) -> tuple[str, ...]:
+        """Names of results that plans of parts leave out: stages that torch.compile runs can, other parts make all results."""
+        return () if self.compile is None else self.unused
+
 
 def _fraction(x: Any, given: Any) -> float:
     part = _float(x)

@@ -302,6 +302,24 @@ class Nested(Language):
         return Result(flat(logits, labels), {"logits": logits, "probs": logits.softmax(-1)})
 
 
+class Asserts(Language):
+    """An assertion, whose result nobody reads."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        torch._assert_async(labels.max() < WORDS - 1)
+        return super().forward(x, labels)
+
+
+def test_what_nobody_reads_runs_still() -> None:
+    x, labels = torch.randn(2, 5, WIDTH, requires_grad=True), torch.randint(0, WORDS - 1, (2, 5))
+    model = Asserts(flat)
+    staged = StagedForward(model, CompileOptions(), None, ("logits",))
+    staged.raises = True
+    assert staged(x, labels)["logits"] is None
+    with pytest.raises(RuntimeError, match="Expected|assert"):
+        staged(x, labels.clamp(min=WORDS - 1))
+
+
 def test_results_that_only_unused_ones_read_are_not_made() -> None:
     x, labels = torch.randn(2, 5, WIDTH, requires_grad=True), torch.randint(0, WORDS, (2, 5))
     found, _ = stage(Nested(flat), x, labels, unused=("aux.logits", "1.probs"))

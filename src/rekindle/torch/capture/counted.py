@@ -52,8 +52,7 @@ def counted(x: Any, name: str, asked: Asked) -> Any:
 
 @contextlib.contextmanager
 def lengths_counted(names: dict[int, str], asked: Asked) -> Iterator[None]:
-    """Inside, and in this thread, `len` of one of these containers gives a counted number. names : id of a container -> its
-    name."""
+    """Inside, `len` gives this thread a counted number for each of these containers. names : id of a container -> its name."""
     plain, here = builtins.len, threading.get_ident()
 
     def length(x: Any, /) -> int:

@@ -116,8 +116,8 @@ def _add(w: Restorable, far: int) -> None:
 
 
 def _own(model: nn.Module, names: list[str]) -> Iterator[tuple[str, Restorable]]:
-    """Yield (name, object) for each module with attributes of these names, and for each list, dict or set among the attributes.
-    `kept` can put all of these objects back. The name of a module has {} in place of the attribute's name."""
+    """Yield the objects that `kept` can put back, each with its name: every module that has an attribute in `names`, and every
+    list, dict or set that is such an attribute. A module's name ends in {}, where the attribute's would stand."""
     modules = dict(model.named_modules())
     for path in dict.fromkeys(k.rpartition(".")[0] for k in names):
         if path in modules and (made := restorable(vars(modules[path]))) is not None:

@@ -143,7 +143,10 @@ class _Tensor:
             if hasattr(t, "__tensor_flatten__") and getattr(t, k) is not inner:
                 setattr(t, k, inner)
         if self._is_leaf and not t.is_leaf:
-            t.detach_()
+            if t._is_view():  # which detach_ refuses
+                torch.utils.swap_tensors(t, t.detach())
+            else:
+                t.detach_()
         if t.is_leaf and t.requires_grad != self._requires_grad:
             t.requires_grad_(self._requires_grad)
         if t.is_leaf and t.grad is not self._grad:

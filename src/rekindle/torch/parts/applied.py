@@ -94,7 +94,7 @@ class PartsForward(InPlaceOfForward):
             return self.plain
         if self.staged is None:
             how = self.plan.captured.compile or CompileOptions()
-            self.staged = staged(model, how, self._own, self.plan.captured.unused)
+            self.staged = staged(model, how, self._own, self.plan.captured.unused_by_parts)
             self.staged.trains_in(self._training)
             ways = {p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None}
             self.staged.run_by(ways, self.plan.stages)

@@ -40,9 +40,8 @@ def settings(way: Compiled, options: CompileOptions) -> dict[str, Any]:
     if way.saves not in ("min-cut", "gradients"):
         as_partitioner(Saving)
         how["custom_partitioner_fn"] = Saving(way.saves)
-    if (
-        way.saves in IN_SLICES
-    ):  # Inductor fuses the kernels of two slices, which both read labels: both slices' logits are held
+    if way.saves in IN_SLICES:
+        # Inductor would fuse the kernels of two slices, as both read the labels, and hold the logits of both.
         how.setdefault("score_fusion_memory_threshold", SHARED_BYTES)
     return how
 

@@ -40,9 +40,7 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
     if named is None and not is_sharded:
         try:
             return _stages(s, how.compile or CompileOptions(), unused, progress)
-        except UsageError:
-            raise
-        except torch.OutOfMemoryError:
+        except (UsageError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # Dynamo's errors have no common class
             why = next(iter(str(e).strip().splitlines()), "") or type(e).__name__

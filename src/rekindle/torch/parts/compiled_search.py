@@ -54,11 +54,10 @@ def compiled_choices(
                 found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")
                 continue
             saves = saves[:1]  # a stage may take long, though it holds nothing
-        saves = tuple(
-            x for x in saves if x not in IN_SLICES or isinstance(unit.module, Stage) and unit.module.has_slices(x)
-        )
         if kind not in known:
             told = partial(_told, options, len(known), len(count), begin)
+            stage = unit.module if isinstance(unit.module, Stage) else None
+            saves = tuple(x for x in saves if x not in IN_SLICES or stage is not None and stage.has_slices(x))
             known[kind] = _measured(unit, kind, s, found, saves, replace(options, progress=told), compile)
         if (measured := known[kind]) is not None:
             rows.append((replace(unit, kind=kind), measured))

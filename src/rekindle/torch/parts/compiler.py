@@ -15,8 +15,8 @@ from torch import fx
 def compile_graph(
     graph: fx.GraphModule, tensors: Sequence[torch.Tensor], settings: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Compile the graph by Inductor for tensors of these shapes. The function that it returns has a backward. settings : of
-    Inductor, by name."""
+    """A function that runs the graph by Inductor's kernels, forward and backward, for tensors of these shapes. settings : name
+    of a setting of Inductor -> its value."""
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
     from torch._subclasses import FakeTensorMode

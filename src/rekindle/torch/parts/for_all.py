@@ -68,12 +68,12 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
     RekindleError : as `plan_parts`.
     """
     model, how = request.model, request.captured
-    s = subject(model, request.sample, None, how.gradients, () if how.compile is None else how.unused)
+    s = subject(model, request.sample, None, how.gradients, how.unused_by_parts)
     if s.fake is not None:
         raise UsageError(
             f"{class_name(model)} is sharded and made of fake tensors, which no process can send; plan it before fully_shard"
         )
-    alike = deterministic() if request.captured.compile is None else contextlib.nullcontext()
+    alike = deterministic() if how.compile is None else contextlib.nullcontext()
     with accept.gradients_on(), as_before(model, s.sample.tensors), alike:
         keeps = matter(s)
         with without_caches(model, keeps):

@@ -37,7 +37,7 @@ MOST_BYTES = 2**20
 
 
 def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, saves: Sequence[str]) -> Path | None:
-    """The file with the measured figures of these ways for such a part; None: the figures are not remembered."""
+    """The file that holds what was measured of such a part in these ways; None: nothing is remembered of it."""
     folder = cache_folder("ways")
     classes = {c for m in unit.module.modules() for c in type(m).__mro__ if not c.__module__.startswith("torch.")}
     try:

@@ -95,8 +95,7 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
     ParityError : a step with planned parts does not give the plain step's numbers.
     """
     begin, how = time.monotonic(), request.captured
-    unused = () if how.compile is None else how.unused
-    s = subject(request.model, request.sample, None, how.gradients, unused)
+    s = subject(request.model, request.sample, None, how.gradients, how.unused_by_parts)
     kept = as_before(request.model, s.sample.tensors, fake=s.fake is not None)
     # Under that flag torch compiles other kernels, and compiled parts train without it.
     alike = contextlib.nullcontext() if how.compile is not None else s.fake or deterministic()

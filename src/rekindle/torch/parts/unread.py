@@ -65,6 +65,7 @@ def leave_out(graph: fx.Graph) -> int:
     """Take the results out of the graph that are marked as not read, and the marks; gives how many results, inputs
     apart. One that also stands where the loop reads it stays."""
     marks: dict[Any, list[fx.Node]] = {read: [], unread: []}
+    effects = {n for n in graph.nodes if not n.users}  # nobody reads them either, and they run: an assertion, say
     for node in graph.nodes:
         if node.op == "call_function" and node.target in marks:
             marks[node.target].append(node)
@@ -73,9 +74,9 @@ def leave_out(graph: fx.Graph) -> int:
     every = gone | {n for found in marks.values() for n in found}
     output = graph.output_node()
     output.args = (tuple(None if x in every else x for x in output.args[0]),)  # type: ignore[union-attr]
-    for node in reversed(graph.nodes):  # nothing may read them, such as a softmax that nobody needs now
+    for node in reversed(graph.nodes):  # a softmax that nobody needs now would still read the logits
         computes = node.op in ("call_function", "call_method") and not (is_fixed(node) or draws(node))
-        if computes and not node.users:
+        if computes and not node.users and node not in effects:
             graph.erase_node(node)
     return sum(isinstance(x, fx.Node) and x.op != "placeholder" for x in gone)
 

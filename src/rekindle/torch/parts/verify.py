@@ -78,7 +78,7 @@ def verify(
 
 def _check(model: nn.Module, sample: Any, plan: PartsPlan, loss: LossOf | None, count_flops: bool) -> Check:
     how = plan.captured
-    s = subject(model, sample, loss, how.gradients, () if how.compile is None else how.unused)
+    s = subject(model, sample, loss, how.gradients, how.unused_by_parts)
     plain = plain_forward(model)
     fake = s.fake is not None
     if how.compile is not None:
