@@ -25,9 +25,9 @@ from torch import nn
 import rekindle
 from rekindle.sizes import format_bytes
 from rekindle.torch import accept
-from rekindle.torch.capture import tree
-from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.tensors import tree
+from rekindle.torch.tensors.loss import default_loss
 
 Row = dict[str, Any]
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

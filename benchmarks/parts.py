@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 import rekindle
-from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.measure.memory import allocator_peak
 
 aten = torch.ops.aten
 

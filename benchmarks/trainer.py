@@ -44,7 +44,7 @@ def counted() -> Counter[str]:
     """Grows with each plan that is bound, each capture, each search, and each schedule that is carried over."""
     from rekindle import carrying
     from rekindle.torch.capture import capture
-    from rekindle.torch.run.bound_plans import BoundPlans
+    from rekindle.torch.serve.bound_plans import BoundPlans
 
     found: Counter[str] = Counter()
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from rekindle.torch.capture.private import tree_leaves
+from rekindle.torch.private import tree_leaves
 
 
 @dataclass

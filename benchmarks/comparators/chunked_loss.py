@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from rekindle import zoo
 from rekindle.bench.comparators import NotApplicable
-from rekindle.torch.capture.private import TorchDispatchMode, modes_are_on
+from rekindle.torch.private import TorchDispatchMode, modes_are_on
 
 from .checkpointing import replaced
 from .private import chunked_cross_entropy

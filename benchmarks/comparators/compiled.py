@@ -25,9 +25,9 @@ from torch import fx, nn
 
 from rekindle.model.plan import Plan
 from rekindle.torch.capture.captured import Captured
-from rekindle.torch.capture.module_call import bind
-from rekindle.torch.capture.private import disable_autocast, functorch_config
+from rekindle.torch.private import disable_autocast, functorch_config
 from rekindle.torch.run.bound import Bound
+from rekindle.torch.situation.module_call import bind
 from rekindle.torch.trace import Trace, plain_forward
 
 from .private import graph_module, lazy_graph_modules

@@ -1,4 +1,4 @@
-"""Private names of torch that the comparators use and the package does not; `rekindle/torch/capture/private.py` has the others.
+"""Private names of torch that the comparators use and the package does not; `rekindle/torch/private.py` has the others.
 
 `tests/torch/test_private_names.py` goes through every name of both files, and says which ones a release of torch took away.
 """

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rekindle import zoo
-from rekindle.torch.capture.loss import default_loss
+from rekindle.torch.tensors.loss import default_loss
 from rekindle.torch.trace import call_arguments
 from rekindle.zoo import seeds
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from rekindle.torch.capture import precision
 from rekindle.torch.costs.cache import cpu_model
-from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.tensors import precision
 
 Step = Callable[[], Any]
 

@@ -21,8 +21,8 @@ from gpu.devices import Device, get
 from gpu.turns import GPU, KERNELS, passed, turn
 from rekindle import Plan
 from rekindle.bench.comparators import NotApplicable
+from rekindle.torch.compiled.blocks import find_blocks
 from rekindle.torch.costs.devices import closest
-from rekindle.torch.parts.blocks import find_blocks
 
 Row = dict[str, Any]
 Emit = Callable[[Row], None]

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from . import zoo
     from .estimates.batches import LargestBatch
     from .estimates.estimate import Estimate
-    from .torch.check.verify import Check
     from .torch.estimate.largest import largest_batch
     from .torch.estimate.verbs import estimate
     from .torch.parts.verify import verify
+    from .torch.serve.verify import Check
     from .torch.trace import Trace, trace
 
 __all__ = [

@@ -109,9 +109,9 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
         return plan_graph(what, options)
     from .torch import accept as torch_accept
     from .torch import gradients
-    from .torch.capture.lock import LOCK
-    from .torch.check.plan_trace import plan_trace
     from .torch.plan_rewritten import plan_rewritten
+    from .torch.serve.plan_trace import plan_trace
+    from .torch.tensors.lock import LOCK
 
     torch_accept.process("plan", 3)
     traced = what if options.goal.fraction is None else what.with_gradients("kept")
@@ -126,8 +126,8 @@ def _plan_for(what: Trace | Graph, options: PlanOptions) -> Plan:
 def replan_with(traced: Trace, options: PlanOptions, known: Sequence[Plan]) -> Replanned:
     """A plan in the middle of a run, where plans of the same module are `known`: see `carrying.replan_graph`. The step is
     rewritten as those of known plans are."""
-    from .torch.check.plan_trace import plan_trace
     from .torch.plan_rewritten import rewritten_alike
+    from .torch.serve.plan_trace import plan_trace
 
     how = RECEIVED
 
@@ -192,7 +192,7 @@ def apply(model: nn.Module, plan: Plan | PartsPlan, on_new_shape: str = "plan") 
     UsageError : `model` is no module (or a wrapper of one), `plan` no Plan, `on_new_shape` unknown.
     """
     from .torch import accept as torch_accept
-    from .torch.run.planned import NEW_SHAPE
+    from .torch.serve.planned import NEW_SHAPE
 
     torch_accept.process("apply")
     torch_accept.module(model)
@@ -220,7 +220,7 @@ def _apply(model: nn.Module, plan: Plan, on_new_shape: str, check: bool, first: 
     """
     from .torch.accept import alone
     from .torch.parts.applied import parts_taken_off
-    from .torch.run.planned import PlannedForward
+    from .torch.serve.planned import PlannedForward
 
     with alone("apply", model), parts_taken_off(model):
         forward = PlannedForward(model, plan, on_new_shape, replan_with, check, later=first is not None)
@@ -243,7 +243,7 @@ def restore(model: nn.Module) -> nn.Module:
     """
     from .torch.accept import module
     from .torch.parts.applied import parts_forward
-    from .torch.run.planned import planned_forward
+    from .torch.serve.planned import planned_forward
 
     module(model)
     planned = planned_forward(model)
@@ -304,13 +304,13 @@ def checkpoint(
     ParityError : the planned step does not give the plain step's numbers.
     """
     from .torch import accept as torch_accept
-    from .torch.check.confirm import confirm
-    from .torch.check.probe import probe
-    from .torch.costs.garbage import old_objects_aside
+    from .torch.measure.garbage import old_objects_aside
+    from .torch.measure.probe import probe
+    from .torch.measure.trial import for_later_calls
     from .torch.parts.applied import parts_taken_off
     from .torch.parts.for_all import Request, parts_for_all
-    from .torch.run.planned import NEW_SHAPE, set_aside
-    from .torch.run.trial import for_later_calls
+    from .torch.serve.confirm import confirm
+    from .torch.serve.planned import NEW_SHAPE, set_aside
     from .torch.trace import arguments_of_call, call_arguments, plain_forward, trace
 
     torch_accept.process("checkpoint")

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.torch.capture import rng
 from rekindle.torch.costs.cache import environment
 from rekindle.torch.costs.clock import Measured
 from rekindle.torch.costs.clock_cuda import measure_cuda
-from rekindle.torch.costs.levels import Levels
-from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.costs.operator_calls import call_of
-from rekindle.torch.run.as_before import as_before
+from rekindle.torch.measure.as_before import as_before
+from rekindle.torch.measure.levels import Levels
+from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.tensors import rng
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device, or the one of tools/cuda_without_a_device.py"

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.torch.capture.module_call import bind
-from rekindle.torch.capture.values import constants
+from rekindle.torch.situation.module_call import bind
+from rekindle.torch.situation.values import constants
 from strategies import examples
 
 TENSOR = torch.zeros(1)

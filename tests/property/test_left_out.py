@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rekindle.torch.capture import tree
 from rekindle.torch.capture.left_out import as_if_left_out, without_unused
+from rekindle.torch.tensors import tree
 
 structures = st.recursive(
     st.sampled_from(["tensor", "none", "number"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rekindle.torch.capture.sharded import local
+from rekindle.torch.tensors.sharded import local
 
 
 def trained(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from cut_cases import Maker, aten, cases
-from rekindle.torch.rewrite.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
-from rekindle.torch.rewrite.small_saves import (
+from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
+from rekindle.torch.operators.small_saves import (
     DROPOUT_BACKWARD_BY_BITS,
     PACK_MASK,
     SIGN_BITS,

@@ -16,7 +16,7 @@ from torch import nn
 import rekindle
 from extra_solver import extra_solver
 from rekindle import RekindleError, UsageError
-from rekindle.torch.run.planned import PlannedForward
+from rekindle.torch.serve.planned import PlannedForward
 
 
 class Net(nn.Module):

@@ -15,12 +15,12 @@ from rekindle.model.plan import Plan
 from rekindle.model.rewriting import SLICES, Rewrite, Rewriting
 from rekindle.own_terms import beside_captured, own_goal, plain_figures
 from rekindle.planner import plan_graph
-from rekindle.torch.check.confirm import bookkeeping
 from rekindle.torch.rewrite.closeness import sums
 from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region
 from rekindle.torch.rewritten import with_rewrites
 from rekindle.torch.run import stages
+from rekindle.torch.serve.confirm import bookkeeping
 from rekindle.torch.trace import Trace, call_arguments, trace_call
 
 OPTIONS = PlanOptions(Goal(least_memory=True), "storages", "flops", effort="quick", time_limit=0.1, cache=False)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rekindle
 from asked import searches
 from processes import error_of
-from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.measure.memory import allocator_peak
 
 QUICK: dict[str, Any] = {"minimize": "memory", "effort": "quick", "progress": False}
 PARALLEL = {"up": ColwiseParallel(), "down": RowwiseParallel()}

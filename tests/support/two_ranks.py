@@ -1,4 +1,4 @@
-"""The work of each of two processes in tests of `rekindle.torch.ranks`; each writes down what it saw, as JSON."""
+"""The work of each of two processes in tests of `rekindle.torch.tensors.ranks`; each writes down what it saw, as JSON."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from models_in_parts import RoutedGPT, differing, train, words
 from processes import error_of
 from rekindle import certify
 from rekindle.model.formats import steps_to_json
-from rekindle.torch import ranks, trace
-from rekindle.torch.capture.private import store_of_processes
+from rekindle.torch import trace
 from rekindle.torch.parts import for_all
 from rekindle.torch.parts.applied import PartForward
+from rekindle.torch.private import store_of_processes
+from rekindle.torch.tensors import ranks
 
 SOLVER = "exact"  # least cost within a budget, so that costs decide
 REMOTE, ALONE = 1, 1  # ranks: that meets failures; that plans alone

@@ -13,7 +13,7 @@ from torch import nn
 
 import rekindle
 from marks import sweep
-from rekindle.torch.run.as_before import same
+from rekindle.torch.measure.as_before import same
 
 transformers = pytest.importorskip("transformers")
 WORDS, LEAST = 96, {"minimize": "memory", "effort": "quick", "progress": False}

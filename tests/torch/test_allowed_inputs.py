@@ -15,7 +15,7 @@ import rekindle
 from refused import Net, Scale, a_trace, batch, left_alone, planned
 from rekindle import UsageError
 from rekindle.torch import accept
-from rekindle.torch.run.planned import PlannedForward
+from rekindle.torch.serve.planned import PlannedForward
 
 
 # -- all that is allowed -----------------------------------------------------------------------------------------------

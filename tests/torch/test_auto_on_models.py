@@ -11,13 +11,7 @@ import models
 import rekindle
 from graphs_by_hand import unrolled
 from marks import sweep
-from rekindle import (
-    Schedule,
-    bounds,
-    registry,
-    simulate,
-    zoo,
-)
+from rekindle import Schedule, bounds, registry, simulate, zoo
 from rekindle.ask import Goal, PlanOptions
 from rekindle.frontiers import SETTINGS
 from rekindle.planner import plan_graph

@@ -8,7 +8,7 @@ import torch
 import rekindle
 from marks import few
 from models import call, loss_of, make
-from rekindle.torch.run.as_before import same
+from rekindle.torch.measure.as_before import same
 
 
 def gradients(name: str, plan: rekindle.Plan | None) -> list[torch.Tensor]:

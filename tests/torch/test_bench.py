@@ -25,8 +25,8 @@ from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
 from rekindle.bench.suites import Model, _zoo_case
 from rekindle.errors import RekindleError, UsageError
-from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.costs.memory import storage_peak
+from rekindle.torch.measure.memory import storage_peak
+from rekindle.torch.tensors.loss import default_loss
 from rekindle.zoo import seeds
 from rekindle.zoo.libraries import build
 

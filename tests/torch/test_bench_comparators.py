@@ -22,10 +22,10 @@ from rekindle import api
 from rekindle.bench.comparators import NotApplicable
 from rekindle.bench.fused_dropout import fused_dropout
 from rekindle.bench.suites import SUITES
-from rekindle.torch.costs.flops import FlopCount
-from rekindle.torch.costs.memory import allocator_peak, storage_peak
+from rekindle.torch.compiled.blocks import find_blocks
 from rekindle.torch.costs.modelled import ModelledTime
-from rekindle.torch.parts.blocks import find_blocks
+from rekindle.torch.measure.memory import allocator_peak, storage_peak
+from rekindle.torch.operators.flops import FlopCount
 from rekindle.torch.trace import trace
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench.py"

@@ -24,9 +24,9 @@ from rekindle.bench.closeness import difference
 from rekindle.bench.comparators import REGISTERED, NotApplicable
 from rekindle.bench.suites import Model, _real_case, _zoo_case
 from rekindle.model.rewriting import Plain, Rewrite, Rewriting
-from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.costs.flops import FlopCount
-from rekindle.torch.costs.memory import allocator_peak, storage_peak
+from rekindle.torch.measure.memory import allocator_peak, storage_peak
+from rekindle.torch.operators.flops import FlopCount
+from rekindle.torch.tensors.loss import default_loss
 
 LOGITS = ("logits",)
 WIDE = {"vocab": 2003, "length": 64}
@@ -225,7 +225,7 @@ def plan_that_sums(make: Callable[..., Any], asked: list[str]) -> Callable[..., 
 def test_rows_of_plans_that_need_only_be_close(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(api, "plan", plan_that_sums(api.plan, asked))
-    monkeypatch.setattr("rekindle.torch.check.verify.verify", lambda *a, **k: type("Check", (), {"ok": False}))
+    monkeypatch.setattr("rekindle.torch.serve.verify.verify", lambda *a, **k: type("Check", (), {"ok": False}))
     exact, close = bench.run_suite("smoke", ["cnn"], ["none", "none~close"], jobs=1)
     assert asked[-2:] == ["bitwise", "close"]
     assert (exact["status"], exact["slices"], exact["sums"]) == ("failed", 0, [])

@@ -17,9 +17,9 @@ from torch._subclasses import FakeTensorMode
 import cut_cases_of_elements  # noqa: F401  its cases join the others
 from cost_nodes import node
 from cut_cases import CASES, F64, Maker, Sizes, node_of
+from rekindle.torch.operators.cuts import SUM, Cut, cuts_of
+from rekindle.torch.operators.known_bits import BY_CONSTRUCTION, KNOWN, by_construction, known
 from rekindle.torch.rewrite import answers, probe, slice_runs
-from rekindle.torch.rewrite.cuts import SUM, Cut, cuts_of
-from rekindle.torch.rewrite.known_bits import BY_CONSTRUCTION, KNOWN, by_construction, known
 from rekindle.torch.rewrite.probe import Bits, probed
 from rekindle.torch.rewrite.slice_runs import edges_of
 from strategies import examples

@@ -16,8 +16,8 @@ from rekindle import Graph, InfeasibleBudget, Op, Schedule, Trace, Value, simula
 from rekindle.model.held import held_peak, keeping_results
 from rekindle.model.schedule import Free, Run
 from rekindle.own_terms import plain_activation_bytes
-from rekindle.torch.check.confirm import SETTINGS, bookkeeping
-from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.serve.confirm import SETTINGS, bookkeeping
 from strategies import chains, examples, joint_graphs, schedules, u_nets
 
 FAST = "storages"

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.check import verify as check_module
+from rekindle.torch.measure import trial
 from rekindle.torch.rewrite.closeness import NOTHING, Loose, difference, least_scale, loose
-from rekindle.torch.run import trial
+from rekindle.torch.serve import verify as check_module
 from rewritten_steps import tokens
 
 CLOSE: dict[str, Any] = {

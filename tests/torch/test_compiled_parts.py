@@ -19,13 +19,14 @@ from rekindle.ask import TraceOptions
 from rekindle.compiling import Compiled, CompileOptions
 from rekindle.errors import FormatError
 from rekindle.parts.files import load
-from rekindle.torch.check.verify import subject
-from rekindle.torch.parts import compiled_finding, compiled_search, stage
+from rekindle.torch.compiled import stage
+from rekindle.torch.compiled.compiled_forward import CompiledForward
+from rekindle.torch.compiled.compiler import compile_graph
+from rekindle.torch.parts import compiled_finding, compiled_search
 from rekindle.torch.parts.applied import forward_of, planned_parts
-from rekindle.torch.parts.compiled_forward import CompiledForward
 from rekindle.torch.parts.compiled_ways import compiled_ways
-from rekindle.torch.parts.compiler import compile_graph
 from rekindle.torch.parts.kinds import Kinds
+from rekindle.torch.serve.verify import subject
 
 QUIET: dict[str, Any] = {"progress": False}
 

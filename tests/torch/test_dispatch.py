@@ -15,7 +15,7 @@ from torch import nn
 
 import rekindle
 from rekindle import PlanMismatch, UsageError
-from rekindle.torch.run.planned import PlannedForward
+from rekindle.torch.serve.planned import PlannedForward
 from test_execute import Net, TwoResults, equal_gradients, tight
 
 

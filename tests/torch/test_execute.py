@@ -16,7 +16,7 @@ import rekindle
 from models import make
 from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
-from rekindle.torch.costs import memory as measure
+from rekindle.torch.measure import memory as measure
 
 
 def test_gradients_accumulate(pair: Any) -> None:

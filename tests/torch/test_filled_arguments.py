@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import rekindle
 from marks import few
 from rekindle import RekindleError, TraceError
-from rekindle.torch.capture import tree
+from rekindle.torch.tensors import tree
 
 LEAST: dict[str, Any] = {"minimize": "memory", "effort": "quick", "cost": "unit", "progress": False, "cache": False}
 

@@ -11,7 +11,7 @@ from torch import fx, nn
 from rekindle.model.rewriting import SLICES
 from rekindle.own_terms import plain_activation_bytes
 from rekindle.torch.capture.captured import Captured
-from rekindle.torch.capture.node_tensors import tensors_of
+from rekindle.torch.operators.node_tensors import tensors_of
 from rekindle.torch.rewrite import candidates, editing, fresh_results
 from rekindle.torch.rewrite.candidates import Rewrites
 from rekindle.torch.rewrite.finding import Allowed

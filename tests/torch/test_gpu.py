@@ -19,8 +19,8 @@ import rekindle
 from models import call, loss_of, make
 from rekindle import Plan, Trace, zoo
 from rekindle.torch.costs.devices import closest
-from rekindle.torch.costs.memory import allocator_peak
-from rekindle.torch.run.as_before import same
+from rekindle.torch.measure.as_before import same
+from rekindle.torch.measure.memory import allocator_peak
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used: else its sums may vary
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import rekindle
 from rekindle.planner import plan_graph
-from rekindle.torch.check.plan_trace import plan_trace
+from rekindle.torch.serve.plan_trace import plan_trace
 
 TOKENS, WORDS = 256, 4000
 

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 import rekindle
 from rekindle import RekindleError, TraceError
-from rekindle.torch.capture.loss import losses
-from rekindle.torch.check.first_difference import explained
-from rekindle.torch.run.measured_step import Outcome
+from rekindle.torch.measure.first_difference import explained
+from rekindle.torch.measure.measured_step import Outcome
+from rekindle.torch.tensors.loss import losses
 
 CAPTURE = Path(rekindle.__file__).parent / "torch" / "capture"
 EASY: dict[str, Any] = {"budget": 0.6, "or_least": True, "progress": False}

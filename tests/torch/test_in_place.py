@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rekindle
 from marks import every
 from rekindle.torch.costs.operator_calls import costs_nothing
-from rekindle.torch.run.as_before import same
+from rekindle.torch.measure.as_before import same
 
 
 class Count(TorchDispatchMode):

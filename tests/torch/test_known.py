@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import rekindle
 from branching import ONES, PADDED, Linear, Masked, gradients, masked, ops
 from rekindle.errors import PlanMismatch, TraceError
-from rekindle.torch.capture import capture, tree
-from rekindle.torch.run import new_call, refusals
-from rekindle.torch.run.as_before import same
+from rekindle.torch.capture import capture
+from rekindle.torch.measure.as_before import same
+from rekindle.torch.serve import new_call, refusals
+from rekindle.torch.tensors import tree
 from strategies import examples
 
 

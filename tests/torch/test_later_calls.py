@@ -155,7 +155,7 @@ def test_a_check_tells_nothing_of_its_own_calls() -> None:
 
 @sweep
 def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch.run import bound_plans, refusals
+    from rekindle.torch.serve import bound_plans, refusals
 
     plain, planned, x = pair()
     monkeypatch.setattr(refusals, "SETTINGS", refusals.RefusalSettings(wasted_plans_most=3))

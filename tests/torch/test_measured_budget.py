@@ -14,8 +14,8 @@ import rekindle
 from checked_models import Body, planned
 from rekindle import InfeasibleBudget, bounds
 from rekindle.sizes import format_bytes
-from rekindle.torch.check import verify
-from rekindle.torch.check.verify import Check, check_step
+from rekindle.torch.serve import verify
+from rekindle.torch.serve.verify import Check, check_step
 
 
 def test_the_peak_with_results_held_is_measured_on_request() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.run.as_before import same
+from rekindle.torch.measure.as_before import same
 
 
 class Net(nn.Module):

@@ -15,8 +15,8 @@ from torch import nn
 
 import rekindle
 from rekindle import PlanMismatch, RekindleWarning
-from rekindle.torch.capture import guards
-from rekindle.torch.run import replanner
+from rekindle.torch.serve import replanner
+from rekindle.torch.situation import guards
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages"}
 

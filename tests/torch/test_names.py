@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import rekindle
 from marks import every
 from rekindle.model.graph import ACCUMULATE
-from rekindle.torch.capture.module_paths import is_marked, printable
+from rekindle.torch.situation.module_paths import is_marked, printable
 
 EVIL = [
     "x\nopen('owned', 'w')\n#", "x\n    open('owned', 'w')\n    #",

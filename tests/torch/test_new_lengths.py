@@ -16,11 +16,11 @@ from torch import nn
 
 import rekindle
 from rekindle.torch.capture import capture as capturing
-from rekindle.torch.run import bound_plans
-from rekindle.torch.run.bound_plans import BoundPlansSettings
-from rekindle.torch.run.new_shapes import NewShapes
-from rekindle.torch.run.refusals import SETTINGS as REFUSALS
-from rekindle.torch.run.refusals import Refusals
+from rekindle.torch.serve import bound_plans
+from rekindle.torch.serve.bound_plans import BoundPlansSettings
+from rekindle.torch.serve.new_shapes import NewShapes
+from rekindle.torch.serve.refusals import SETTINGS as REFUSALS
+from rekindle.torch.serve.refusals import Refusals
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages", "effort": "quick"}
 LENGTHS = (12, 17, 30, 9, 25, 1)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 import rekindle
-from rekindle.torch.run import bound_plans
+from rekindle.torch.serve import bound_plans
 
 WARM_UP, FEW, MANY_CYCLES, MANY_STEPS = 6, 5, 100, 400
 SIZES = 7

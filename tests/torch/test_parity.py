@@ -17,7 +17,7 @@ from models import HF, MODELS, call, context, loss_of, make
 from rekindle import Plan, Schedule, Trace, simulate
 from rekindle.kernels.modes import HOLD, KEEP, TRANSIENT
 from rekindle.structure.saved import Dropping
-from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.run import stages
 
 SOLVERS = ("none", "every", "chen-sqrt", "feng")

@@ -21,10 +21,10 @@ from marks import few, sweep
 from models_in_parts import Experts, Packed, differing, opt, packed, routed, train, words
 from refused import left_alone
 from rekindle import FormatError, InfeasibleBudget, PartsPlan, PlanMismatch, RekindleWarning, TraceError, UsageError
-from rekindle.torch.check.verify import subject
-from rekindle.torch.costs.memory import allocator_peak
-from rekindle.torch.parts import recording
-from rekindle.torch.run.as_before import as_before
+from rekindle.torch.measure import recording
+from rekindle.torch.measure.as_before import as_before
+from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.serve.verify import subject
 
 QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
 

@@ -15,8 +15,8 @@ import rekindle
 from models_in_parts import differing, m2m100, opt, train
 from models_that_decide import WORDS, Words
 from rekindle import PartsPlan
-from rekindle.torch.check.verify import subject
-from rekindle.torch.parts.caches import matter
+from rekindle.torch.measure.caches import matter
+from rekindle.torch.serve.verify import subject
 
 QUICK: dict[str, Any] = {"effort": "quick", "progress": False}
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.torch.capture.pattern import Pattern
+from rekindle.torch.serve.pattern import Pattern
 
 SIZES = (20, 12, 30, 17)
 

@@ -6,8 +6,8 @@ import pytest
 
 import rekindle
 from rekindle import Schedule, simulate
-from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.costs.memory import storage_peak
+from rekindle.torch.measure.memory import storage_peak
+from rekindle.torch.tensors.loss import default_loss
 
 
 @pytest.mark.parametrize(

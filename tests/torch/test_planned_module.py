@@ -17,8 +17,8 @@ from pairs import Net, both, equal_gradients, tight
 from rekindle import RekindleError
 from rekindle.ask import PlanOptions
 from rekindle.planner import plan_graph
-from rekindle.torch.costs import memory as measure
-from rekindle.torch.run.planned import PlannedForward
+from rekindle.torch.measure import memory as measure
+from rekindle.torch.serve.planned import PlannedForward
 
 
 def test_nothing_stays_alive_after_a_step(pair: Any) -> None:
@@ -180,7 +180,7 @@ def test_verify_leaves_everything_as_it_was(pair: Any) -> None:
 
 def test_verify_sees_a_wrong_number(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A random op that draws anew instead of being replayed must not pass."""
-    from rekindle.torch.capture import rng
+    from rekindle.torch.tensors import rng
 
     plain, _, x = pair
     monkeypatch.setattr(rng, "replay", lambda kept, op, device, call, *args, **kwargs: call(*args, **kwargs))

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from cost_nodes import node
 from layouts import FLOATS, form, laid_out, numbers, same
-from rekindle.torch.capture import rules
-from rekindle.torch.capture.own_ops import workspace_bytes
-from rekindle.torch.capture.private import FakeTensorMode, tree_map_only
-from rekindle.torch.costs.memory import allocator_peak
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
-from rekindle.torch.rewrite import pieces
-from rekindle.torch.rewrite.pieces import PieceSettings
-from rekindle.torch.rewrite.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
+from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.operators import pieces, rules
+from rekindle.torch.operators.own_ops import workspace_bytes
+from rekindle.torch.operators.pieces import PieceSettings
+from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
+from rekindle.torch.private import FakeTensorMode, tree_map_only
 
 aten: Any = torch.ops.aten
 FORMATS = [torch.contiguous_format, torch.channels_last]

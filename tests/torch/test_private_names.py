@@ -21,7 +21,7 @@ import rekindle
 
 HOME = Path(rekindle.__file__).parent
 COMPARATORS = Path(__file__).parents[2] / "benchmarks" / "comparators"
-PRIVATE = ast.parse((HOME / "torch/capture/private.py").read_text())
+PRIVATE = ast.parse((HOME / "torch/private.py").read_text())
 OF_COMPARATORS = ast.parse((COMPARATORS / "private.py").read_text())
 
 

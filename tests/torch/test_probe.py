@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import rekindle
 from refused import Net, a_plan, batch, left_alone, never, plan_it  # noqa: F401  never is a fixture of every test
 from rekindle import TraceError, UsageError
-from rekindle.torch.check import probe as probing
+from rekindle.torch.measure import probe as probing
 
 
 # -- the profiler ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.capture.other_random import numpys, pythons
+from rekindle.torch.situation.other_random import numpys, pythons
 
 
 def every_generator() -> None:

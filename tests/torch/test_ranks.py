@@ -10,7 +10,7 @@ import torch
 
 import two_ranks
 from rekindle import RekindleWarning
-from rekindle.torch import ranks
+from rekindle.torch.tensors import ranks
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import models
 from rekindle.bench.remembered import Remembered
-from rekindle.torch.costs.flops import FlopCount
-from rekindle.torch.costs.memory import storage_peak
 from rekindle.torch.costs.modelled import ModelledTime
+from rekindle.torch.measure.memory import storage_peak
+from rekindle.torch.operators.flops import FlopCount
 
 
 def described(t: Any) -> Any:

@@ -13,14 +13,14 @@ import rekindle
 from rekindle.model.rewriting import CONVOLUTIONS, SAVES, SLICES, Rewrite, Rewriting
 from rekindle.own_terms import beside_captured, plain_figures
 from rekindle.torch.capture.captured import Captured
+from rekindle.torch.operators.cuts import cuts_of
+from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
+from rekindle.torch.operators.small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
 from rekindle.torch.rewrite.apply import rewritten
 from rekindle.torch.rewrite.convolutions import may_split
-from rekindle.torch.rewrite.cuts import cuts_of
-from rekindle.torch.rewrite.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
 from rekindle.torch.rewrite.region import is_slice
 from rekindle.torch.rewrite.regions import adds_up, grown
 from rekindle.torch.rewrite.saves import saves
-from rekindle.torch.rewrite.small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
 from rekindle.torch.rewritten import with_rewrites
 
 aten: Any = torch.ops.aten

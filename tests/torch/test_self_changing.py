@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.torch.capture import tensor_state
-from rekindle.torch.capture.tensor_state import fingerprint
-from rekindle.torch.run.as_before import as_before, same
+from rekindle.torch.measure.as_before import as_before, same
+from rekindle.torch.situation import tensor_state
+from rekindle.torch.situation.tensor_state import fingerprint
 from strategies import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.capture import precision
 from rekindle.torch.capture.random_state import only_draws
 from rekindle.torch.costs.devices import get
 from rekindle.torch.costs.operator_calls import roofline
+from rekindle.torch.tensors import precision
 
 aten = torch.ops.aten
 

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 import rekindle
 from rekindle.compiling import IN_SLICES, CompileOptions
 from rekindle.errors import UsageError
-from rekindle.torch.parts import sliced_loss
-from rekindle.torch.parts.sliced_loss import SliceSettings
-from rekindle.torch.parts.whole_graph import StagedForward
+from rekindle.torch.compiled import sliced_loss
+from rekindle.torch.compiled.sliced_loss import SliceSettings
+from rekindle.torch.compiled.whole_graph import StagedForward
 
 WIDTH, WORDS = 8, 24
 

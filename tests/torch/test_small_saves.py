@@ -14,22 +14,21 @@ from torch import Tensor
 
 from cost_nodes import node
 from layouts import FLOATS, SHAPES, form, laid_out, numbers, same
-from rekindle.torch.capture import rules
-from rekindle.torch.capture.own_ops import workspace_bytes
-from rekindle.torch.capture.private import FakeTensorMode, tree_map_only
 from rekindle.torch.costs.made_up import as_call
-from rekindle.torch.costs.memory import allocator_peak, storage_peak
 from rekindle.torch.costs.node_costs import modelled_costs, node_costs
-from rekindle.torch.rewrite import bit_rows, pieces, small_saves
-from rekindle.torch.rewrite.bit_rows import RowSettings
-from rekindle.torch.rewrite.pieces import PieceSettings
-from rekindle.torch.rewrite.small_saves import (
+from rekindle.torch.measure.memory import allocator_peak, storage_peak
+from rekindle.torch.operators import bit_rows, pieces, rules, small_saves
+from rekindle.torch.operators.bit_rows import RowSettings
+from rekindle.torch.operators.own_ops import workspace_bytes
+from rekindle.torch.operators.pieces import PieceSettings
+from rekindle.torch.operators.small_saves import (
     DROPOUT_BACKWARD_BY_BITS,
     PACK_MASK,
     SIGN_BITS,
     UNPACK_MASK,
     ZERO_BY_BITS,
 )
+from rekindle.torch.private import FakeTensorMode, tree_map_only
 
 aten: Any = torch.ops.aten
 MANY = settings(max_examples=150)  # many layouts, all small

@@ -13,10 +13,10 @@ import rekindle
 from rekindle.torch import trace
 from rekindle.torch.capture.captured import Captured, joint_fake_mode
 from rekindle.torch.capture.duplicates import merge_duplicates
-from rekindle.torch.rewrite import pieces
-from rekindle.torch.rewrite.pieces import PieceSettings
-from rekindle.torch.rewrite.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
-from rekindle.torch.rewrite.small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
+from rekindle.torch.operators import pieces
+from rekindle.torch.operators.pieces import PieceSettings
+from rekindle.torch.operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
+from rekindle.torch.operators.small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
 
 aten: Any = torch.ops.aten
 

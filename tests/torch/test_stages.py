@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from rekindle.compiling import Compiled, CompileOptions
 from rekindle.errors import RekindleWarning
-from rekindle.torch.parts import whole_graph
-from rekindle.torch.parts.compiled_calls import settings
-from rekindle.torch.parts.compiler import compile_graph
-from rekindle.torch.parts.whole_graph import StagedForward, StageSettings
+from rekindle.torch.compiled import whole_graph
+from rekindle.torch.compiled.compiled_calls import settings
+from rekindle.torch.compiled.compiler import compile_graph
+from rekindle.torch.compiled.whole_graph import StagedForward, StageSettings
 
 LOGGER = logging.getLogger("a model's own")
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import rekindle
 from marks import every
-from rekindle.torch.capture.eager_strides import eager_strides
+from rekindle.torch.operators.eager_strides import eager_strides
 
 STEPS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "batch norm": (lambda x: nn.BatchNorm1d(8)(x), (2, 8, 6)),

@@ -15,11 +15,11 @@ from torch import nn
 
 import rekindle
 from rekindle import RekindleError, UsageError
-from rekindle.torch.capture import lock as locks
-from rekindle.torch.capture import module_call as calls
-from rekindle.torch.capture import rng
 from rekindle.torch.capture.compiling_flag import as_if_compiling
-from rekindle.torch.capture.lock import Lock
+from rekindle.torch.situation import module_call as calls
+from rekindle.torch.tensors import lock as locks
+from rekindle.torch.tensors import rng
+from rekindle.torch.tensors.lock import Lock
 
 
 class Net(nn.Module):

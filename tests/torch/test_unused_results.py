@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import rekindle
 from command_line import Ran
-from rekindle.torch.capture import tree
-from rekindle.torch.check.verify import check_step
+from rekindle.torch.serve.verify import check_step
+from rekindle.torch.tensors import tree
 from steps_compared import QUICK
 
 HOW: dict[str, Any] = QUICK | {"cost": "flops", "progress": False}

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.check import verify as check_module
+from rekindle.torch.measure import trial, variation
 from rekindle.torch.rewrite.closeness import difference
-from rekindle.torch.run import trial, variation
+from rekindle.torch.serve import verify as check_module
 
 LIBRARY = torch.library.Library("varying", "DEF")
 LIBRARY.define("backward(Tensor gradient, float noise) -> Tensor")

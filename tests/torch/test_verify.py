@@ -16,8 +16,8 @@ from torch import nn
 import rekindle
 from checked_models import FAST, Body, planned
 from rekindle import RekindleError, UsageError
-from rekindle.torch.capture.loss import default_loss
-from rekindle.torch.check.verify import check_step
+from rekindle.torch.serve.verify import check_step
+from rekindle.torch.tensors.loss import default_loss
 
 
 @pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x.mul_(0.5), lambda x: x[:2].zero_()])
@@ -40,7 +40,7 @@ def test_a_model_that_writes_over_its_input(write: Callable[[torch.Tensor], Any]
 
 def spoil(monkeypatch: pytest.MonkeyPatch, how: Callable[[list[Any]], None]) -> None:
     """Let planned calls do something to their inputs that plain ones do not."""
-    from rekindle.torch.run.planned import Bound
+    from rekindle.torch.serve.planned import Bound
 
     call = Bound.__call__
 
@@ -60,7 +60,7 @@ def test_what_is_written_into_an_input_is_compared(monkeypatch: pytest.MonkeyPat
     handle = layers[0].weight.register_hook(lambda g: g)
     handle.remove()
     monkeypatch.setattr(
-        "rekindle.torch.run.measured_step._backward",
+        "rekindle.torch.measure.measured_step._backward",
         lambda value: (value.backward(), [t.add_(1) for t in late], late.clear()),
     )
     check = rekindle.verify(model, x, plan)
@@ -97,7 +97,7 @@ def test_a_model_that_draws_is_called_twice(monkeypatch: pytest.MonkeyPatch) -> 
     model, x = Noisy(), torch.rand(8, 16)
     plan = planned(model, x)
     assert rekindle.verify(model, x, plan).ok
-    from rekindle.torch.run.planned import Bound
+    from rekindle.torch.serve.planned import Bound
 
     call = Bound.__call__
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import rekindle
 from checked_models import planned
-from rekindle.torch.costs.memory import allocator_peak
+from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.run.sample import Sample
 
 

@@ -45,12 +45,18 @@ ORDER: list[dict[str, set[str]]] = [
     {"explain": set()},
     {"parts": set(), "estimates": set()},
     {"show": set()},
+    {"torch.private": set()},
+    {"torch.tensors": set()},
+    {"torch.operators": set()},
+    {"torch.situation": set()},
     {"torch.capture": set()},
     {"torch.costs": set(), "zoo": set()},
     {"torch.rewrite": set()},
     {"torch": set()},
     {"torch.run": set()},
-    {"torch.check": set()},
+    {"torch.measure": set()},
+    {"torch.serve": set()},
+    {"torch.compiled": set()},
     {"torch.parts": set(), "torch.estimate": set()},
     {"api": {"api", "citations"}},
     {"public names": {"rekindle"}, "demo": {"demo"}, "warming": {"warming"}, "bench": set(), "integrations": set()},
@@ -68,7 +74,7 @@ WITHOUT_TORCH = {room for room, rank in RANK.items() if rank <= RANK["planner"]}
 }
 COMMANDS = ("bench", "compare", "demo", "estimate", "explain", "frontier", "plan", "report", "solve", "solvers")
 VERBS = ("api", "torch.trace", "torch.estimate.largest")
-OPERATORS = ("zoo.lstm_steps", "torch.rewrite.pool_offsets")  # parameters of a torch operator are its inputs
+OPERATORS = ("zoo.lstm_steps", "torch.operators.pool_offsets")  # parameters of a torch operator are its inputs
 PLANNER_FILES = ("planner", "candidates", "carrying", "certify", "frontiers")
 
 
@@ -219,8 +225,8 @@ def test_a_docstring_opens_every_file_and_begins_with_no_pronoun() -> None:
 
 # private attributes of Lightning's objects; its real component runs in tests/torch/test_lightning.py
 LIGHTNINGS = {"integrations.lightning": {"_data_source", "_on_before_batch_transfer"}}
-PRIVATE = "torch.capture.private"  # the list of private names of torch, and of private attributes of its objects
-COMPILERS = "torch.parts.compiler"  # the list of private names of torch.compile
+PRIVATE = "torch.private"  # the list of private names of torch, and of private attributes of its objects
+COMPILERS = "torch.compiled.compiler"  # the list of private names of torch.compile
 
 
 def test_private_names_of_torch_stand_in_one_file() -> None:

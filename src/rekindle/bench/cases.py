@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from ..torch.costs.flops import FlopCount
-from ..torch.costs.instrument import Instrument, Together
 from ..torch.costs.modelled import ModelledTime
+from ..torch.operators.flops import FlopCount
+from ..torch.tensors.instrument import Instrument, Together
 from .methods import TARGET
 
 PeakOf = Callable[[Callable[[], None], Sequence[Instrument]], int]

@@ -41,7 +41,7 @@ def difference(case: Case, within: Within) -> Difference:
 
 def _step(case: Case) -> tuple[float, list[torch.Tensor | None]]:
     """The loss of one step and the gradients of all parameters."""
-    from ..torch.capture.loss import default_loss
+    from ..torch.tensors.loss import default_loss
 
     found: list[float] = []
 

@@ -17,7 +17,7 @@ from .comparators import REGISTERED, Comparator
 from .row import ModelFacts, Outcome, Row, Task, make_row
 
 PRELOADED = [
-    "rekindle.bench.model_rows", "rekindle.torch.trace", "rekindle.torch.run.planned", "rekindle.portfolio.auto",
+    "rekindle.bench.model_rows", "rekindle.torch.trace", "rekindle.torch.serve.planned", "rekindle.portfolio.auto",
     "rekindle.zoo.seeds",
 ]  # fmt: skip
 # the note of a row whose process ended before it came to the method: MEASURED model ENDED_EARLY code

@@ -11,16 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..torch.capture.node_tensors import elements_spanned
-from ..torch.capture.private import (
-    FakeTensor,
-    FakeTensorMode,
-    OpOverload,
-    TorchDispatchMode,
-    in_kernel_invocation_manager,
-)
-from ..torch.costs.instrument import WHICH_DEVICE
-from ..torch.costs.op_tensors import tensors_in
+from ..torch.operators.node_tensors import elements_spanned
+from ..torch.private import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, in_kernel_invocation_manager
+from ..torch.tensors.instrument import WHICH_DEVICE
+from ..torch.tensors.op_tensors import tensors_in
 
 _OTHER_MEMORY = {torch.ops.aten.set_, torch.ops.aten.resize_, torch.ops.aten.resize_as_}
 _PLAIN = (type(None), int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -68,7 +68,7 @@ def _seeds_case(name: str, batch: int, image: int) -> Case:
 
 def _storage_peak(model: nn.Module, step: Callable[[], None], mode: AbstractContextManager[Any]) -> PeakOf:
     """The peak instrument for fake tensors: leaves out parameters, their gradients (which it first creates) and buffers."""
-    from ..torch.costs.memory import storage_peak
+    from ..torch.measure.memory import storage_peak
 
     with mode:
         step()
@@ -86,8 +86,8 @@ def _of_zoo(names: dict[str, tuple[str, dict[str, Any]]]) -> Suite:
 
 def _zoo_case(name: str, options: dict[str, Any], unused: tuple[str, ...] = ()) -> Case:
     from .. import zoo
-    from ..torch.capture import tree
-    from ..torch.capture.loss import default_loss
+    from ..torch.tensors import tree
+    from ..torch.tensors.loss import default_loss
     from ..torch.trace import call_arguments
     from .cases import Case
     from .data_branches import data_branches
@@ -182,9 +182,9 @@ def _cnn(batch: int, image: int) -> tuple[nn.Module, Tensor]:
 
 
 def _real_case(make: Callable[[], tuple[nn.Module, Any]], unused: tuple[str, ...] = ()) -> Case:
-    from ..torch.capture.loss import default_loss
-    from ..torch.check.verify import verify
-    from ..torch.costs.memory import allocator_peak
+    from ..torch.measure.memory import allocator_peak
+    from ..torch.serve.verify import verify
+    from ..torch.tensors.loss import default_loss
     from ..torch.trace import call_arguments
     from .cases import Case
 

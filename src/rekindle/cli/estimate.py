@@ -116,7 +116,7 @@ def _loaded(spec: str, batch: int | None) -> tuple[Any, Any, Callable[[int], Any
     """
     if spec.startswith("zoo:"):
         from .. import zoo
-        from ..torch.capture.private import FakeTensorMode
+        from ..torch.private import FakeTensorMode
 
         mode, name = FakeTensorMode(), spec.removeprefix("zoo:")
         with mode:

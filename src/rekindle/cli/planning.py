@@ -24,7 +24,7 @@ from ..sizes import format_bytes
 from . import completing
 from .answer import Answer, Whole
 from .models import file_of, is_graph_file, load_graph, trace_model
-from .options import (  # fmt: skip
+from .options import (
     Batch,
     Budget,
     Cache,

@@ -24,12 +24,12 @@ from ..plan_files import from_text
 from ..progress import telling
 from ..sizes import format_bytes
 from ..torch import accept as torch_accept
-from ..torch.check.verify import check_step
 from ..torch.parts.applied import parts_taken_off
 from ..torch.parts.for_all import bound_here
 from ..torch.parts.planning import Request
 from ..torch.rewritten import fitting
-from ..torch.run.planned import set_aside
+from ..torch.serve.planned import set_aside
+from ..torch.serve.verify import check_step
 from ..torch.trace import Trace, trace
 
 _OWN = ("budget", "max_overhead", "minimize")  # the goals among the arguments of `checkpoint`

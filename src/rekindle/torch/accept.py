@@ -20,11 +20,12 @@ from ..errors import TraceError, UsageError
 from ..frames import is_users
 from ..printed import value
 from ..progress import Progress
-from .capture import private, sharded, tree
-from .capture.attributes import plain_tensors
-from .capture.fields import fields_of
-from .capture.lock import LOCK
-from .capture.module_paths import is_marked
+from . import private
+from .situation.attributes import plain_tensors
+from .situation.module_paths import is_marked
+from .tensors import sharded, tree
+from .tensors.fields import fields_of
+from .tensors.lock import LOCK
 
 # Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")

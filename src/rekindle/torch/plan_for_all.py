@@ -17,7 +17,7 @@ from ..errors import FormatError
 from ..model import formats
 from ..model.graph import Graph
 from ..model.plan import Plan
-from . import ranks
+from .tensors import ranks
 
 Costs = list[tuple[float, int, int]]  # seconds, FLOPs and bytes of workspace of each op
 

@@ -23,7 +23,6 @@ from ..model.rewriting import Plain, Rewrite, Rewriting, steps_from_json
 from ..model.rewriting_words import short
 from ..own_terms import beside_captured, once, overhead_beside, own_goal, plain_figures
 from ..progress import announce
-from . import ranks
 from .plan_for_all import question_of
 from .rewrite.candidates import Rewrites
 from .rewrite.closeness import marked, sums
@@ -31,6 +30,7 @@ from .rewrite.finding import Allowed
 from .rewrite.probe import Bits
 from .rewrite.regions import adds_up
 from .rewritten import with_captured, with_rewrites
+from .tensors import ranks
 from .trace import Trace
 
 log = logging.getLogger("rekindle")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .capture.sharded import local
-from .costs.op_tensors import dense_parts
+from .tensors.op_tensors import dense_parts
+from .tensors.sharded import local
 
 
 def resident_bytes(

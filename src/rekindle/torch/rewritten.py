@@ -12,8 +12,8 @@ from ..model.op_names import op_words
 from ..model.plan import Plan
 from ..model.rewriting import Rewrite
 from .capture.captured import Captured
-from .capture.node_tensors import tensors_of
 from .capture.normalise import lower
+from .operators.node_tensors import tensors_of
 from .rewrite.apply import rewritten
 from .rewrite.closeness import marked, sums
 from .rewrite.probe import Bits

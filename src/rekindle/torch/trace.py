@@ -21,34 +21,34 @@ from ..model.plan import Plan
 from ..progress import Progress, announce, telling
 from . import accept
 from .capture import capture as cap
-from .capture import module_call as calls
-from .capture import tree
-from .capture.attribute_reads import Reads
-from .capture.attributes import plain_tensors
 from .capture.captured import Captured
 from .capture.duplicates import merge_duplicates
-from .capture.guards import Expected
 from .capture.in_place import write_in_place
 from .capture.left_out import no_such_results
-from .capture.lock import LOCK
 from .capture.lowered import Lowered
-from .capture.module_call import Key, as_arguments
-from .capture.module_paths import is_marked
-from .capture.node_tensors import storage_bytes, tensors_of
 from .capture.normalise import lower
-from .capture.number_places import attributes_set, name_of, replaced
-from .capture.numbers import Attribute, Numbers, Place
-from .capture.private import is_fake, store_of_processes
-from .capture.sharded import own_class
 from .capture.stand_in import has_stand_in, stand_ins
 from .costs import devices, unknown_sizes
 from .costs.cache import environment
 from .costs.node_costs import known_workspaces, modelled_costs, node_costs
 from .costs.optimizer_names import names
 from .costs.optimizers import not_counted, state_bytes
+from .operators.node_tensors import storage_bytes, tensors_of
 from .plan_for_all import Costs, costs_for_all, with_costs
+from .private import is_fake, store_of_processes
 from .resident import gradient_bytes, resident_bytes
 from .rewrite.shape_only import without_shapes
+from .situation import module_call as calls
+from .situation.attribute_reads import Reads
+from .situation.attributes import plain_tensors
+from .situation.guards import Expected
+from .situation.module_call import Key, as_arguments
+from .situation.module_paths import is_marked
+from .situation.number_places import attributes_set, name_of, replaced
+from .situation.numbers import Attribute, Numbers, Place
+from .tensors import tree
+from .tensors.lock import LOCK
+from .tensors.sharded import own_class
 
 T = TypeVar("T")
 

@@ -98,7 +98,7 @@ def _surroundings(seed: int, fake: bool) -> ExitStack:
     """A context with the CPU as device, a seeded generator of its own, and fake tensors if `fake`."""
     import torch
 
-    from ..torch.capture.private import FakeTensor, FakeTensorMode
+    from ..torch.private import FakeTensor, FakeTensorMode
 
     with ExitStack() as stack:
         stack.enter_context(torch.device("cpu"))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import RekindleError
-from ..torch.capture.private import FakeTensor, unset_fake_temporarily
+from ..torch.private import FakeTensor, unset_fake_temporarily
 
 
 def import_library(name: str) -> ModuleType:

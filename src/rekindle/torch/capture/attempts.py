@@ -13,13 +13,14 @@ import torch
 from torch import fx, nn
 
 from ...errors import TraceError, UsageError
-from . import hidden_writes, inner_checkpoints
-from .attributes import Attributes
+from ..operators import hidden_writes
+from ..private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
+from ..situation.attributes import Attributes
+from ..situation.module_paths import module_paths_recorded
+from . import inner_checkpoints
 from .compiling_flag import as_if_compiling
 from .eager_kernels import eager_composites
 from .flat import FlatForward
-from .module_paths import module_paths_recorded
-from .private import aot_export_joint_with_descriptors, functorch_config, inductor_config, scripted_refused
 from .random_state import only_draws
 from .trace_errors import BY_LINE, changed_in_backward, depends_on_itself, trace_error
 

@@ -19,20 +19,9 @@ from torch import nn
 from ... import notices
 from ...ask import TraceOptions
 from ...errors import TraceError
-from . import tree
-from .attempts import check_stateless, export_joint
-from .attention import AttentionOfGpu
-from .attributes import kind_of, tensors_as_buffers, tensors_in_attributes
-from .captured import Captured
-from .eager_strides import eager_strides
-from .flat import FlatForward, by_parameter
-from .joint_graph import read_joint_graph
-from .kept import kept
-from .later_calls import check_later_calls
-from .lru_caches import holds_traced
-from .module_paths import printable
-from .numbers import Numbers
-from .private import (
+from ..operators.attention import AttentionOfGpu
+from ..operators.eager_strides import eager_strides
+from ..private import (
     FAKE_TENSOR_LOGGER,
     FakeTensorMode,
     TracingContext,
@@ -41,8 +30,19 @@ from .private import (
     no_source_of_graphs_kept,
     tracing,
 )
+from ..situation.attributes import kind_of, tensors_as_buffers, tensors_in_attributes
+from ..situation.kept import kept
+from ..situation.lru_caches import holds_traced
+from ..situation.module_paths import printable
+from ..situation.numbers import Numbers
+from ..situation.side_effects import VARIABLES, SideEffects, is_kept_for_itself
+from ..tensors import tree
+from .attempts import check_stateless, export_joint
+from .captured import Captured
+from .flat import FlatForward, by_parameter
+from .joint_graph import read_joint_graph
+from .later_calls import check_later_calls
 from .random_state import no_other_random
-from .side_effects import VARIABLES, SideEffects, is_kept_for_itself
 from .trace_errors import UNKNOWN, changed_in_backward, depends_on_itself
 
 log = logging.getLogger("rekindle")

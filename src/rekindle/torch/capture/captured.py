@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .hidden_writes import STATISTICS
+from ..operators.hidden_writes import STATISTICS
+from ..private import FakeTensorMode, fake_mode_of
+from ..situation.numbers import Numbers
+from ..situation.surroundings import is_cast_once
+from ..tensors.tree import Branch
 from .known_values import Question
-from .numbers import Numbers
-from .private import FakeTensorMode, fake_mode_of
-from .surroundings import is_cast_once
-from .tree import Branch
 
 
 class Assigned(NamedTuple):

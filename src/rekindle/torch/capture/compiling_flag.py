@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from . import private
+from .. import private
 
 
 class _Told:

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import fx
 
-from . import rules
+from ..operators import rules
+from ..operators.node_tensors import is_member, tensors_of
+from ..private import OpOverload, disable_autocast, pytree
 from .captured import Captured, joint_fake_mode
-from .node_tensors import is_member, tensors_of
-from .private import OpOverload, disable_autocast, pytree
 
 
 def merge_duplicates(c: Captured, distinct: Callable[[fx.Node], bool]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import hidden_writes, random_in_place
-from .private import (
+from ..operators import hidden_writes, random_in_place
+from ..private import (
     DispatchKey,
     FunctionalTensor,
     OpOverload,
@@ -19,7 +19,7 @@ from .private import (
     all_op_names,
     dispatch_key_is_excluded,
     from_functional_tensor,
-)  # fmt: skip
+)
 
 # Composite ops that torch replaces by Python versions while tracing. These round differently from the C++ versions that
 # eager calls: other kernels, another order of additions.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .private import DispatchKey
+from ..private import DispatchKey
 
 aten = torch.ops.aten
 

@@ -13,20 +13,21 @@ from torch import nn
 from ...ask import TraceOptions
 from ...errors import TraceError
 from ...frames import ChangeFinder, in_short, line_of, users_frame
-from . import lru_caches, tree
-from .attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
+from ..private import checkpoints_noted, is_fake, mutations_of, place_of
+from ..situation import lru_caches
+from ..situation.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
+from ..situation.hooks import described, is_torchs
+from ..situation.lines_that_set import line_that_sets
+from ..situation.number_places import name_of
+from ..situation.numbers import Argument, Numbers
+from ..situation.surroundings import is_cast_once
+from ..tensors import tree
+from ..tensors.loss import losses
 from .captured import Assigned
 from .eager_kernels import EagerLayout, one_cast_each
 from .extents import indices_for_masks
-from .hooks import described, is_torchs
 from .known_values import KnownValues, Question
 from .left_out import taken_apart
-from .lines_that_set import line_that_sets
-from .loss import losses
-from .number_places import name_of
-from .numbers import Argument, Numbers
-from .private import checkpoints_noted, is_fake, mutations_of, place_of
-from .surroundings import is_cast_once
 from .trace_errors import lets_require_grad, moves
 
 

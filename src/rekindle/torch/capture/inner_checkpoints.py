@@ -6,9 +6,9 @@ from torch import fx
 
 from ...errors import TraceError
 from ...frames import in_short
-from . import rules
+from ..operators import rules
+from ..situation.module_paths import printable
 from .flat import FlatForward, Inner
-from .module_paths import printable
 
 NAMES_MOST = 2  # of tensors, in a message
 

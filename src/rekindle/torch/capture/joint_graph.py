@@ -10,10 +10,10 @@ from torch import fx, nn
 
 from ...errors import TraceError
 from ...frames import in_short
-from . import tree
+from ..private import OpOverload, aot, tree_leaves
+from ..situation.module_paths import module_path, source_line
+from ..tensors import tree
 from .captured import Captured
-from .module_paths import module_path, source_line
-from .private import OpOverload, aot, tree_leaves
 from .trace_errors import NO_BACKWARD, moves
 
 _PREFIX = "model."  # of names: the traced FlatForward has the user's module as a submodule

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import hidden_writes
+from ..operators import hidden_writes
+from ..private import FunctionalTensor, OpOverload, TorchDispatchMode, disable_modes, pytree
+from ..situation.questions import SETTINGS, Question
+from ..situation.recorded_ops import Held, Input, RecordedOp, Recording, Result, result_of
+from ..tensors.generators import refuse_own
+from ..tensors.tensor_memory import memory_state, same_state, written_by
 from .extents import SELECTIONS, selected
-from .generators import refuse_own
-from .private import FunctionalTensor, OpOverload, TorchDispatchMode, disable_modes, pytree
-from .questions import SETTINGS, Question
 from .random_ranges import Drawn
 from .recordable import by_shape, filled, literal, tells, with_references
-from .recorded_ops import Held, Input, RecordedOp, Recording, Result, result_of
-from .tensor_memory import memory_state, same_state, written_by
 
 aten = torch.ops.aten
 

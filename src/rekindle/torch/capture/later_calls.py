@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from . import generators
-from .attributes import Attributes
+from ..private import FakeTensorMode, TorchDispatchMode, is_fake, pytree
+from ..situation.attributes import Attributes
+from ..situation.restorable import Restorable, restorable, same_entry
+from ..situation.side_effects import SideEffects
+from ..tensors import generators
+from ..tensors.tensor_memory import written_by
 from .counted import Asked, counted, lengths_counted
 from .flat import FlatForward
-from .private import FakeTensorMode, TorchDispatchMode, is_fake, pytree
-from .restorable import Restorable, restorable, same_entry
-from .side_effects import SideEffects
-from .tensor_memory import written_by
 from .trace_errors import depends_on_itself
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import torch
 
 from ...arguments import close
 from ...errors import UsageError
-from . import tree
-from .loss import losses
+from ..tensors import tree
+from ..tensors.loss import losses
 
 NAMES_SHOWN_MOST = 8  # in a message; a guess
 

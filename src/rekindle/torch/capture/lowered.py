@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from ...model.graph import Graph
+from ..operators.node_tensors import Part
 from .captured import Captured
-from .node_tensors import Part
 
 
 @dataclass

@@ -21,11 +21,11 @@ from torch import fx
 from ...errors import TraceError
 from ...model.graph import ACCUMULATE, BOUNDARY, COPY, OPERATOR, SNAPSHOT, Graph, Op
 from ...model.traced_names import traced_name
-from . import rules
+from ..operators import rules
+from ..operators.node_tensors import describe, is_view, same_layout, storage_bytes, tensors_of
+from ..situation.module_paths import is_marked, printable
 from .captured import Captured
 from .lowered import Lowered, OpCall
-from .module_paths import is_marked, printable
-from .node_tensors import describe, is_view, same_layout, storage_bytes, tensors_of
 from .phases import phases
 from .storages import Storages
 

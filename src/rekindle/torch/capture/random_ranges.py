@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .rules import draws_random
-from .tensor_memory import memory_state, same_state
+from ..operators.rules import draws_random
+from ..tensors.tensor_memory import memory_state, same_state
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ import torch
 
 from ...errors import TraceError
 from ...frames import in_short, is_users, line_of
-from .other_random import numpys, pythons
-from .private import disable_modes
+from ..private import disable_modes
+from ..situation.other_random import numpys, pythons
 
 SETS_GENERATOR = "reads or sets the state of torch's random generator"
 # Functions in these modules act for their callers.

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .private import disable_modes, pytree
-from .recorded_ops import Held, Input, Like, RecordedOp, Result
-from .rules import UNWRITTEN, draws_random
+from ..operators.rules import UNWRITTEN, draws_random
+from ..private import disable_modes, pytree
+from ..situation.recorded_ops import Held, Input, Like, RecordedOp, Result
 
 aten = torch.ops.aten
 

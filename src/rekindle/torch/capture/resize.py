@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..operators.node_tensors import elements_spanned
+from ..private import FakeTensor, FakeTensorMode, fake_like, pytree
+from ..situation.questions import Question
+from ..situation.values import constants
 from .captured import Assigned, Captured, Writing
-from .node_tensors import elements_spanned
-from .private import FakeTensor, FakeTensorMode, fake_like, pytree
-from .questions import Question
-from .values import constants
 
 CONTENT_MOST_ELEMENTS = 4096  # of a constant tensor that is compared by its content; a guess
 

@@ -6,9 +6,9 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import tree
-from .numbers import Expression, Numbers, Place
-from .private import pytree
+from ..private import pytree
+from ..situation.numbers import Expression, Numbers, Place
+from ..tensors import tree
 
 
 class StandIn:

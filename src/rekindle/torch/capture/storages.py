@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from ...model.graph import Value
-from . import rules
-from .node_tensors import Part, bytes_spanned, storage_bytes, tensors_of, with_values
-from .overwrites import OVERWRITES, may_overwrite
+from ..operators import rules
+from ..operators.node_tensors import Part, bytes_spanned, storage_bytes, tensors_of, with_values
+from ..operators.overwrites import OVERWRITES, may_overwrite
 
 
 class Storages:

@@ -15,9 +15,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ...errors import TraceError
 from ...frames import in_short, users_line
-from .lines_that_set import line_that_sets
-from .module_paths import BEHIND, printable
-from .private import DataDependentOutputException, DynamicOutputShapeException, Scripted
+from ..private import DataDependentOutputException, DynamicOutputShapeException, Scripted
+from ..situation.lines_that_set import line_that_sets
+from ..situation.module_paths import BEHIND, printable
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 # Attributes that hold the probability of skipping a layer: self.layerdrop, self.config.layerdrop, self.drop_path, …

@@ -11,12 +11,7 @@ import torch
 
 from ... import notices
 from ...errors import UsageError
-from ..capture.private import (
-    profiler_is_running,
-    profiler_runs_elsewhere,
-    record_allocations,
-    recorded_allocations,
-)
+from ..private import profiler_is_running, profiler_runs_elsewhere, record_allocations, recorded_allocations
 
 
 def peak_and_end(deltas: Iterable[int]) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from ...model.formats import parse_json
 from ...model.keyed_file import KeyedFile
 from ...printed import name, value
 from ...version import __version__
-from ..capture import precision
+from ..tensors import precision
 from .measurement import SPREAD_MOST, Measurement
 
 log = logging.getLogger("rekindle")

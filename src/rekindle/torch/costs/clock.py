@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..operators.op_classes import ELEMENT_WISE, op_class
 from .made_up import Operands
 from .measurement import SPREAD_MOST
-from .op_classes import ELEMENT_WISE, op_class
 from .operator_calls import OperatorCall
 
 log = logging.getLogger(__name__)

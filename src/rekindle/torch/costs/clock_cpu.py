@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from ..capture.private import profiler_is_running, profiler_runs_elsewhere
-from ..capture.rules import runnable
+from ..operators.rules import runnable
+from ..private import profiler_is_running, profiler_runs_elsewhere
 from .allocations import CpuAllocations, cpu_allocations, peak_and_end
 from .clock import Measured, measure
 from .made_up import new_bytes

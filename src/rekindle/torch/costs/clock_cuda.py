@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..capture.rules import runnable
+from ..operators.rules import runnable
 from .clock import SETTINGS, Measured, measure
 from .made_up import new_bytes
 from .operator_calls import OperatorCall

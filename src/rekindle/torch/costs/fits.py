@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..operators.op_classes import op_class
 from .measurement import Measurement, op_of
-from .op_classes import op_class
 from .operator_calls import kind_of
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..capture.private import disable_modes, tree_map_only
-from ..capture.rules import runnable
-from .op_tensors import storages_of, tensors_in
+from ..operators.rules import runnable
+from ..private import disable_modes, tree_map_only
+from ..tensors.op_tensors import storages_of, tensors_in
 from .operator_calls import OperatorCall, call_of, span
 
 # Operators whose operands may be used again. Scatters, copies and the like may look at storages as a whole; the norms named

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..capture.private import HigherOrderOperator, OpOverload
+from ..private import HigherOrderOperator, OpOverload
+from ..tensors.instrument import Instrument
+from ..tensors.op_tensors import tensors_in
 from . import devices
-from .instrument import Instrument
-from .op_tensors import tensors_in
 from .operator_calls import costs_nothing, flops_of, moved_bytes, roofline
 
 

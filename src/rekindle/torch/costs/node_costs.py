@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..capture.own_ops import workspace_bytes
-from ..capture.private import is_fake
+from ..operators.own_ops import workspace_bytes
+from ..private import is_fake
 from . import devices
 from .cache import CostCache, environment
 from .clock import Measured

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ...errors import UsageError
-from ..capture.private import optimizer_hooks, unset_fake_temporarily
+from ..private import optimizer_hooks, unset_fake_temporarily
 from .optimizer_names import Options, names
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)

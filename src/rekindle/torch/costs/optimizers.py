@@ -16,7 +16,7 @@ from ...arguments import close
 from ...errors import UsageError
 from ...printed import value
 from ...sizes import format_bytes
-from .op_tensors import storage_of
+from ..tensors.op_tensors import storage_of
 from .optimizer_names import Options, names, optimizers_by_name
 from .optimizer_trial import bytes_by_shape, tensors_of_state
 

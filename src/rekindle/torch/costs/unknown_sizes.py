@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture import rules
 from ..capture.captured import Captured, joint_fake_mode
+from ..operators import rules
 from .made_up import as_call
 
 log = logging.getLogger(__name__)

@@ -17,17 +17,17 @@ from torch import nn
 
 from ...errors import RekindleError
 from ..capture.attempts import SETTINGS, failing_class
-from ..capture.attention import AttentionOfGpu
 from ..capture.capture import quiet
 from ..capture.compiling_flag import as_if_compiling
-from ..capture.eager_strides import eager_strides
-from ..capture.kept import kept
-from ..capture.loss import default_loss
-from ..capture.private import FakeTensorMode, disable_autocast
 from ..capture.trace_errors import trace_error
 from ..costs import devices
-from ..run.measured_step import used_up
+from ..measure.measured_step import used_up
+from ..operators.attention import AttentionOfGpu
+from ..operators.eager_strides import eager_strides
+from ..private import FakeTensorMode, disable_autocast
 from ..run.shared_casts import block_of_its_own
+from ..situation.kept import kept
+from ..tensors.loss import default_loss
 from .dropout import DropoutOfGpu
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..capture.private import OpOverload
-from ..capture.rules import UNWRITTEN, draws_random
-from ..costs.op_tensors import storage_of, tensors_in
+from ..operators.rules import UNWRITTEN, draws_random
+from ..private import OpOverload
+from ..tensors.op_tensors import storage_of, tensors_in
 
 
 @dataclass(frozen=True)

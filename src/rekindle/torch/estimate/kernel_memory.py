@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from ..capture.private import disable_modes, profiler_is_running, tree_map_only
-from ..capture.rules import OVERSIZED
 from ..costs.allocations import cpu_allocations, peak_and_end
 from ..costs.made_up import made_up, new_bytes
-from ..costs.op_tensors import tensors_in
+from ..operators.rules import OVERSIZED
+from ..private import disable_modes, profiler_is_running, tree_map_only
+from ..tensors.op_tensors import tensors_in
 from .kernel_calls import KernelCall, Like, batch_of, of_batch
 
 log = logging.getLogger(__name__)

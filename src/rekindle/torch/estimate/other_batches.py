@@ -8,7 +8,7 @@ import torch
 
 from ...errors import UsageError
 from .. import accept
-from ..capture import tree
+from ..tensors import tree
 
 
 class OtherBatches:

@@ -18,13 +18,13 @@ from ...planner import plan_graph
 from ...progress import announce
 from ...sizes import format_bytes
 from .. import accept
-from ..capture import tree
-from ..capture.own_ops import workspace_bytes
-from ..capture.private import is_fake
-from ..check.confirm import bookkeeping
-from ..costs.op_tensors import tensors_in
+from ..operators.own_ops import workspace_bytes
 from ..plan_rewritten import plan_rewritten
+from ..private import is_fake
 from ..run import stages
+from ..serve.confirm import bookkeeping
+from ..tensors import tree
+from ..tensors.op_tensors import tensors_in
 from ..trace import Trace, trace
 from .kernel_calls import kernel_call, may_take_memory
 from .twin import twin

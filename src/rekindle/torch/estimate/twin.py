@@ -14,12 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import UsageError
 from .. import accept
-from ..capture import tree
-from ..capture.attributes import tensors_in_attributes
 from ..capture.known_values import KnownValues
-from ..capture.private import FakeTensor, FakeTensorMode, fake_like, fake_mode_of, is_fake
 from ..costs.optimizers import innermost
+from ..private import FakeTensor, FakeTensorMode, fake_like, fake_mode_of, is_fake
 from ..run.own_forward import InPlaceOfForward
+from ..situation.attributes import tensors_in_attributes
+from ..tensors import tree
 
 CPU = torch.device("cpu")
 

@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ...model.op_names import operator_name
-from ..capture.node_tensors import describe
-from ..capture.private import OpOverload, backward_node_number, sequence_number
 from ..costs import devices
-from ..costs.memory import Storages
 from ..costs.modelled import op_seconds
-from ..costs.op_tensors import storage_of, storages_of, tensors_in
+from ..measure.memory import Storages
+from ..operators.node_tensors import describe
+from ..private import OpOverload, backward_node_number, sequence_number
+from ..tensors.op_tensors import storage_of, storages_of, tensors_in
 from .kernel_calls import KernelCall, kernel_call, may_take_memory
 from .kernel_memory import KernelMemory, result_sizes, sizes_unknown
 

@@ -18,16 +18,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ...parts.save_rule import SaveRule
-from ..capture import private, tree
+from .. import private
 from ..capture.flat import by_parameter
-from ..capture.lock import LOCK
-from ..run.as_before import as_before
+from ..compiled.saved_results import contexts
+from ..measure.as_before import as_before
+from ..measure.caches import without_caches
+from ..measure.recording import Recorded
 from ..run.own_forward import SwitchedForward
 from ..run.sample import copies, owned
+from ..tensors import tree
+from ..tensors.lock import LOCK
 from ..trace import plain_forward
-from .caches import without_caches
-from .recording import Recorded
-from .saved_results import contexts
 
 
 class AgainForward(SwitchedForward):

@@ -14,14 +14,14 @@ from ...errors import RekindleError
 from ...parts.figures import Figures
 from ...parts.save_rule import SaveRule
 from ...parts.ways import Way, best
-from ..capture.loss import default_loss
-from ..costs.flops import FlopCount
-from ..costs.instrument import Instrument
-from ..costs.levels import Levels
+from ..compiled.saved_results import Prices
+from ..measure.levels import Levels
+from ..operators.flops import FlopCount
+from ..tensors.instrument import Instrument
+from ..tensors.loss import default_loss
 from ..trace import plain_forward
 from .again import AgainForward
 from .finding import Unit
-from .saved_results import Prices
 from .trial_steps import TrialSteps
 
 

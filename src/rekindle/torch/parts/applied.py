@@ -24,23 +24,25 @@ from ...parts.files import parts_from_text
 from ...parts.plan import PartsPlan
 from ...parts.ways import Way, as_part_plan, figures, ways
 from ...sizes import format_bytes
-from ..capture import private, tree
-from ..capture.lock import LOCK
-from ..capture.node_tensors import overlap
-from ..capture.sharded import local
+from .. import private
+from ..compiled.compiled_forward import CompiledForward
+from ..compiled.stage import block_of
+from ..compiled.whole_graph import StagedForward, staged
+from ..measure.caches import without_caches
+from ..measure.recording import bytes_of
+from ..operators.node_tensors import overlap
 from ..resident import gradient_bytes
-from ..run import stages, unused
-from ..run.left_over import left_over
+from ..run import stages
 from ..run.own_forward import InPlaceOfForward
-from ..run.planned import PlannedForward, planned_forward
-from ..run.travel import WHERE, as_text, from_text
+from ..serve import unused
+from ..serve.left_over import left_over
+from ..serve.planned import PlannedForward, planned_forward
+from ..serve.travel import WHERE, as_text, from_text
+from ..tensors import tree
+from ..tensors.lock import LOCK
+from ..tensors.sharded import local
 from ..trace import Trace
 from .again import AgainForward
-from .caches import without_caches
-from .compiled_forward import CompiledForward
-from .recording import bytes_of
-from .stage import block_of
-from .whole_graph import StagedForward, staged
 
 log = logging.getLogger("rekindle")
 

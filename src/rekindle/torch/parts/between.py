@@ -18,15 +18,15 @@ from torch.autograd.graph import get_gradient_edge
 
 from ...parts.division import Moment
 from ...parts.figures import Figures
-from ..capture import tree
-from ..capture.private import will_run
-from ..costs.levels import Level, Levels
-from ..costs.op_tensors import storage_of
+from ..compiled.compiled_forward import CompiledForward
+from ..measure.levels import Level, Levels
+from ..private import will_run
 from ..run.execute import boundary_of, last_stage_of
 from ..run.own_forward import forward_instead
-from ..run.planned import PlannedForward
+from ..serve.planned import PlannedForward
+from ..tensors import tree
+from ..tensors.op_tensors import storage_of
 from .again import AgainForward
-from .compiled_forward import CompiledForward
 from .finding import Unit
 
 BEGINS, ENDS = "begins", "ends"

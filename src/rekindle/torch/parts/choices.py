@@ -14,13 +14,13 @@ from ...model.plan import Plan
 from ...parts.division import OPEN, Moment, Step
 from ...parts.plan import CompiledPart, Part
 from ...parts.ways import Way, as_part_plan
+from ..compiled.stage import compiled_forward
 from ..run import stages
 from ..run.own_forward import forward_instead
 from .again import AgainForward
 from .applied import PartForward, part_forward
 from .between import Between, Forward, with_uncalled
 from .finding import Unit
-from .stage import compiled_forward
 
 Chosen = Sequence[int]  # of each unit, the number of its way
 

@@ -15,18 +15,18 @@ from ...ask import TraceOptions
 from ...compiling import CompileOptions
 from ...errors import TraceError, UsageError
 from ...progress import Progress, announce
-from ..capture.module_call import Key, bind
-from ..capture.sharded import any_fully_sharded, class_name
-from ..run.measured_step import Subject
+from ..compiled.blocks import chain_of_leaves, find_blocks
+from ..compiled.compiled_forward import not_compiled
+from ..compiled.stage import Stage
+from ..compiled.unread import cannot, count_unused
+from ..compiled.whole_graph import staged
+from ..measure.measured_step import Subject
+from ..measure.recording import Calls, Recorded, as_recorded, record
 from ..run.sample import owned
+from ..situation.module_call import Key, bind
+from ..tensors.sharded import any_fully_sharded, class_name
 from ..trace import plain_forward
-from .blocks import chain_of_leaves, find_blocks
-from .compiled_forward import not_compiled
 from .finding import Found, Unit
-from .recording import Calls, Recorded, as_recorded, record
-from .stage import Stage
-from .unread import cannot, count_unused
-from .whole_graph import staged
 
 
 def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: Progress) -> Found:

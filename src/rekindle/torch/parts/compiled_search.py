@@ -15,19 +15,19 @@ from ...ask import PlanOptions
 from ...compiling import IN_SLICES, SAVES, CompileOptions
 from ...errors import TraceError, UsageError
 from ...progress import announce
-from ..capture.sharded import class_name
+from ..compiled.compiled_forward import not_compiled
+from ..compiled.stage import Stage
 from ..costs.allocations import recording_is_safe
+from ..measure.measured_step import Outcome, Subject
 from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
-from ..run.measured_step import Outcome, Subject
+from ..tensors.sharded import class_name
 from . import known_ways
 from .choices import Choices
-from .compiled_forward import not_compiled
 from .compiled_ways import QUICK, Measured, compiled_ways, first_line, held_uncompiled
 from .compiled_ways import SETTINGS as WAYS
 from .finding import Found, Unit
 from .kinds import Kinds
 from .searching import SETTINGS as SEARCHING
-from .stage import Stage
 
 
 def compiled_choices(

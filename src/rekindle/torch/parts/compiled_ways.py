@@ -18,12 +18,12 @@ from ...errors import TraceError
 from ...parts.figures import Figures
 from ...parts.ways import Way, best
 from ...progress import Progress, announce
-from ..capture import rng, tree
-from ..costs.levels import Levels
+from ..compiled.stage import compiled_forward
+from ..measure.levels import Levels
 from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of
+from ..tensors import rng, tree
 from .finding import Unit
-from .stage import compiled_forward
 from .trial_steps import TrialSteps
 
 

@@ -13,19 +13,19 @@ from ...ask import PlanOptions, TraceOptions
 from ...errors import RekindleError, RekindleWarning, TraceError, UsageError
 from ...progress import announce
 from .. import accept
-from ..capture.module_call import Key
-from ..capture.module_paths import is_marked
-from ..capture.sharded import class_name, inside
-from ..capture.side_effects import ARGUMENT
 from ..capture.trace_errors import NO_BACKWARD, READS, SHAPE_FROM_DATA
-from ..run.measured_step import Subject
+from ..compiled.stage import Stage
+from ..compiled.whole_graph import StagedForward
+from ..measure.measured_step import Subject
+from ..measure.recording import Calls, Recorded, bytes_of, hooks_in, may_be_part, record, signature
+from ..situation.module_call import Key
+from ..situation.module_paths import is_marked
+from ..situation.side_effects import ARGUMENT
+from ..tensors.sharded import class_name, inside
 from ..trace import Trace, trace_call
 from .again import only_computes
 from .reasons import around, in_few_words
-from .recording import Calls, Recorded, bytes_of, hooks_in, may_be_part, record, signature
-from .stage import Stage
 from .varying import Varying
-from .whole_graph import StagedForward
 
 
 @dataclass

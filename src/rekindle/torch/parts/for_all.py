@@ -19,16 +19,16 @@ from ...parts.files import parts_plan_from_json
 from ...parts.plan import Part, PartsPlan
 from ...progress import announce
 from ...sizes import format_bytes
-from .. import accept, ranks
-from ..capture import tree
-from ..capture.determinism import deterministic
-from ..capture.sharded import any_fully_sharded, class_name
-from ..check.verify import subject
-from ..run.as_before import as_before
-from ..run.measured_step import Way, run
+from .. import accept
+from ..measure.as_before import as_before
+from ..measure.caches import matter, without_caches
+from ..measure.measured_step import Way, run
+from ..serve.verify import subject
+from ..tensors import ranks, tree
+from ..tensors.determinism import deterministic
+from ..tensors.sharded import any_fully_sharded, class_name
 from ..trace import call_arguments, plain_forward
 from .applied import Replan
-from .caches import matter, without_caches
 from .finding import Found, Unit
 from .planning import Request, find, plan_parts
 from .verify import verify

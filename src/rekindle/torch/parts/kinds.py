@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import tree
-from ..capture.attribute_reads import Reads
+from ..measure.recording import signature
+from ..situation.attribute_reads import Reads
+from ..tensors import tree
 from ..trace import plain_forward
 from .finding import Unit
-from .recording import signature
 from .trial_steps import TrialSteps
 
 DIGITS = 16

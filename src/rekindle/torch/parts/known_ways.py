@@ -25,11 +25,11 @@ from ...model.cache_folder import cache_folder, make_private
 from ...model.files import read_own, write_own
 from ...parts.figures import Figures
 from ...parts.ways import Way
+from ..compiled.saving import VERSION as SAVING_VERSION
 from ..costs.cache import environment
 from .compiled_ways import Measured
 from .finding import Unit
 from .kinds import described
-from .saving import VERSION as SAVING_VERSION
 
 log = logging.getLogger("rekindle")
 FORMAT = "rekindle.ways/1"

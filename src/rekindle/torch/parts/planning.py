@@ -19,26 +19,26 @@ from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
 from ...progress import announce
 from .. import accept
-from ..capture.determinism import deterministic
-from ..capture.sharded import class_name
-from ..check.comparison import compare
-from ..check.first_difference import explained
-from ..check.verify import subject
-from ..costs.levels import Levels
 from ..costs.optimizers import not_counted, state_bytes
-from ..ranks import Turns
+from ..measure.as_before import as_before
+from ..measure.caches import matter, without_caches
+from ..measure.comparison import compare
+from ..measure.first_difference import explained
+from ..measure.levels import Levels
+from ..measure.measured_step import Outcome, Subject, Way, run
+from ..measure.recording import bytes_of
 from ..resident import resident_bytes
 from ..rewrite.closeness import NOTHING
-from ..run.as_before import as_before
-from ..run.measured_step import Outcome, Subject, Way, run
+from ..serve.verify import subject
+from ..tensors.determinism import deterministic
+from ..tensors.ranks import Turns
+from ..tensors.sharded import class_name
 from ..trace import plain_forward
 from . import compiled_finding, refusals
 from .between import Between, Watched, between
-from .caches import matter, without_caches
 from .choices import Choices, Chosen
 from .compiled_search import compiled_choices, reference, rounded
 from .finding import Finder, Found
-from .recording import bytes_of
 from .searching import search
 from .words import Covered, covered
 

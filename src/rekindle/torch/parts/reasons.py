@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import TraceError
 from ...frames import is_users
-from ..capture.sharded import class_name
+from ..tensors.sharded import class_name
 
 
 def line_of(e: TraceError) -> str:

@@ -15,15 +15,16 @@ from ...ask import PlanOptions
 from ...errors import RekindleError
 from ...parts.ways import Way, as_part_plan, ways
 from ...progress import announce
-from ..capture.sharded import class_name
-from ..run import stages, trial
+from ..measure import trial
+from ..measure.measured_step import Subject
+from ..measure.recording import signature
+from ..run import stages
 from ..run.bound import Bound
-from ..run.measured_step import Subject
+from ..tensors.sharded import class_name
 from ..trace import plain_forward
 from .again_ways import again_ways
 from .choices import Choices, smallest
 from .finding import Found, Unit
-from .recording import signature
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..capture import tree
-from ..costs.op_tensors import storage_of
-from ..run.as_before import as_before
+from ..compiled.stage import Stage
+from ..measure.as_before import as_before
 from ..run.sample import copies, owned
+from ..tensors import tree
+from ..tensors.op_tensors import storage_of
 from .finding import Unit
-from .stage import Stage
 
 Self = TypeVar("Self", bound="TrialSteps")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ..capture import module_call as calls
-from ..capture.lock import LOCK
-from ..run.measured_step import Subject
+from ..measure.measured_step import Subject
+from ..measure.recording import Calls, one_forward, parts_of, shapes_of
+from ..situation import module_call as calls
+from ..tensors.lock import LOCK
 from ..trace import plain_forward
-from .recording import Calls, one_forward, parts_of, shapes_of
 
 Shapes = tuple[tuple[int, ...], ...]
 

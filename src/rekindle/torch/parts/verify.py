@@ -17,17 +17,17 @@ from ...model.plan import Plan
 from ...parts.plan import PartsPlan
 from ...printed import value
 from .. import accept
-from ..capture.determinism import deterministic
-from ..check import verify as whole
-from ..check.comparison import compare, without_others_draws
-from ..check.first_difference import explained
-from ..check.verify import Check, as_check, subject
-from ..run.as_before import as_before
-from ..run.measured_step import LossOf, Outcome, Subject, Way, flops, run
+from ..compiled.compiled_forward import CompiledForward
+from ..measure.as_before import as_before
+from ..measure.caches import without_caches
+from ..measure.comparison import compare, without_others_draws
+from ..measure.first_difference import explained
+from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
+from ..serve import verify as whole
+from ..serve.verify import Check, as_check, subject
+from ..tensors.determinism import deterministic
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
-from .caches import without_caches
-from .compiled_forward import CompiledForward
 from .compiled_search import reference, rounded
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..capture.sharded import class_name
+from ..compiled.stage import Stage
+from ..tensors.sharded import class_name
 from .finding import Unit
-from .stage import Stage
 
 PLAIN_MOST = 3  # reasons in the line; the line says how many more there are
 

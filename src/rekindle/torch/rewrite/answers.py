@@ -20,9 +20,9 @@ from ...errors import FormatError
 from ...model.files import read_own
 from ...model.formats import parse_json
 from ...model.keyed_file import KeyedFile
-from ..capture import precision
 from ..costs.cache import SETTINGS
 from ..costs.cache import environment as environment_of_costs
+from ..tensors import precision
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from torch import fx
 from ...errors import PlanMismatch
 from ...model import rewriting as kinds
 from ...model.rewriting import Rewrite
-from ..capture import rules
 from ..capture.captured import Captured
-from ..capture.node_tensors import is_member, is_view
 from ..capture.phases import depend_on_gradients
+from ..operators import rules
+from ..operators.cuts import Cut, cuts_of
+from ..operators.node_tensors import is_member, is_view
 from .convolutions import in_two_calls, may_split
-from .cuts import Cut, cuts_of
 from .editing import Editor, without_aliases
 from .picked import may_pick, pick_first
 from .probe import Bits

@@ -12,8 +12,8 @@ from ...model.floor import single_op
 from ...model.rewriting import CONVOLUTIONS, PICKED, SAVES, Rewrite
 from ..capture.captured import Captured
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import storage_bytes
 from ..capture.normalise import lower
+from ..operators.node_tensors import storage_bytes
 from .apply import after
 from .convolutions import may_split
 from .editing import without_aliases

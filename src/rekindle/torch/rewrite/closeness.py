@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ..capture import precision
 from ..capture.captured import Captured
-from ..capture.node_tensors import tensors_of
+from ..operators.node_tensors import tensors_of
+from ..tensors import precision
 
 SUMMED, UNPROVEN = "rekindle_summed", "rekindle_unproven"  # marks among a node's metas
 

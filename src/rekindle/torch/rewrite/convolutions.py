@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.node_tensors import is_member
+from ..operators.node_tensors import is_member
 from .editing import Editor
 from .shape_only import may_stand_in, stand_in
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture import rules
 from ..capture.captured import Captured, Writing, joint_fake_mode
-from ..capture.eager_strides import eager_strides
-from ..capture.node_tensors import tensors_of
-from ..capture.private import FakeTensorMode, disable_autocast
+from ..operators import rules
+from ..operators.eager_strides import eager_strides
+from ..operators.node_tensors import tensors_of
+from ..private import FakeTensorMode, disable_autocast
 from .fresh_results import FreshResults, value
 
 Key = tuple[float, ...]

@@ -15,9 +15,9 @@ from torch import fx
 
 from ...model.rewriting import SLICES, Rewrite
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import is_view, storage_bytes, tensors_of
 from ..costs.operator_calls import call_of
-from .cuts import SUM, Cut
+from ..operators.cuts import SUM, Cut
+from ..operators.node_tensors import is_view, storage_bytes, tensors_of
 from .estimate import WorkingSets
 from .probe import Bits
 from .region import Region, handed_over_whole, is_slice, units, whole_views

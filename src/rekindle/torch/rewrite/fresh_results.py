@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.node_tensors import tensors_of
-from ..capture.private import OpOverload
+from ..operators.node_tensors import tensors_of
+from ..private import OpOverload
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 

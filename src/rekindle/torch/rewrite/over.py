@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import fx
 
-from ..capture.node_tensors import is_member, is_view, storage_bytes
-from .cuts import tensor_arguments
+from ..operators.cuts import tensor_arguments
+from ..operators.node_tensors import is_member, is_view, storage_bytes
 from .editing import Editor
 from .region import Region, Tensor, put_together, source, tensor, tensor_nodes
 from .shape_only import is_stand_in

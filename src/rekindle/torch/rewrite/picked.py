@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.node_tensors import is_member
+from ..operators.node_tensors import is_member
 from .editing import Editor
 
 aten = torch.ops.aten

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ..capture.determinism import deterministic
 from ..costs.made_up import at_hand, undisturbed
-from ..costs.op_tensors import tensors_in
 from ..costs.operator_calls import OperatorCall, call_of, span
+from ..operators.cuts import SUM, Cut
+from ..operators.known_bits import by_construction, can_be_probed, known
+from ..tensors.determinism import deterministic
+from ..tensors.op_tensors import tensors_in
 from .answers import Answers, environment
-from .cuts import SUM, Cut
-from .known_bits import by_construction, can_be_probed, known
 from .random_arguments import random_tensors
 from .slice_runs import edges_of, same_bits
 

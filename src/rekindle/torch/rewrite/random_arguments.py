@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 
 from ..costs.made_up import ON_HOST
 from ..costs.operator_calls import span
-from .cut_call import Call
-from .cuts import tensor_arguments
+from ..operators.cut_call import Call
+from ..operators.cuts import tensor_arguments
 
 aten = torch.ops.aten
 _BLOCK = 2**20 - 3  # numbers that are drawn; larger tensors repeat them, at a distance that is a prime

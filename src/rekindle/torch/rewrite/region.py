@@ -11,9 +11,9 @@ from torch import fx
 
 from ..capture.captured import Captured
 from ..capture.gradient_additions import additions
-from ..capture.node_tensors import is_member, is_view
 from ..capture.phases import depend_on_gradients
-from .cuts import Cut, tensor_arguments
+from ..operators.cuts import Cut, tensor_arguments
+from ..operators.node_tensors import is_member, is_view
 from .editing import Editor
 from .shape_only import is_stand_in
 

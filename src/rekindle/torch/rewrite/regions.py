@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import fx
 
-from ..capture import rules
-from ..capture.node_tensors import is_member, storage_bytes, tensors_of
-from .cuts import SUM, Cut, cuts_of, tensor_arguments
+from ..operators import rules
+from ..operators.cuts import SUM, Cut, cuts_of, tensor_arguments
+from ..operators.node_tensors import is_member, storage_bytes, tensors_of
 from .region import is_slice, source
 from .shape_only import is_stand_in
 

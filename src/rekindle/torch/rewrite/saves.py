@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture import rules
-from ..capture.node_tensors import is_member
+from ..operators import rules
+from ..operators.node_tensors import is_member
+from ..operators.pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
+from ..operators.small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
 from .editing import Editor
-from .pool_offsets import MAX_POOL2D_BACKWARD_BY_OFFSETS, POOL_OFFSETS
-from .small_saves import DROPOUT_BACKWARD_BY_BITS, PACK_MASK, SIGN_BITS, ZERO_BY_BITS
 
 aten = torch.ops.aten
 Saves = dict[tuple[Any, ...], fx.Node]

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..capture.captured import Captured
-from ..capture.node_tensors import storage_bytes
+from ..operators.node_tensors import storage_bytes
 from .editing import Editor
 
 aten = torch.ops.aten

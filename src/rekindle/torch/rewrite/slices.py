@@ -15,11 +15,11 @@ import torch
 from torch import fx
 
 from ..capture.captured import Writing
+from ..operators.cut_rules import wants_dense
+from ..operators.cuts import SUM, sliced_call, tensor_arguments
+from ..operators.memory_order import has_gaps
 from .closeness import SUMMED, UNPROVEN
-from .cut_rules import wants_dense
-from .cuts import SUM, sliced_call, tensor_arguments
 from .editing import Editor, Key
-from .memory_order import has_gaps
 from .over import Over, outside
 from .region import SLICE, Region, Tensor, groups, source, tensor, units
 from .shape_only import is_stand_in

@@ -12,7 +12,7 @@ from torch import fx
 from ...model.rewriting import SAVES, SLICES, WHERE_MOST_LETTERS, Dims, Rewrite
 from ...printed import printable
 from ..capture.captured import Captured
-from ..capture.node_tensors import storage_bytes, tensors_of
+from ..operators.node_tensors import storage_bytes, tensors_of
 
 aten = torch.ops.aten
 # op that reads a smaller save -> (what is saved, of which layer)

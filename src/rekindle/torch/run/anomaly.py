@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from ..capture.lowered import Lowered
-from ..capture.module_paths import printable
-from ..capture.private import OpOverload, TorchDispatchMode
+from ..private import OpOverload, TorchDispatchMode
+from ..situation.module_paths import printable
 from .program import Program
 
 

@@ -11,14 +11,14 @@ from torch import nn
 
 from ...errors import PlanMismatch, RekindleError
 from ...model.plan import Plan
-from ..capture import tree
-from ..capture.guards import Guards
-from ..capture.module_call import ModuleCall
-from ..capture.number_places import read
-from ..capture.private import is_fake
-from ..capture.questions import Question
-from ..capture.sharded import own_class
+from ..private import is_fake
 from ..rewritten import as_planned, proven_here
+from ..situation.guards import Guards
+from ..situation.module_call import ModuleCall
+from ..situation.number_places import read
+from ..situation.questions import Question
+from ..tensors import tree
+from ..tensors.sharded import own_class
 from ..trace import Trace
 from .execute import Runner
 from .program import build

@@ -22,9 +22,9 @@ from ...errors import RekindleError
 from ..capture.captured import Captured
 from ..capture.gradient_additions import additions, casts
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import overlap, tensors_of
-from ..capture.private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
-from ..capture.surroundings import shares_casts
+from ..operators.node_tensors import overlap, tensors_of
+from ..private import backward_keeps_graph, backward_number, disable_autocast, stand_for_many, will_run
+from ..situation.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture import rng, rules
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import Part, is_member
-from ..capture.private import OpOverload
+from ..operators import rules
+from ..operators.node_tensors import Part, is_member
+from ..private import OpOverload
+from ..tensors import rng
 from .gradient_sums import each, join, own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything

@@ -11,10 +11,10 @@ from torch import fx
 from ...errors import RekindleError
 from ...model.graph import ACCUMULATE, OPERATOR, Graph
 from ...model.schedule import Free, Run, Schedule, Step
-from ..capture import rules
 from ..capture.captured import base_of
-from ..capture.hidden_writes import BATCH_NORMS, STATISTICS
 from ..capture.lowered import Lowered
+from ..operators import rules
+from ..operators.hidden_writes import BATCH_NORMS, STATISTICS
 
 Steps = tuple[Step, ...]
 

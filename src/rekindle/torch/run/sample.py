@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import tree
-from ..capture.node_tensors import elements_spanned
-from ..capture.private import negated_view
-from ..costs.op_tensors import storage_of
+from ..operators.node_tensors import elements_spanned
+from ..private import negated_view
+from ..tensors import tree
+from ..tensors.op_tensors import storage_of
 
 _ALIGNMENT = 512  # bytes: kernels may be chosen by the alignment of their inputs, so copies have the same
 

@@ -18,16 +18,17 @@ from torch import fx, nn
 
 from ... import notices
 from ...errors import RekindleError
-from ..capture import rng, rules, tree
-from ..capture.attributes import Attributes
 from ..capture.left_out import taken_apart
-from ..capture.module_call import ModuleCall
-from ..capture.node_tensors import storage_bytes
-from ..capture.number_places import attributes_set, read, replaced
-from ..capture.private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
-from ..capture.restorable import PutBack
-from ..capture.side_effects import SideEffects
-from ..capture.surroundings import autocast_of
+from ..operators import rules
+from ..operators.node_tensors import storage_bytes
+from ..private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
+from ..situation.attributes import Attributes
+from ..situation.module_call import ModuleCall
+from ..situation.number_places import attributes_set, read, replaced
+from ..situation.restorable import PutBack
+from ..situation.side_effects import SideEffects
+from ..situation.surroundings import autocast_of
+from ..tensors import rng, tree
 from ..trace import Trace, plain_forward
 from .sample import leaf_of, trained_as
 

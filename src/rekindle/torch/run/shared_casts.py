@@ -27,16 +27,8 @@ from typing import Any
 import torch
 
 from ..capture.gradient_additions import Cast
-from ..capture.private import (
-    TorchDispatchMode,
-    backward_number,
-    disable_modes,
-    is_in_use,
-    modes_are_on,
-    tree_leaves,
-    will_run,
-)
-from ..capture.surroundings import casting_device, shares_casts
+from ..private import TorchDispatchMode, backward_number, disable_modes, is_in_use, modes_are_on, tree_leaves, will_run
+from ..situation.surroundings import casting_device, shares_casts
 
 FEW = 8  # leaves of which each call looks for the casts; a guess
 

@@ -14,12 +14,12 @@ from torch import fx
 
 from ...model.graph import ACCUMULATE, Graph
 from ...model.schedule import Free, Run, Schedule
-from ..capture import rules
 from ..capture.gradient_additions import additions, casts, unaliased
 from ..capture.lowered import Lowered, OpCall
-from ..capture.module_paths import printable
-from ..capture.node_tensors import tensors_of
-from ..capture.overwrites import OVERWRITES
+from ..operators import rules
+from ..operators.node_tensors import tensors_of
+from ..operators.overwrites import OVERWRITES
+from ..situation.module_paths import printable
 from .expressions import Expressions, keyword_argument
 from .gradient_sums import handed_over
 from .halves import Halves, last_reads, placeholders_read, read_late, tangent_values

@@ -16,7 +16,7 @@ from ...model.judge import simulate
 from ...model.schedule import RUN, Schedule
 from ..capture.gradient_additions import additions, unaliased
 from ..capture.lowered import Lowered
-from ..capture.node_tensors import overlap
+from ..operators.node_tensors import overlap
 from .gradient_sums import handed_over
 from .halves import placeholders_read
 

@@ -1,0 +1,129 @@
+"""The forward of a part that torch.compile runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import notices
+from ...compiling import Compiled, CompileOptions
+from ...errors import RekindleError
+from .. import private
+from ..measure.caches import without_caches
+from ..measure.recording import signature
+from ..run.own_forward import SwitchedForward
+from ..tensors.lock import LOCK
+from .compiled_calls import compiled_call
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")  # where their errors are defined
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class NotCompiled(RekindleError):
+    """The compiler failed on a stage."""
+
+
+class CompiledForward(SwitchedForward):
+    """The forward of a part that runs compiled, in one way.
+
+    way : what forward saves; None: the part runs as it is. kind : equal for parts that share what is compiled, as `Kinds` has
+    it. keeps_caches : the step makes key-value caches, as `config.use_cache` says.
+    """
+
+    def __init__(
+        self, model: nn.Module, way: Compiled | None, options: CompileOptions, kind: str, keeps_caches: bool = False
+    ):
+        super().__init__(model)
+        self.way, self.options, self.kind, self.keeps_caches = way, options, kind, keeps_caches
+        self._training = model.training
+        self._call: Any = None
+        self._told: set[str] = set()  # warnings that were given
+        self.raises = False  # the compiler's errors, in place of a warning
+
+    def _pickled(self) -> Any:
+        way = None if self.way is None else self.way.saves
+        return way, self.options.to_json(), self.kind, self.keeps_caches, self._training, self.is_off
+
+    def _unpickle(self, pickled: Any) -> None:
+        way, options, self.kind, self.keeps_caches, self._training, self.is_off = pickled
+        self.way, self.options = (
+            None if way is None else Compiled(way),
+            CompileOptions(options["mode"], options["options"]),
+        )
+        self._call, self._told, self.raises = None, set(), False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
+        copied = super().__deepcopy__(memo)
+        copied._call, copied._told = None, set()
+        return copied
+
+    @private.not_traced_by_compile
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._model()
+        runs_plain = (
+            self.way is None or self.is_off or LOCK.mine or not torch.is_grad_enabled() or model is None
+            or model.training != self._training or private.in_func_transform() or private.in_forward_ad()
+        )  # fmt: skip
+        if runs_plain or private.modes_are_on():  # under which torch.compile compiles nothing
+            return self.plain(*args, **kwargs)
+        assert model is not None
+        if why := not_compiled(model, self._own):
+            self._warn(f"{type(model).__name__} {why}, which compiled code would not run: its calls run uncompiled")
+            return self.plain(*args, **kwargs)
+        return self._compiled(model, args, kwargs)
+
+    def _make_call(self, model: nn.Module) -> Callable[..., Any]:
+        """A function of (module, *arguments), whose first call compiles."""
+        assert self.way is not None
+        return compiled_call(self.kind or signature(model), self.way, self.options)
+
+    def _compiled(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self.way is not None
+        if self._call is None:
+            self._call = self._make_call(model)
+        with without_caches(model, self.keeps_caches):
+            try:
+                return self._call(model, *args, **kwargs)
+            except Exception as e:
+                if self.raises or not (isinstance(e, NotCompiled) or type(e).__module__.startswith(COMPILERS)):
+                    raise
+                line = next(iter(str(e).strip().splitlines()), "")
+                which = getattr(model, "path", type(model).__name__)
+                self._warn(
+                    f"torch.compile cannot compile a call of {which} ({type(e).__name__}: {line[:100]}): such calls run "
+                    "uncompiled, in more memory. If inputs have many sizes, pad them to a few"
+                )
+                return self.plain(*args, **kwargs)
+
+    def _warn(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            notices.warn(words)
+
+    @contextlib.contextmanager
+    def as_it_is(self) -> Iterator[None]:
+        """Inside, calls run compiled as they are, if compiled at all: without a plan."""
+        before, call = self.way, self._call
+        self.way, self._call = None if before is None else Compiled(), None
+        try:
+            yield
+        finally:
+            self.way, self._call = before, call
+
+
+def not_compiled(module: nn.Module, own: Any) -> str:
+    """Why a part must run uncompiled: "has hooks on its submodules"; "" if it may be compiled. own : a forward in the module's
+    `__dict__`; None: it has its class's. Equal parts share code, which knows neither."""
+    inside = [vars(m) for m in module.modules()][1:]
+    if own is not None or any("forward" in table for table in inside):
+        return "has a forward of its own"
+    a, b, c, d = HOOKS
+    if any(
+        table[a] or table[b] or table[c] or table[d] for table in inside
+    ):  # at each call: a loop over HOOKS takes twice as long
+        return "has hooks on its submodules"
+    return ""

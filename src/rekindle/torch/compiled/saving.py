@@ -1,0 +1,97 @@
+"""Partitioners of torch.compile, one for each way: they decide which results forward saves for backward."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Sequence
+from typing import Any
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..operators.pieces import tensor_bytes
+from ..operators.rules import draws_random
+from .compiler import min_cut
+from .saved_results import PRODUCTS, price
+
+VERSION = 4  # raise it whenever a way saves other results: what was compiled and measured before is then not used
+
+
+class Saving:
+    """Cuts the graph of forward and backward where the fewest bytes are saved, among the cuts that a way allows.
+
+    saves : the way, one of `compiling.SAVES` but "min-cut", which is torch.compile's own choice. Inductor copies, pickles and
+    hashes its settings, so the object holds nothing else.
+    """
+
+    def __init__(self, saves: str):
+        self.saves = saves
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+        """(the graph of forward, the graph of backward)."""
+        forward = _forward_of(gm.graph)
+        saved = self._saved(gm.graph, forward)
+        for node in forward:
+            op = _operator(node)
+            if node.op == "call_function" and "inductor_seed" not in str(op):  # torch.compile saves the seeds
+                # Random numbers that are drawn anew would be others, or cost the saving of the generator's state.
+                keeps = node in saved or draws_random(op)
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+                node.meta["ac_graph_id"] = 0
+        return min_cut(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> Any:
+        """A name of the way for torch.compile's caches."""
+        return f"rekindle.saving/{VERSION} {self.saves}"
+
+    def _saved(self, graph: fx.Graph, forward: Container[fx.Node]) -> set[fx.Node]:
+        packet = {n: getattr(_operator(n), "overloadpacket", None) for n in graph.nodes if n in forward}
+        products = [n for n, p in packet.items() if p in PRODUCTS]
+        if self.saves == "products":
+            return set(products)
+        if self.saves == "attention":
+            return {n for n in products if "attention" in str(packet[n])}
+        return _costly(products, graph, forward) if self.saves == "costly" else set()
+
+
+def _forward_of(graph: fx.Graph) -> dict[fx.Node, None]:
+    """The nodes that need no gradient of a result, in order."""
+    backward: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_gradient = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_gradient or node.op == "output" or any(n in backward for n in node.all_input_nodes):
+            backward.add(node)
+    return {n: None for n in graph.nodes if n not in backward}
+
+
+def _made(node: fx.Node) -> fx.Node:
+    """The node of the call that made the node's value, also where that is one of several results."""
+    return node.args[0] if node.target is operator.getitem and isinstance(node.args[0], fx.Node) else node
+
+
+def _operator(node: fx.Node) -> Any:
+    return _made(node).target
+
+
+def _costly(products: Sequence[fx.Node], graph: fx.Graph, forward: Container[fx.Node]) -> set[fx.Node]:
+    """Of the products that backward needs, those with the most FLOPs per byte, up to half of the bytes of all."""
+    needed: set[fx.Node] = set()
+    stack = [x for n in graph.nodes if n not in forward and n.op != "output" for x in n.all_input_nodes if x in forward]
+    while stack:
+        if (node := stack.pop()) not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    sizes = {n: tensor_bytes(n.meta["val"]) for n in products if n in needed and hasattr(n.meta.get("val"), "numel")}
+    left, saved = sum(sizes.values()) / 2, set[fx.Node]()
+    for n in sorted(sizes, key=_price, reverse=True):
+        if sizes[n] <= left:
+            saved.add(n)
+            left -= sizes[n]
+    return saved
+
+
+def _price(node: fx.Node) -> float:
+    """FLOPs that make one byte of the node's value."""
+    made = _made(node)
+    args, kwargs = fx.node.map_arg((made.args, made.kwargs), lambda n: n.meta["val"])
+    return price(made.target, args, kwargs)

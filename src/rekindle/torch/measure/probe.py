@@ -1,0 +1,97 @@
+"""Calls the module once before it is planned, to see that it works on the sample."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import RekindleError, TraceError
+from ...frames import users_line
+from ..private import fake_mode_of
+from ..tensors import tree
+from ..tensors.instrument import Instrument
+from .as_before import as_before
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """Limits of the call. call_s : seconds after which a call that has gone well so far is ended (a guess)."""
+
+    call_s: float = 20.0
+
+
+SETTINGS = ProbeSettings()
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forward: Callable[..., Any]) -> bool:
+    """Check that the module works on this sample: one plain call of `forward` on real tensors, which changes nothing. Gives
+    whether the call gave tensors of the module another place or shape, which a capture may not see.
+
+    The call is made under no_grad, so that nothing is saved for backward. If it fails, it is made once more with gradients,
+    for a forward that needs them itself. Fake and meta tensors hold nothing to try. A call that does not fit into memory,
+    or takes longer than `SETTINGS.call_s`, proves nothing.
+
+    Raises
+    ------
+    TraceError : the module itself fails on the sample (the message names the user's line), or returns no tensor.
+    """
+    tensors, spec = tree.flatten((args, dict(kwargs)))
+    every = [*tensors, *model.parameters(), *model.buffers()]
+    if fake_mode_of(every) is not None or any(t.is_meta for t in every):
+        return False
+    # Compiled parts of a model run as they are written: compiling them for one call would take long.
+    for grad in (False, True):
+        eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+        put_back = as_before(model, [*tensors, *tree.leaves(spec), *args, *kwargs.values()])
+        try:
+            with put_back as before, eager, torch.set_grad_enabled(grad):
+                with _InTime():
+                    result = forward(*args, **kwargs)
+                found, made = tree.flatten(result, opaque_ok=True)
+                found += tree.put_into((args, kwargs), tensors)
+                moves = before.tensors.moved()
+            if not found:
+                kind = ", ".join(sorted(set(tree.opaque_kinds(made)))) or type(result).__name__
+                raise TraceError(
+                    f"the module returns no tensor that can be found (it returns {kind}), so nothing can be trained by it; "
+                    "return tensors, in tuples, lists, dicts or dataclasses"
+                )
+            return moves
+        except (torch.OutOfMemoryError, MemoryError, _Enough):
+            return False
+        except RekindleError:
+            raise
+        except Exception as e:
+            if any(words in str(e) for words in _OUT_OF_MEMORY):
+                return False
+            if grad:
+                text = (str(e).strip().splitlines() or [""])[0]
+                raise TraceError(
+                    f"the module itself fails on this sample: {type(e).__name__}: {text} (at "
+                    f"{users_line(e)[1] or 'the call itself'}). Give a sample that model(…) works on"
+                ) from e
+    raise AssertionError("the second call returns or raises")
+
+
+class _Enough(BaseException):
+    """Ends a call that takes too long. Not an Exception, since forward may catch those."""
+
+
+class _InTime(Instrument):
+    """Ends a call that takes too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = time.monotonic() + SETTINGS.call_s
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if time.monotonic() > self.end:
+            raise _Enough

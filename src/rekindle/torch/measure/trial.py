@@ -1,0 +1,149 @@
+"""Tries a plan that was made in the middle of a run on the call that it was made for, before that call trains by it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import notices
+from ...errors import RekindleError, TraceError
+from ...model.plan import Plan
+from ..capture.left_out import as_if_left_out
+from ..capture.trace_errors import OF_FIRST_CALLS
+from ..private import disable_autocast, is_fake
+from ..rewrite.closeness import difference, least_scale, loose
+from ..run.bound import Bound
+from ..run.sample import copies, owned
+from ..situation.attributes import plain_tensors
+from ..situation.kept import Before
+from ..situation.module_call import ModuleCall
+from ..tensors import tree
+from ..tensors.loss import default_loss
+from .as_before import as_before, same
+from .variation import allowed
+from .witness import Witness
+
+log = logging.getLogger("rekindle")
+Forward = Callable[[list[torch.Tensor]], torch.Tensor]  # from the call's tensors to the loss
+_Tensors = dict[str, torch.Tensor | None]
+_Outcome = tuple[torch.Tensor, _Tensors, _Tensors]  # the loss; gradients, and tensors that forward writes, by name
+
+
+def differences(
+    model: nn.Module, plain: Callable[..., Any], bound: Bound, call: ModuleCall, witness: Witness | None = None
+) -> list[str]:
+    """How one planned step differs from one plain step, both on copies of the call's inputs, in words. [] if the steps agree,
+    up to rounding where the plan adds up in another order, or, with fused attention, as far as two plain steps do; or if the
+    plain step does not fit the device.
+
+    witness : watches the plain step; it holds no values if the steps could not be compared.
+
+    Neither step touches gradients, or runs the hooks with which data-parallel training waits for them; the model is put back.
+    """
+
+    def planned(tensors: list[torch.Tensor]) -> torch.Tensor:
+        own = call.on(tensors)
+        return default_loss(bound(model, own), own.given, tensors)
+
+    def eager(forward: Callable[..., Any]) -> Forward:
+        def run(tensors: list[torch.Tensor]) -> torch.Tensor:
+            own = call.on(tensors)
+            args, kwargs = own.form.arguments(own.given)
+            result = forward(*args, **kwargs)
+            read = as_if_left_out(result, bound.trace.options.unused)
+            return default_loss(read, own.given, [*tensors, *tree.tensors_in(result)])
+
+        return run
+
+    given = [*call.tensors, *tree.leaves(call.spec)]
+
+    def step(forward: Forward, watching: Witness | None = None) -> _Outcome:
+        with as_before(model, given) as before:
+            return _step(before, model, forward, call.tensors, watching)
+
+    outcomes: list[_Outcome] = []
+    with contextlib.suppress(torch.OutOfMemoryError), as_before(model, given):
+        for forward, watching in ((planned, None), (eager(witness.of_forward(plain) if witness else plain), witness)):
+            outcomes.append(step(forward, watching))
+    if len(outcomes) < 2:
+        if witness is not None:
+            witness.values.clear()
+        return []
+    (ours, mine, left), (theirs, its, its_left) = outcomes
+    may, parameters = loose(bound.trace.lowered.captured), {k for k, _ in model.named_parameters()}
+    apart = may.parameters | (its.keys() - parameters if may.inputs else set())
+    least = least_scale(its.values()) if apart else 0.0
+    found = [] if _agree(ours, theirs, may.most if may.results else 0.0, 0.0) else ["the loss"]
+    names = [
+        k
+        for k in its_left | left
+        if not _agree(left.get(k), its_left.get(k), may.most if k in may.written else 0.0, 0.0)
+    ]
+    found += [f"{', '.join(names[:3])}, to which forward writes"] if names else []
+    wrong = [k for k in its if not _agree(mine[k], its[k], may.most if k in apart else 0.0, least)]
+    if wrong and not found:  # by fused attention, as two plain steps differ too?
+        vary, least = allowed(bound.trace, its, wrong, lambda: step(eager(plain))[1]), least_scale(its.values())
+        wrong = [k for k in wrong if not _agree(mine[k], its[k], vary.get(k, 0.0), least)]
+        if not wrong:
+            notices.warn(
+                f"gradients of a planned step of {type(model).__name__} are as close to a plain step's as plain steps are to "
+                "each other, and no closer, by fused attention. torch.use_deterministic_algorithms(True) makes it deterministic"
+            )
+    return found + ([f"the gradients of {', '.join(wrong[:3])}"] if wrong else [])
+
+
+def _agree(one: torch.Tensor | None, other: torch.Tensor | None, most: float, least: float) -> bool:
+    """Whether two tensors are the same, or no farther from each other than `most`, as `difference` has it."""
+    if same(one, other):
+        return True
+    return most > 0 and one is not None and other is not None and difference(one, other, least) <= most
+
+
+def _step(
+    before: Before,
+    model: nn.Module,
+    forward: Forward,
+    given: list[torch.Tensor],
+    witness: Witness | None,
+) -> _Outcome:
+    """One step. before : the model before it."""
+    twins = copies(given, owned(model))
+    leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
+    if witness is not None:
+        attributes = (t for *_, t in plain_tensors(model))
+        witness.expect([*twins, *model.parameters(), *model.buffers(), *attributes])
+    with witness or contextlib.nullcontext():
+        loss = forward(twins)
+        with disable_autocast():
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return loss.detach(), dict(zip(leaves, gradients, strict=True)), {**before.written(model)}
+
+
+def for_later_calls(
+    model: nn.Module, call: ModuleCall, forward: Callable[..., Any], plan: Callable[[], Plan], error: TraceError | None
+) -> Plan | None:
+    """The plan that `plan` makes while the module is as its first plain call leaves it, with the tensors and attributes that
+    forward sets then (ranges, position indices, states). Afterwards the module is as it was. None: there is no such plan.
+
+    error : why the first call cannot be captured. Where that call changes nothing that a capture depends on, later ones cannot
+        be captured either.
+    """
+    if any(t.is_meta or is_fake(t) for t in [*model.parameters(), *call.tensors]):
+        return None
+    args, kwargs = call.form.arguments(tree.unflatten(copies(call.tensors, owned(model)), call.spec))
+    with as_before(model, [*call.tensors, *tree.leaves(call.spec)]) as before:
+        try:
+            forward(*args, **kwargs)
+            if error is None or error.reason in OF_FIRST_CALLS or before.tensors.moved():
+                return plan()
+        except Exception as e:
+            if isinstance(e, RekindleError) and not isinstance(e, TraceError):
+                raise  # later calls can be captured, but the goal cannot be met
+            log.info("%s has no plan for its later calls: %r", type(model).__name__, e)
+    return None

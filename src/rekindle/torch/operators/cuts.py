@@ -1,0 +1,126 @@
+"""Cutting ops into slices: along which dimension an op may be cut, how its tensors are cut then, and the call of one slice.
+
+A cut says nothing about bits: a slice may be computed by another kernel than the whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from ..private import OpOverload
+from .cut_call import SUM, Call, Draft, Shape, holds_tensors
+from .cut_rules import rule_of
+from .cut_sizes import Slice, adapted
+from .node_tensors import is_member
+
+__all__ = ["SUM", "Cut", "cuts_of", "sliced_call", "span", "tensor_arguments"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one op is cut into slices: per tensor argument and per result the dimension that is cut.
+
+    ins : for each tensor argument in the order of `tensor_arguments(node)`: the dimension, or None: every slice reads it whole.
+    outs : for each tensor that the node returns (members in order; None for a member that is no tensor): the dimension, SUM, or
+        None: every slice gives the same whole.
+    units : the largest number of equal parts into which the op can be cut so; other numbers of parts must divide it.
+    """
+
+    ins: tuple[int | None, ...]
+    outs: tuple[int | str | None, ...]
+    units: int
+
+
+def tensor_arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node reads tensors of: every occurrence, in order of args then kwargs, lists flattened.
+
+    A node that takes a member of a tuple reads one: the node of the tuple.
+    """
+    found: list[fx.Node] = []
+    map_arg((node.args, node.kwargs), lambda n: found.append(n) if holds_tensors(n) else None)
+    return found
+
+
+def cuts_of(node: fx.Node) -> list[Cut]:
+    """The ways to cut an op; [] where the op is not known, or no dimension can be cut.
+
+    node : its `meta["val"]`, and its arguments', give the shapes; fake tensors do. A node that takes a member of a tuple is cut
+        as that member is.
+    """
+    if is_member(node):
+        shape = tuple(node.meta["val"].shape) if isinstance(node.meta.get("val"), torch.Tensor) else ()
+        return [Cut((d,), (d,), n) for d, n in enumerate(shape) if n > 1]
+    rule = rule_of(node.target)
+    if not isinstance(node.target, OpOverload) or rule is None or len(_nodes(node)) != len(tensor_arguments(node)):
+        return []
+    call = Call(node)
+    cuts = [_cut(call, draft) for draft in rule(call)]
+    return list(dict.fromkeys(c for c in cuts if c.units > 1))
+
+
+def sliced_call(
+    node: fx.Node, cut: Cut, pieces: Sequence[Any], begin: int, end: int, size: int
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """(target, args, kwargs) of the call that computes one slice.
+
+    The whole is `size` units, and the slice is units `begin` to `end`: of a dimension of `n` elements, `span(n, …)` of them.
+    Arguments that name sizes are those of the slice.
+
+    cut : one of `cuts_of(node)`.
+    pieces : the slices of `tensor_arguments(node)`, nodes or tensors; whole where the cut says so.
+
+    Raises
+    ------
+    ValueError : the op cannot be cut into `size` equal parts, or no such slice exists.
+    """
+    if cut.units % size or not 0 <= begin < end <= size or len(pieces) != len(cut.ins):
+        raise ValueError(
+            f"{node.target}: no slice [{begin}, {end}) of {size} units, cut {cut}, of {len(pieces)} pieces"
+        )
+    rest = iter(pieces)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: next(rest) if holds_tensors(n) else n)
+    if node.target is operator.getitem:
+        return node.target, tuple(args), dict(kwargs)
+    call = Call(node)
+    ins = {name: dim for (name, _, _), dim in zip(call.tensors, cut.ins, strict=True)}
+    return adapted(Slice(call, ins, cut.outs, begin, end, size), tuple(args), dict(kwargs))
+
+
+def span(n: int, begin: int, end: int, size: int) -> tuple[int, int]:
+    """The first element of a slice, and the one after its last, in a dimension of `n` elements: a multiple of `size`."""
+    return begin * n // size, end * n // size
+
+
+def _nodes(node: fx.Node) -> list[fx.Node]:
+    """Every occurrence of a node among the arguments, also of nodes that return numbers: rules cannot read these."""
+    found: list[fx.Node] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _cut(call: Call, draft: Draft) -> Cut:
+    """The cut that a rule names; dimensions of results that are no tensors, or empty, are left out."""
+    ins: list[int | None] = []
+    units = draft.most
+    for name, i, shape in call.tensors:
+        value = draft.ins.get(name)
+        dim = value if value is None or isinstance(value, int) else value[i]
+        ins.append(dim)
+        units = _common(units, shape, dim)
+    outs = [None if t is None or not t.numel() else d for t, d in zip(call.results, draft.outs, strict=True)]
+    for t, d in zip(call.results, outs, strict=True):
+        if t is not None and isinstance(d, int):
+            units = _common(units, tuple(t.shape), d)
+    return Cut(tuple(ins), tuple(outs), units)
+
+
+def _common(units: int, shape: Shape, dim: int | None) -> int:
+    return units if dim is None else gcd(units, shape[dim])

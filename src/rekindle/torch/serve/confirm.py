@@ -1,0 +1,160 @@
+"""Confirms a plan by a measured step. Makes another one if the step exceeds a budget; warns of a peak beyond the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from ... import notices
+from ...ask import Goal
+from ...candidates import EPS
+from ...certify import Claim, least_overhead
+from ...errors import InfeasibleBudget, ParityError
+from ...infeasible import bound_words, choices, floor_of
+from ...model.plan import Plan
+from ...own_terms import beside_captured, in_own_terms
+from ...sizes import format_bytes
+from ..operators import rules
+from ..operators.node_tensors import tensors_of
+from ..trace import Trace
+from .verify import Check, check_step
+
+
+@dataclass(frozen=True)
+class ConfirmSettings:
+    """Memory beside the graph's storages, and how often a plan is made again.
+
+    block_bytes : the smallest block of CUDA's allocator, which a scalar takes too (PyTorch's constant).
+    scalars : scalars alive at once: the loss and its gradient, and two more while a loss is added up from several results.
+    generator_bytes : the state of the CPU's random generator, which is saved if a random op runs again (measured).
+    replans_most : plans that are made anew because a measured step took more than the budget (a guess).
+    miss_share, miss_bytes : a measured peak beyond the predicted one by more than both is said.
+    """
+
+    block_bytes: int = 512
+    scalars: int = 4
+    generator_bytes: int = 5056
+    replans_most: int = 2
+    miss_share: float = 0.02
+    miss_bytes: int = 2**20
+
+
+SETTINGS = ConfirmSettings()
+
+
+def bookkeeping(trace: Trace) -> int:
+    """Bytes that a step may take beside the storages of its graph. (The tokens between stages are empty.)"""
+    nodes = [c.node for c in trace.lowered.calls if c.node is not None and rules.draws_random(c.node.target)]
+    on_cpu = any(t.device.type == "cpu" for n in nodes for _, t in tensors_of(n))
+    return SETTINGS.block_bytes * SETTINGS.scalars + (SETTINGS.generator_bytes if on_cpu else 0)
+
+
+def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], Plan]) -> tuple[Plan, Check]:
+    """(a plan that a measured step confirms, the check of that step).
+
+    The planned step gives the plain step's numbers. If the goal is a budget in bytes, the step also stays within it in a loop
+    that holds the results; if it takes more, plans for smaller budgets are tried. So they are where the goal is a fraction, and
+    the step takes more than both the goal and the prediction. A peak beyond the prediction in the end is warned of.
+
+    again : function from a budget to another plan of the same trace.
+
+    Raises
+    ------
+    ParityError : a planned step does not give the plain step's numbers.
+    InfeasibleBudget : no step stayed within the budget in bytes; the error names the smallest peak that was measured.
+    """
+    goal, resident = plan.goal, plan.graph.resident_bytes
+    plain = plan.baseline_peak_bytes - resident
+    limit = aim = goal.limit(resident, plain)
+    tried: list[tuple[int, Plan, Check]] = []
+    while True:
+        check = check_step(model, sample, plan, held=goal.budget is not None)
+        if not check.ok:
+            raise ParityError(
+                f"the planned step does not give the plain step's numbers: {'; '.join(check.differences)}. {check.cause}. "
+                "The model is as it was; check=False trains without the comparison"
+            )
+        if _missed(check, plan):  # by what only a first step allocates and later ones use again?
+            later = check_step(model, sample, plan).measured_peak_bytes
+            check = replace(check, measured_peak_bytes=min(later, check.measured_peak_bytes))
+        if limit is None or aim is None:
+            break
+        peak = check.measured_peak_bytes if goal.budget is None else check.held_peak_bytes
+        if peak is None:
+            break
+        tried.append((peak + resident, plan, check))
+        if peak + resident <= limit or goal.budget is None and not _missed(check, plan):
+            break
+        aim -= peak + resident - limit
+        smaller = Goal(budget=aim) if goal.budget is not None else Goal(fraction=max(0, aim - resident + 0.5) / plain)
+        try:
+            if len(tried) > SETTINGS.replans_most or aim <= resident:
+                raise _exceeded(plan, limit, [m for m, *_ in tried])
+            plan = again(smaller)
+        except InfeasibleBudget as e:
+            if goal.budget is not None:
+                raise _exceeded(plan, limit, [m for m, *_ in tried]) from e
+            _, plan, check = min(tried, key=lambda t: t[0])
+            break
+    if _missed(check, plan):
+        took, predicted = format_bytes(check.measured_peak_bytes), format_bytes(plan.activation_peak_bytes)
+        notices.warn(
+            f"a measured step of {type(model).__name__} takes {took} of activations, and its plan predicts {predicted} "
+            f"({check.peak_error:+.1%}): some kernel or copy takes memory that is not known. A budget in bytes is kept by "
+            "what is measured"
+        )
+    return _measured(plan if limit is None else _as_asked(plan, goal, limit), check), check
+
+
+def _missed(check: Check, plan: Plan) -> bool:
+    """Whether the measured step takes clearly more than the plan predicts."""
+    more = check.measured_peak_bytes - plan.activation_peak_bytes
+    return more > max(SETTINGS.miss_bytes, SETTINGS.miss_share * plan.activation_peak_bytes)
+
+
+def _measured(plan: Plan, check: Check) -> Plan:
+    """The plan with the largest difference from the plain step's gradients that was measured, where it may make any. Warns
+    where plain steps differ too."""
+    if check.varying:
+        notices.warn(
+            "gradients of the planned step are as close to a plain step's as plain steps are to each other, and no closer: "
+            f"{check.varying_words}. torch.use_deterministic_algorithms(True) makes attention deterministic"
+        )
+    if plan.rewriting is None or not plan.rewriting.sums or check.gradients_equal is None:
+        return plan
+    return replace(plan, rewriting=replace(plan.rewriting, sums_error=check.close.get("gradients", (0.0, ""))[0]))
+
+
+def _as_asked(plan: Plan, goal: Goal, limit: int) -> Plan:
+    """The plan with the user's budget as its goal, not the smaller one that was aimed at; later plans are made for it too.
+
+    A plan within the user's budget, `limit` in bytes, may cost less than every plan within the smaller one: the certificate is
+    made again.
+    """
+    if goal == plan.goal:
+        return plan
+    own = in_own_terms(plan)
+    claim = Claim(own.graph, own.graph.weights(own.cost), own.goal, limit, own.peak_bytes, own.overhead)
+    least = least_overhead(claim, (0.0,))
+    asked = replace(plan.options, goal=goal)
+    own = replace(
+        own, goal=asked.goal, asked=None if plan.asked is None else asked, least_overhead=least,
+        status="optimal" if own.overhead <= least + EPS else "feasible",
+    )  # fmt: skip
+    return own if plan.rewriting is None else beside_captured(own, plan.rewriting, asked)
+
+
+def _exceeded(plan: Plan, budget: int, measured: list[int]) -> InfeasibleBudget:
+    floor = floor_of(plan.graph, 0)
+    bound, op = bound_words(plan.graph, floor, 0)
+    least = min(measured)
+    return InfeasibleBudget(
+        f"budget {format_bytes(budget)} ({budget} bytes) cannot be kept: the plan's predicted peak fits, but the measured "
+        f"step takes {format_bytes(least)} ({least} bytes) while results are held, and no "
+        f"plan that takes less was found in {len(measured)} tries; no schedule exists below {bound}. The model is as it was. "
+        + choices(f"budget={least}"),
+        budget=budget, smallest_peak=least, bound_bytes=floor.bytes, op=op,
+    )  # fmt: skip

@@ -1,0 +1,290 @@
+"""The forward of a planned module: runs the plan for the call, or the module's own forward if no plan applies."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from ...model.plan import Plan
+from .. import private
+from ..run import shared_casts
+from ..run.bound import Bound
+from ..run.own_forward import InPlaceOfForward
+from ..situation import module_call as calls
+from ..situation.module_call import ModuleCall
+from ..tensors.lock import LOCK
+from ..trace import Trace
+from . import unused
+from .left_over import left_over
+from .new_call import NewCall
+from .replanner import Replan, Replanner
+from .travel import as_text, from_text
+
+NEW_SHAPE = ("plan", "plain", "error")
+
+
+class PlannedForward(InPlaceOfForward):
+    """The object that `apply` puts in place of a module's forward. It holds one plan per kind of call and state of the module.
+
+    plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool = True, later: bool = False
+    ):
+        super().__init__(model)
+        self._begin(Replanner(model, plan, on_new_shape, replan, check, later), in_eval=not model.training)
+
+    def _begin(self, replanner: Replanner, in_eval: bool) -> None:
+        self._replanner = replanner
+        self._in_eval = in_eval  # then calls in `eval()` are planned as well
+        self._steps_in_eval = unused.StepCount()
+        self._used = self._off = self._checked = False
+        self._turn = 0
+        self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
+        self.last: Bound | None = None
+        self.share_memory: list[weakref.ref[nn.Parameter]] = []  # parameters elsewhere that use memory of this module's
+
+    def serve_too(self, model: nn.Module, plan: Plan) -> None:
+        """Run this plan as well, for the calls that it was made for."""
+        self._replanner.bind(model, plan.trace, plan)
+
+    def leave_first_plain(self) -> None:
+        """Run the first call plain that finds the module in another state than the plan's."""
+        self._replanner.first_is_plain = True
+
+    def take_over(self, model: nn.Module) -> None:
+        """Become the module's forward."""
+        self._off = False
+        super().take_over(model)
+        _PLANNED[model] = self
+        unused.watch(model)
+
+    def give_back(self, model: nn.Module) -> None:
+        """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
+        self._off = True
+        unused.used(model)
+        shared_casts.forget(model.parameters())
+        _PLANNED.pop(model, None)
+        super().give_back(model)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, calls run plain, even if something has wrapped this forward."""
+        model, before = self._model(), self._off
+        self._off = True
+        if model is not None:
+            unused.used(model)
+        try:
+            yield
+        finally:
+            self._off = before
+            if model is not None and not self._used:
+                unused.watch(model)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the module has its own forward back."""
+        return self._off
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether it is a check that calls the module."""
+        return self._checked
+
+    @property
+    def plan(self) -> Plan:
+        return self._replanner.plan
+
+    @property
+    def source(self) -> str:
+        """Python source of the program that ran last, or will run first; "" while a plan from a file waits for a call."""
+        bound = self.last or next(self.bounds, None)
+        return "" if bound is None else bound.runner.program.source
+
+    @property
+    def bounds(self) -> Iterator[Bound]:
+        """Every plan on the module, as it is bound."""
+        return iter(self._replanner.plans)
+
+    @private.opaque_to_compile
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if LOCK.mine:  # this thread is capturing a module, and a wrapper of this forward may call it
+            return self.plain(*args, **kwargs)
+        caller, model = private.caller(), self._model()
+        with LOCK.call(model):  # a module that another thread plans must not be called
+            called = caller.f_locals.get("self") if caller.f_globals is vars(torch_module) else None
+            if called is not None and called is not model and (model is None or type(called) is type(model)):
+                # called through a shallow copy of the module, which shares this forward: run the plain forward on the copy
+                return (self._own or type(called).forward.__get__(called))(*args, **kwargs)
+            plain = self.plain
+            assert model is not None
+            if not torch.is_grad_enabled() or self._off:
+                return plain(*args, **kwargs)
+            found = self._bound_for(model, plain, args, kwargs)
+            if found is not None:
+                share_memory = [p for ref in self.share_memory if (p := ref()) is not None]
+                result = found[0](model, found[1], self, share_memory)
+                if found[0].had_gradient is not None:
+                    self._say_of_gradients(model, found[0])
+                return result
+            result = plain(*args, **kwargs)
+            if not model.training and not self._in_eval:
+                self._steps_in_eval.watch(result)
+            return result
+
+    def _bound_for(
+        self, model: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Bound, ModuleCall] | None:
+        """(the plan that runs the call, the call); None: the call runs plain."""
+        if not self._used and not self._checked:
+            self._used = True
+            unused.used(model)
+        replanner, name = self._replanner, type(model).__name__
+        if where := _runs_plain_in():
+            replanner.warned.warn(f"{name} was called {where}: it runs plain there")
+            return None
+        call = calls.bind(plain, args, kwargs)
+        may_plan = model.training or self._in_eval
+        if odd := call.odd:
+            new = NewCall(model, plain, call, (), time.perf_counter())
+            if may_plan and new.trains:
+                replanner.leave_plain(new, f" and {odd}, which cannot be planned")
+            return None
+        if self._unbound:
+            self._bind_copied(model)
+        key = call.key
+        bound = replanner.plans.find(model, key, call)
+        if bound is None and may_plan and not replanner.refusals.hold(model, key):
+            new = NewCall(model, plain, call, key, time.perf_counter())
+            if new.trains:  # without gradients there is nothing to save
+                with LOCK.capturing(model):
+                    bound = replanner.plans.find(model, key, call)
+                    if bound is None:
+                        with _own_saved_tensors():
+                            bound = replanner.new_plan(new)
+        if bound is None:
+            if not may_plan and self._steps_in_eval.count >= unused.SETTINGS.calls_before_warning:
+                replanner.warned.warn(
+                    f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
+                    "recomputed. Plan it while it is in eval(), or call train() first",
+                    kind="eval",
+                )
+            return None
+        if bound.runner.rounds and any(b.runner.waits for b in self.bounds):
+            replanner.warned.warn(
+                f"{name} was called again before the backward of an earlier call. Where one backward goes "
+                f"through both, the gradients of {bound.runner.rounds} are added up in another order than eager's: they are "
+                "equal up to rounding, not bit for bit. Call backward once for each call, or rekindle.restore(model)",
+                kind="two calls",
+            )  # fmt: skip
+        self.last = bound
+        self._turn += 1
+        bound.turn = self._turn
+        bound.uses += 1
+        return bound, call
+
+    def _say_of_gradients(self, model: nn.Module, bound: Bound) -> None:
+        """Says once that the loop treats gradients otherwise than the plan counts them."""
+        traced = bound.trace
+        if bound.had_gradient and traced.options.gradients != "kept":
+            self._replanner.warned.warn(
+                left_over(model, traced.options.gradients, traced.gradient_bytes), kind="gradients"
+            )
+        saved = "" if bound.had_gradient or bound.plan.trace is None else bound.plan.trace.saved
+        if saved and len(bound.runner.waiting) == 1 and not self._checked:  # the backward of earlier calls is over
+            self._replanner.say(f"{type(model).__name__}: its loop leaves no gradients from step to step; {saved}")
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Inside, no warnings are given and calls do not count: a check calls the module in its own ways."""
+        before, self._checked = self._checked, True
+        try:
+            with self._replanner.warned.mute(), unused.paused():
+                yield
+        finally:
+            self._checked = before
+
+    # -- copies ------------------------------------------------------------------------------------------------------
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
+        """The copied module gets its own planned forward."""
+        copied = super().__deepcopy__(memo)
+        copied._replanner, copied._steps_in_eval, copied.last = self._replanner.copied(), unused.StepCount(), None
+        copied.share_memory = []
+        copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]
+        twin = memo.get(id(self._model()))
+        if twin is not None and not copied._off:
+            _PLANNED[twin] = copied
+        return copied
+
+    # -- pickles -----------------------------------------------------------------------------------------------------
+    def _pickled(self) -> Any:
+        r = self._replanner
+        return as_text(r.plan), r.on_new_shape, r.replan, r.check, self._in_eval, self._off
+
+    def _unpickle(self, pickled: Any) -> None:
+        text, on_new_shape, replan, check, in_eval, is_off = pickled
+        model = self._model()
+        assert model is not None
+        replanner = Replanner(model, from_text(text), on_new_shape, replan, check)
+        replanner.has_travelled()
+        self._begin(replanner, in_eval)
+        self._off = is_off
+        if not is_off:
+            _PLANNED[model] = self
+
+    def _bind_copied(self, model: nn.Module) -> None:
+        with LOCK.capturing(model):
+            for traced, plan in reversed(self._unbound):
+                self._replanner.bind(model, traced, plan)
+            self._unbound = []
+
+
+def _own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Inside, hooks on saved tensors (of torch.utils.checkpoint around the call, say) do not see what steps of planning save.
+    Without such hooks nothing is set, since torch.func in forward refuses to work with any."""
+    if not private.saved_tensors_hooks_are_set():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(t: torch.Tensor) -> torch.Tensor:
+    return t
+
+
+def _runs_plain_in() -> str:
+    """The surroundings of the call in words, if planned steps do not work in them; "" if they do."""
+    if private.in_func_transform():
+        return "under a transform of torch.func"
+    if private.in_forward_ad():
+        return "in forward-mode automatic differentiation"
+    if private.parametrizations_are_cached():
+        return "under parametrize.cached(), which keeps values from call to call"
+    return private.keeper_of_results()
+
+
+_PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()
+
+
+def planned_forward(model: nn.Module) -> PlannedForward | None:
+    """The planned forward of a module, even if something has wrapped it since; None: the module has no plan."""
+    forward = model.__dict__.get("forward")
+    if isinstance(forward, PlannedForward):
+        return forward
+    found = _PLANNED.get(model)
+    return None if found is None or found.is_off else found
+
+
+@contextlib.contextmanager
+def set_aside(model: nn.Module) -> Iterator[None]:
+    """Inside, the module runs plain, so that another plan can be made for it."""
+    planned = planned_forward(model)
+    with contextlib.nullcontext() if planned is None else planned.aside():
+        yield

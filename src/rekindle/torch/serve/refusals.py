@@ -1,0 +1,139 @@
+"""Calls that run plain because they cannot be planned: the next call like them is recognised without another search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..run.bound import Bound
+from ..situation.guards import Expected, Guards
+from ..situation.module_call import Key
+from ..tensors.identity import apart_from_identity
+from .bound_plans import BoundPlans
+
+
+@dataclass(frozen=True)
+class RefusalSettings:
+    """When planning is given up for a kind of call. All are guesses.
+
+    wasted_plans_most : plans for calls of the same shapes that were hardly used; after as many, something varies from call to
+        call, and no further plan is made.
+    made_anew_most : the same for plans that differ from the call only by an object that each call makes anew (a tensor in a
+        hook's closure, say): no later call will find it.
+    hardly_used_runs : a plan that ran more often than this is no waste: a rate that changes every epoch may go on changing.
+    failed_states_most : states of the module in which one call could not be planned; after as many, it is not tried again.
+    failed_calls_most : kinds of calls that could not be planned and are remembered; the oldest is tried again.
+    """
+
+    wasted_plans_most: int = 8
+    made_anew_most: int = 3
+    hardly_used_runs: int = 2
+    failed_states_most: int = 3
+    failed_calls_most: int = 512
+
+
+SETTINGS = RefusalSettings()
+
+
+@dataclass(frozen=True)
+class _Varying:
+    """A kind of call of which something varies from call to call.
+
+    names : parameters of forward whose arguments vary.
+    rest : the key of such a call without those arguments.
+    guards : check the module's state, except for the parts of it that vary. tried : plans that were wasted.
+    """
+
+    names: frozenset[Any]
+    rest: Key
+    guards: Guards
+    tried: int
+
+
+class Refusals:
+    """The calls of one planned module that run plain; `plans` are its plans."""
+
+    def __init__(self, plans: BoundPlans) -> None:
+        self._plans = plans
+        self._failed: dict[Key, list[Guards]] = {}  # calls that cannot be planned, by states of the module
+        self._varying: list[_Varying] = []
+
+    def hold(self, model: nn.Module, key: Key) -> bool:
+        """Whether it is known that this call runs plain."""
+        failed = self._failed.get(key, ())
+        if len(failed) >= SETTINGS.failed_states_most or any(g.hold(model) for g in failed):
+            return True
+        return any(
+            _without(key, v.names) == v.rest and self._tried(key) >= v.tried and v.guards.hold(model)
+            for v in self._varying
+        )
+
+    def add(self, model: nn.Module, key: Key) -> None:
+        """Note that this call cannot be planned in the module's present state."""
+        self._failed.setdefault(key, []).append(Guards(model, Expected.of(model)))
+        while len(self._failed) > SETTINGS.failed_calls_most:
+            self._failed.pop(next(iter(self._failed)))
+
+    def what_varies(self, model: nn.Module, key: Key) -> str:
+        """Why another plan for calls of the given shapes is not worth making, as part of a message; "" if it is.
+
+        The reason is remembered: later calls that differ only in the varying parts run plain at once.
+        """
+        count = self._tried(key)
+        alike = [k for k in (*self._keys(), *self._failed) if k[0] == key[0]]
+        anew = sum(k != key and apart_from_identity(k) == apart_from_identity(key) for k in alike)
+        anew += sum(_wasted(b) and b.trace.expected.made_anew(model) for b in self._plans.family(key))
+        if count < SETTINGS.wasted_plans_most and anew < SETTINGS.made_anew_most:
+            return ""
+        names = [x for x, values in _by_name([k[1] for k in (*alike, key)]) if len(set(values)) > 1]
+        like = next((b for b in self._plans if b.trace.key[0] == key[0]), None)
+        expected = None if like is None else like.trace.expected
+        changed: list[str] = []
+        if not names:
+            family = self._plans.family(key)
+            changed = list(dict.fromkeys(d for b in family for d in b.trace.expected.differences(model)))
+        if expected is not None:
+            state = Expected.of(model, expected.reads, {*expected.ignored, *changed})
+            self._varying = self._varying[-SETTINGS.wasted_plans_most :]
+            self._varying.append(_Varying(frozenset(names), _without(key, names), Guards(model, state), count))
+        what = ", ".join([*map(str, names), *changed]) or "the values of its inputs"
+        why = ", in objects that each call makes anew" if anew >= SETTINGS.made_anew_most else ""
+        return f"{what} differ from call to call{why}: {count} plans were tried"
+
+    def let_go(self) -> None:
+        """Hold no reference to submodules and attributes until the next look at the module."""
+        for guards in (*(g for family in self._failed.values() for g in family), *(v.guards for v in self._varying)):
+            guards.let_go()
+
+    def _keys(self) -> list[Key]:
+        return list(dict.fromkeys(b.trace.key for b in self._plans))
+
+    def _tried(self, key: Key) -> int:
+        """Number of hardly used plans for calls of the given shapes, plus number of such calls that could not be planned."""
+        count = sum(_wasted(b) for b in self._plans if b.trace.key[0] == key[0])
+        return count + sum(k[0] == key[0] for k in self._failed)
+
+
+def _wasted(bound: Bound) -> bool:
+    return bound.uses <= SETTINGS.hardly_used_runs
+
+
+def _without(key: Key, names: Any) -> Key:
+    """The key of a call without the named arguments."""
+    shapes, constants, surroundings = key
+    rest = [(k, x) for table in _tables([constants]) for k, x in table.items() if k not in names]
+    return shapes, tuple(rest), surroundings
+
+
+def _tables(constants: list[Any]) -> list[dict[Any, Any]]:
+    return [dict(zip(names or (), values, strict=False)) for _, names, values, *_ in constants]
+
+
+def _by_name(constants: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """(parameter of forward, its arguments in the calls)."""
+    tables = _tables(constants)
+    for name in dict.fromkeys(k for t in tables for k in t):
+        yield name, [t.get(name) for t in tables]

@@ -1,0 +1,375 @@
+"""Plans for new calls, made in the middle of a run.
+
+In this order: the plan from a file; the same plan with Python numbers among its inputs; the plan of the same graph; a new plan.
+Each is tried on the call before it is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from ... import allowance, notices
+from ...ask import Goal, PlanOptions
+from ...carrying import ANOTHER_GRAPH, CARRIED, RECEIVED, SEARCHED, Replanned
+from ...errors import InfeasibleBudget, ParityError, PlanMismatch, RekindleError, TraceError, UsageError
+from ...model.graph import Graph
+from ...model.judge import simulate
+from ...model.plan import Plan
+from ...progress import announce, telling
+from ...sizes import format_bytes
+from ..capture.trace_errors import OF_FIRST_CALLS
+from ..measure import trial
+from ..measure.witness import Witness
+from ..rewritten import with_sums_here
+from ..run.bound import Bound
+from ..run.communication import communicates
+from ..situation.number_places import name_of, read
+from ..situation.numbers import Place
+from ..tensors import tree
+from ..tensors.sharded import order_that_works, own_class, sharded_parameter
+from ..trace import Trace, known_options
+from .bound_plans import BoundPlans
+from .changed_numbers import changed_numbers, numbers_of
+from .lengths import Lengths
+from .loaded_plan import LoadedPlan
+from .mismatch import check_same_module
+from .new_call import NewCall
+from .new_shapes import NewShapes
+from .refusals import Refusals
+from .same_graph import matches
+from .warn_once import WarnOnce
+
+log = logging.getLogger("rekindle")
+FIXED_MOST = 64  # sets of numbers that cannot be inputs and are remembered; a guess
+SAME = "of the same graph"
+DID = {
+    SAME: "took over the plan of the same graph",
+    CARRIED: "carried over the plan of another shape",
+    SEARCHED: "no known schedule keeps the goal, so planned anew, by a quick search,",
+    RECEIVED: "took the plan of another process",
+    ANOTHER_GRAPH: "another graph than those known, so planned anew, by a quick search,",
+}  # how a plan was made -> words for it
+Replan = Callable[[Trace, PlanOptions, Sequence[Plan]], Replanned]
+
+
+class Replanner:
+    """Makes plans for the new calls of one module, all with the options of the first plan.
+
+    plan : the plan that `apply` was given. on_new_shape, replan, check : how plans for other calls are made.
+    later : `plan` is for the state in which a first call leaves the module.
+    plans : the plans on the module. refusals : calls that are known to run plain.
+    warned : the warnings that were given.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, on_new_shape: str, replan: Replan, check: bool, later: bool = False
+    ):
+        self.plan, self.on_new_shape, self.replan, self.check = plan, on_new_shape, replan, check
+        self._options = plan.options
+        self.plans, self.warned = BoundPlans(), WarnOnce()
+        self.refusals = Refusals(self.plans)
+        self._lengths = Lengths()
+        self._new_shapes = NewShapes()
+        self._left_out: set[str] = set()  # kinds of results that planned calls leave out, of which the log was told
+        # hooks that do more than compute: the user was warned of them when the plan was made
+        self._accepted = set() if plan.trace is None else set(plan.trace.lowered.captured.effects)
+        self._trace_options = known_options(plan)
+        self._loaded = LoadedPlan(plan, self._trace_options, self._options)
+        self._fixed: set[tuple[Place, ...]] = set()  # places of numbers that cannot be inputs
+        self.first_is_plain = False  # the plan is for the state in which a first call leaves the module
+        if plan.trace is not None:
+            if not later:  # the first call may delete modules
+                check_same_module(model, plan.trace)
+            self._lengths.add(plan.trace)
+            self.bind(model, plan.trace, plan)
+
+    def has_travelled(self) -> None:
+        """Note that the module and its plan were pickled together."""
+        self._loaded.travelled = True
+
+    def copied(self) -> Replanner:
+        """A replanner for a copy of the module; it has no plans yet."""
+        twin = copy.copy(self)
+        twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
+        twin.plans.changing = dict(self.plans.changing)
+        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), self._new_shapes.copied(), set(self._left_out)
+        twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
+        return twin
+
+    def bind(self, model: nn.Module, traced: Trace, plan: Plan) -> Bound:
+        """Let the plan serve the module."""
+        dropped = set(tree.opaque_kinds(traced.lowered.captured.output_spec)) - self._left_out
+        if dropped:
+            self._left_out |= dropped
+            log.warning(
+                "results of type %s hold state for later calls, not gradients; planned calls return None in their place",
+                ", ".join(sorted(dropped)),
+            )
+        bound = Bound(model, traced, plan)
+        self._let_go()
+        self.plans.add(bound)
+        return bound
+
+    def new_plan(self, new: NewCall) -> Bound | None:
+        """A plan for the call; None: the call runs plain.
+
+        Raises
+        ------
+        PlanMismatch : the loaded plan does not fit the call, or calls without a plan are errors (on_new_shape="error").
+        ParityError : the loaded plan runs an op in slices that are not proven to give the same bits on this device.
+        UsageError : the module was sharded after it was planned, such that no plan can run.
+        """
+        if self.first_is_plain and self.plan.trace is not None and self.plan.trace.expected.differences(new.model):
+            self.first_is_plain = False
+            self.say(
+                f"{new.words}: it sets state that later calls find. It runs plain; the plan is for the later calls"
+            )
+            return None
+        if (name := sharded_parameter(new.model)) is not None:
+            self._sharded(new, name)
+            return None
+        if stands_in := next((n for n, p in new.model.named_parameters() if not isinstance(p, nn.Parameter)), None):
+            self.leave_plain(
+                new,
+                f" with a tensor in place of its parameter {stands_in!r}, as torch.func.functional_call does",
+                "stand-in",
+            )
+            return None
+        if once := new.call.used_up:
+            self.leave_plain(new, f"; {', '.join(once)} can be read only once, and planning would read it: pass a list")
+            return None
+        try:
+            with telling(self._options.progress), allowance.shared(self._options.progress):
+                announce(self._options.progress, f"capturing {type(new.model).__name__} for a new call")
+                return self._made(new)
+        except Exception as e:  # any error at all: a run that has gone well so far goes on
+            if self.on_new_shape == "error" or isinstance(e, PlanMismatch | ParityError) and new.model.training:
+                raise
+            why = str(e) if isinstance(e, RekindleError) else f"{type(e).__name__}: {e}"
+            self.leave_plain(new, f", for which there is no plan, and none can be made: {why}")
+            self._remember(new)
+            return None
+
+    def _made(self, new: NewCall) -> Bound | None:
+        """The plan from a file if it fits the call, else a plan of its own; None: the call runs plain."""
+        try:
+            found, fits = self._loaded.look_at(new, may_wait=self.on_new_shape != "error")
+        except TraceError as e:
+            if e.reason not in OF_FIRST_CALLS or not self._loaded.may_be_for_later_calls:
+                raise
+            self._first_plain(new)
+            return None
+        if fits is not None:
+            if exceeded := self._loaded.exceeded(fits):
+                self.warned.warn(exceeded)
+            self._lengths.add(fits)
+            return self.bind(new.model, fits, with_sums_here(self.plan, fits))
+        if found is not None and self._loaded.is_for_later_calls(found):
+            self._first_plain(new)
+            return None
+        return self._planned(new, found)
+
+    def _first_plain(self, new: NewCall) -> None:
+        self._loaded.first_is_over()
+        self.say(
+            f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
+            "the loaded plan is for the later calls"
+        )
+
+    def leave_plain(self, new: NewCall, why: str, kind: str = "") -> None:
+        """Warn that the call runs plain.
+
+        Raises
+        ------
+        PlanMismatch : such calls are errors (on_new_shape="error").
+        """
+        if self.on_new_shape == "error":
+            raise PlanMismatch(f"{new.words}{why}; apply with on_new_shape='plan' or 'plain' to run such calls plain")
+        self.warned.warn(f"{new.words}{why}; such calls run plain, with nothing recomputed", kind)
+
+    def _sharded(self, new: NewCall, name: str) -> None:
+        """The call runs plain if the user said that calls without a plan do.
+
+        Raises
+        ------
+        UsageError : the user did not say so.
+        """
+        why = f"was planned, but its parameter {name!r} has been sharded since; {order_that_works(new.model)}"
+        if self.on_new_shape != "plain":
+            raise UsageError(f"{own_class(new.model).__name__} {why}")
+        self.leave_plain(new, f", and {why}", kind="sharded")
+
+    # -- a plan of its own -------------------------------------------------------------------------------------------
+    def _planned(self, new: NewCall, found: Trace | None) -> Bound | None:
+        """A plan for the call; None: the call runs plain. found : the call's trace, if it was made already."""
+        family = self.plans.family(new.key)
+        if self.on_new_shape != "plan" and not family:
+            self._no_plan(new, "(or modes, dtypes, constants)")
+            return None
+        if known := self._with_changing_numbers(new):
+            return known
+        if varying := self.refusals.what_varies(new.model, new.key):
+            self.leave_plain(new, f"; {varying}")
+            return None
+        found = found or self._lengths.known(new.model, new.call, new.key)
+        if found is None and (followed := self._following(new)) is not None:
+            return followed
+        found = found or new.trace(self._trace_options, report=self._options.report)
+        if effects := [x for x in found.lowered.captured.effects if x not in self._accepted]:
+            raise TraceError(f"planned steps would not do what {', '.join(effects)} do beside computing")
+        made = self._plan_for(new, found)
+        if made is None:
+            self._no_plan(new, "in another state of its attributes, hooks or inputs' values,")
+            self._remember(new)
+            return None
+        why = family[0].trace.expected.differences(new.model) if family else []
+        bound, witness = self.bind(new.model, found, made.plan), Witness()
+        if wrong := self._tried(new, bound, witness):
+            self.leave_plain(new, f"; a plan for it did not give the plain step's numbers ({wrong})")
+            self._remember(new)
+            return None
+        self._lengths.add(found, witness.values or None)
+        how = f", {' and '.join(why[:2])} having changed" if why else ""
+        self._tell(new, made, how)
+        return bound
+
+    def _following(self, new: NewCall) -> Bound | None:
+        """A plan for a call whose step follows from the steps of other lengths; None: it does not, or the plain step does
+        otherwise than expected. Then the call is captured."""
+        if not self.check or self.on_new_shape != "plan":
+            return None
+        bound = None
+        try:
+            step = self._lengths.follow(new.model, new.call, new.key)
+            if step is None or communicates(step.trace.graph):
+                return None
+            made = self._plan_for(new, step.trace)
+            if made is None:
+                return None
+            bound, witness = self.bind(new.model, step.trace, made.plan), Witness()
+            wrong = self._tried(new, bound, witness)
+            if not wrong and step.agrees(new.model, witness) and bound.serves(new.model, new.call):
+                self._tell(new, made)
+                return bound
+            log.info("%s: its step does not follow from those of other lengths; it is captured", new.words)
+        except Exception as e:  # a conjecture that fails is no error: the call is captured
+            log.info("%s: its step does not follow from those of other lengths (%r); it is captured", new.words, e)
+        if bound is not None:
+            self.plans.remove(bound)
+        return None
+
+    def _with_changing_numbers(self, new: NewCall) -> Bound | None:
+        """A plan of the same graph that takes Python numbers as inputs; None: this call differs from every planned call in
+        more than such numbers, or they cannot be inputs."""
+        found = next(filter(None, (changed_numbers(new.model, new.key, new.call, b) for b in self.plans)), None)
+        if found is None or found[1] in self._fixed:
+            return None
+        like, places = found
+        bound = self._with_inputs(new, like, places)
+        if bound is None:
+            self._fixed = {*list(self._fixed)[-FIXED_MOST:], places}
+            return None
+        self.plans.note_changing(places)
+        names = ", ".join(name_of(p, new.call.spec) for p in places)
+        are = "is an input" if len(places) == 1 else "are inputs"
+        self.say(f"{new.words}: {names} {are} of its plan from now on, made in {new.took:.1f} s")
+        return bound
+
+    def _with_inputs(self, new: NewCall, like: Bound, places: tuple[Place, ...]) -> Bound | None:
+        """The plan `like` with the numbers at these places as inputs; None: they cannot be."""
+        numbers, before = read(places, new.call.spec, new.model), numbers_of(like, places)
+        if numbers is None or before is None:
+            return None
+        try:
+            traced = new.trace(self._trace_options, report=self._options.report, inputs=numbers)
+        except TraceError:
+            return None
+        before_it = like.trace.as_captured
+        held, was = traced.lowered.captured, before_it.lowered.captured
+        same = traced.graph.hash == before_it.graph.hash and matches(held, was, held.numbers, before)
+        if not same or set(held.effects) - self._accepted:
+            return None
+        bound = self.bind(new.model, traced, like.plan)
+        if not bound.serves(new.model, new.call):
+            self.plans.remove(bound)
+            return None
+        return None if self._tried(new, bound) else bound
+
+    def _plan_for(self, new: NewCall, found: Trace) -> Replanned | None:
+        """The plan of the same graph if there is one, else one carried over or searched; None: on_new_shape forbids it."""
+        bound = (*self.plans.family(new.key), *self.plans)
+        known = [*{id(p): p for p in (*(b.plan for b in bound), self.plan)}.values()]
+        same = next((p for p in known if _of_graph(p) == found.graph.hash and _keeps_goal(p, found.graph)), None)
+        if same is not None:
+            return Replanned(same, SAME)
+        if self.on_new_shape != "plan":
+            return None
+        try:
+            return self.replan(found, self._options, known)
+        except InfeasibleBudget as e:
+            least = self.replan(found, replace(self._options, goal=Goal(least_memory=True)), ())
+            self.warned.warn(
+                f"{new.words}, whose step cannot stay within {format_bytes(e.budget)}: it runs by the plan of least memory, "
+                f"{format_bytes(least.plan.peak_bytes)}"
+            )
+            return least
+
+    # -- helpers -----------------------------------------------------------------------------------------------------
+    def _tried(self, new: NewCall, bound: Bound, witness: Witness | None = None) -> str:
+        """How the new plan's step differs from the plain step, in words; then the plan is dropped. "" if nothing differs, or if
+        no check was asked for. witness : watches the plain step."""
+        if not self.check or bound.trace.fake or communicates(bound.trace.graph):
+            return ""
+        wrong = "the trial failed"
+        try:
+            wrong = "; ".join(trial.differences(new.model, new.plain, bound, new.call, witness))
+        finally:
+            if wrong:
+                self.plans.remove(bound)
+        return wrong
+
+    def _no_plan(self, new: NewCall, how: str) -> None:
+        if self.on_new_shape == "error":
+            raise PlanMismatch(
+                f"{new.words} {how} for which there is no plan; plan for them, or apply with on_new_shape='plan' or 'plain'"
+            )
+        self.leave_plain(new, " for which there is no plan", kind="no plan")
+
+    def _remember(self, new: NewCall) -> None:
+        """From now on run this call plain in the module's present state."""
+        self._let_go()
+        self.refusals.add(new.model, new.key)
+
+    def _let_go(self) -> None:
+        """The module is in a new state: plans for earlier states must not keep submodules and attributes alive."""
+        for b in self.plans:
+            b.let_go()
+        self.refusals.let_go()
+
+    def _tell(self, new: NewCall, made: Replanned, how: str = "") -> None:
+        """One line for a new plan, and once the hint how to need fewer. how : the cause, if the module changed."""
+        self.say(f"{new.words}{how}: {DID[made.how]} in {new.took:.1f} s, {made.plan.sentence}")
+        if not how and (hint := self._new_shapes.hint(new.key[0])):
+            self.say(f"{type(new.model).__name__}: {hint}")
+
+    def say(self, line: str) -> None:
+        """One line of news, on stderr unless the user asked for silence."""
+        notices.say(line, aloud=self._options.progress is not False)
+
+
+def _of_graph(plan: Plan) -> str:
+    """The hash of the graph of the captured step that the plan is for."""
+    return plan.graph_hash if plan.rewriting is None else plan.rewriting.captured_hash
+
+
+def _keeps_goal(plan: Plan, graph: Graph) -> bool:
+    """Whether the plan keeps its budget for this captured step, whose module may hold other bytes during the step."""
+    budget = plan.goal.budget
+    if budget is None or plan.rewriting is not None:
+        return budget is None or plan.activation_peak_bytes + graph.resident_bytes <= budget
+    return simulate(graph, plan.schedule, plan.cost).peak_bytes <= budget

@@ -1,0 +1,218 @@
+"""The globals that forwards, and the functions that they call, read.
+
+Their code names the globals, and the attributes that it reads from modules, classes and other objects among them. All fields of
+an object count if code names the object alone (`c = CONFIG`, `helper(CONFIG)`, `getattr(CONFIG, name)`), or if the object
+computes the attribute by code of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import is_, itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..tensors import tree
+from ..tensors.fields import fields_of, is_elsewhere, is_simple, slots_of
+from ..tensors.identity import Same
+from .code_reads import all_names, global_paths, imports
+from .hooks import is_torchs
+from .values import Key, Walk, key_of
+from .watch import Watch
+
+
+@dataclass(frozen=True)
+class GlobalsSettings:
+    """functions_most : functions whose globals are guarded; a guess."""
+
+    functions_most: int = 2_000
+
+
+SETTINGS = GlobalsSettings()
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_LIBRARY = os.path.dirname(os.__file__)
+_GENERATED = (
+    "<frozen",
+    "<string>",
+    "<attrs",
+)  # file names of code that Python, named tuples, dataclasses and attrs generate
+# Types that `key_of` looks into although they come from Python itself, torch or NumPy.
+_OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *tree.PLAIN)
+
+
+class Globals:
+    """The guarded globals of some functions and of the functions that they call.
+
+    keys : name of a guarded value, such as "the global net.CONFIG.scale" -> a key of the value.
+    names : all names in the code of the functions, of attributes too.
+
+    functions : where to begin. watch : learns the places of the values. ignored : names to leave out of `keys`.
+    """
+
+    def __init__(self, functions: Iterable[types.FunctionType], watch: Watch, ignored: Collection[str] = ()):
+        self.keys: dict[str, Key] = {}
+        self.names: set[str] = set()
+        self._watch, self._ignored = watch, ignored
+        self._links: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # table -> values under some of its names
+        self._places: list[
+            tuple[str, set[Any]]
+        ] = []  # of fields of objects: name in `keys`, and the places that hold its value
+        self._pending = [g for f in functions for g in _with_inner(f) if not is_torchs(g)]
+        done: dict[int, types.FunctionType] = {}
+        while (self._pending or self._take_met()) and len(done) < SETTINGS.functions_most:
+            f = self._pending.pop()
+            if id(f) not in done:
+                done[id(f)] = f
+                self._read(f)
+        self._held = [
+            (t, itemgetter(*held, next(iter(held))), tuple(held.values())) for t, held in self._links.values()
+        ]
+
+    def unchanged(self) -> bool:
+        """Whether every name still stands for the very same object; `watch` checks the rest."""
+        try:
+            return all(all(map(is_, get(table), held)) for table, get, held in self._held)
+        except KeyError:
+            return False
+
+    def written(self, places: Collection[Any]) -> set[str]:
+        """Names in `keys` of fields of objects that stand in these places, as in `SideEffects.written`."""
+        return {name for name, where in self._places if not where.isdisjoint(places)}
+
+    def _take_met(self) -> bool:
+        """Add the user's functions that the watched values hold; whether there were any."""
+        met = [g for f in self._watch.functions for g in _with_inner(f) if _is_users(g)]
+        self._watch.functions.clear()
+        self._pending += met
+        return bool(met)
+
+    def _read(self, f: types.FunctionType) -> None:
+        table = f.__globals__
+        where = f"the global {table.get('__name__', '?')}"
+        self.names.update(all_names(f.__code__))
+        for path in global_paths(f.__code__):
+            if path[0] in table:
+                self._follow(table, path, where, table)
+        for level, name, path in imports(f.__code__):
+            package = str(table.get("__package__") or "") if level else ""
+            with contextlib.suppress(ImportError, ValueError):
+                name = importlib.util.resolve_name("." * level + name, package) if level else name
+            held = sys.modules.get(name)
+            if held is None or is_elsewhere(held):
+                continue
+            if not path:
+                self._whole(f"the file {name}", held)
+            elif path[0] in vars(held):
+                self._follow(vars(held), path, f"the global {name}", table)
+
+    def _follow(self, holder: Mapping[str, Any], path: tuple[str, ...], where: str, table: Mapping[str, Any]) -> None:
+        """Guard the values that code reads along a path of names, attribute by attribute.
+
+        holder : where the first name stands. where : the holder's name. table : the globals of the code.
+        """
+        for i, name in enumerate(path):
+            x, text = holder[name], f"{where}.{'.'.join(path[: i + 1])}"
+            self._link(holder, name, x)
+            if isinstance(x, staticmethod | classmethod):
+                x = x.__func__
+            if isinstance(x, _FUNCTIONS):
+                self._function(text, x, table)
+                return
+            if is_simple(x):
+                self.keys[text] = key_of(x, self._watch)
+                return
+            if isinstance(x, type) and issubclass(x, torch.autograd.Function):  # autograd calls its methods
+                self._pending += [g for f in vars(x).values() for g in _with_inner(f) if _is_followed(g, table)]
+            found = None if i + 1 == len(path) or is_elsewhere(x) else _holder(x, path[i + 1])
+            if found is None or _by_code(x, path[i + 1], found):
+                break
+            holder = found
+        self._whole(text, x)
+
+    def _link(self, holder: Mapping[str, Any], name: str, x: Any) -> None:
+        self._links.setdefault(id(holder), (holder, {}))[1][name] = x
+
+    def _function(self, text: str, x: Any, table: Mapping[str, Any]) -> None:
+        followed = [g for g in _with_inner(x) if _is_followed(g, table)]
+        self._pending += followed
+        self.keys[text] = key_of(x, self._watch) if followed else Same(x)
+
+    def _whole(self, text: str, x: Any) -> None:
+        """Guard all fields of an object, a class or a Python module."""
+        if isinstance(x, _OPEN) or not _has_fields(x):
+            self.keys[text] = key_of(x, self._watch)
+            return
+        if is_elsewhere(x):
+            self.keys[text] = Same(x)
+            return
+        walk, fields = Walk(self._watch), fields_of(x)
+        held = getattr(x, "__dict__", None)
+        if f"the class of {text}" not in self.keys:
+            self.keys[f"the class of {text}"] = (type(x), walk.namespace(type(x)))
+        left = [k for k in fields if f"{text}.{k}" not in self._ignored]
+        for k in left:
+            walk.seen.clear()
+            self.keys[f"{text}.{k}"] = walk.key(fields[k])
+            self._places.append((f"{text}.{k}", {(id(held), k), *walk.seen}))
+        if isinstance(held, dict):
+            self._watch.part(held, [k for k in left if k in held])
+        for s in slots_of(type(x)):
+            if s in left or s not in fields:
+                self._watch.slot(x, s)
+
+
+def _has_fields(x: Any) -> bool:
+    return isinstance(getattr(x, "__dict__", None), dict) or bool(slots_of(type(x)))
+
+
+def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
+    """The table in which Python finds the attribute; None: code computes it."""
+    own = getattr(x, "__dict__", None)
+    if not isinstance(x, type) and isinstance(own, dict) and name in own:
+        return own
+    kinds = x.__mro__ if isinstance(x, type) else type(x).__mro__
+    return next((k.__dict__ for k in kinds if name in k.__dict__), None)
+
+
+def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:
+    """Whether the attribute may depend on other fields of the object: a method, a property, a slot."""
+    if isinstance(x, type | types.ModuleType) or holder is getattr(x, "__dict__", None):
+        return False
+    return hasattr(type(holder[name]), "__get__")
+
+
+def _with_inner(f: Any) -> Iterator[types.FunctionType]:
+    """The function in f, which may be a partial or a method, and the functions in its closure, such as decorated ones."""
+    found: dict[int, types.FunctionType] = {}
+    pending = [f]
+    while pending and len(found) < SETTINGS.functions_most:
+        f = pending.pop()
+        f = f.func if type(f) is functools.partial else getattr(f, "__func__", f)
+        if type(f) is not types.FunctionType or id(f) in found:
+            continue
+        found[id(f)] = f
+        for c in f.__closure__ or ():
+            try:
+                pending.append(c.cell_contents)
+            except ValueError:  # the cell is empty
+                continue
+    yield from found.values()
+
+
+def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:
+    """Whether the function is from the file with these globals, or the user's."""
+    return g.__globals__ is table or _is_users(g)
+
+
+def _is_users(g: types.FunctionType) -> bool:
+    name = g.__code__.co_filename
+    return not name.startswith((_LIBRARY, *_GENERATED)) and "-packages" not in name and not is_torchs(g)

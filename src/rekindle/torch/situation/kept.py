@@ -1,0 +1,83 @@
+"""Puts back as it was everything that code of a model may change."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..private import tree_leaves
+from ..tensors.rng import cuda_indices
+from .attributes import Attributes, Changes, plain_tensors
+from .iterators import Iterators
+from .restorable import SETTINGS, PutBack
+from .side_effects import SideEffects
+from .tensor_state import Tensors, plainly
+
+
+class Before:
+    """A model as it was before the code inside of `kept`.
+
+    tensors : its tensors. effects : the Python objects that its code reaches. changes : of attributes; set at the end.
+    """
+
+    def __init__(self, tensors: Tensors, effects: SideEffects):
+        self.tensors, self.effects, self.changes = tensors, effects, Changes()
+
+    def written(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """Copies, by name, of the tensors to which forward may write, as they are now: buffers, tensors that are plain
+        attributes, and parameters that differ from before."""
+        parameters = [(k, p) for k, p in model.named_parameters() if self.tensors.differs(p)]
+        attributes = [(k, t) for k, _, _, t in plain_tensors(model)]
+        return {k: t.detach().clone() for k, t in (*model.named_buffers(), *attributes, *parameters)}
+
+
+@contextlib.contextmanager
+def kept(
+    model: nn.Module, given: Iterable[Any] | Mapping[str, Any] = (), *, captures: bool = False, fake: bool = False
+) -> Iterator[Before]:
+    """Put everything back at the end that code inside may change, whether it fails or not.
+
+    This covers parameters, buffers and tensors in attributes (objects, memory, shapes, flags, gradients, hooks, version
+    counters), attributes, random states (torch's on the CPU and on the model's GPUs, Python's, NumPy's) and the
+    Python objects that forward and hooks reach, generators among them. Taking items of an iterator is refused.
+
+    given : the arguments of forward, and the objects in them; a mapping gives them names for `SideEffects`.
+    captures : no step runs inside on real tensors, so that contents are copied up to `RestoreSettings.bytes_most` alone.
+    fake : the tensors hold no numbers that could be put back.
+
+    Raises
+    ------
+    RekindleError : something could not be put back; the message names all of it.
+    """
+    objects = given if isinstance(given, Mapping) else {str(i): x for i, x in enumerate(given)}
+    own = [*model.named_parameters(), *model.named_buffers(), *((k, t) for k, _, _, t in plain_tensors(model))]
+    own += [(f"the argument {k}", t) for k, x in objects.items() for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
+    effects, back = SideEffects(model, {k: x for k, x in objects.items() if not isinstance(x, torch.Tensor)}), PutBack()
+    with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(t for _, t in own)):
+        effects.watch()
+        most, far = SETTINGS.bytes_most, effects.tensors(of_module=False)
+        near = [(k, t, most if captures else None) for k, t in (*own, *effects.tensors(of_module=True))]
+        with plainly():
+            tensors = Tensors([*near, *((k, t, most) for k, t in far)])
+        attributes, before = Attributes(model), Before(tensors, effects)
+        iterators = Iterators(model, effects.watched)
+        python, numpy = random.getstate(), np.random.get_state(legacy=False)
+        try:
+            with tensors.as_base():
+                yield before
+        finally:
+            back("iterators", iterators.give_back)
+            back("attributes", lambda: setattr(before, "changes", attributes.restore()))
+            with plainly():
+                for name, way_back in tensors.ways_back():
+                    back(name, way_back)
+            back("Python's random state", lambda: random.setstate(python))
+            back("NumPy's random state", lambda: np.random.set_state(numpy))
+            effects.put_back(back)
+            back.finish()

@@ -1,0 +1,95 @@
+"""Functions that keep their results, with `functools.lru_cache`: those that kept tensors of a capture are emptied."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..private import FunctionalTensor, is_fake
+
+_CACHE = type(functools.lru_cache(int))
+_NESTED = (tuple, list, dict)  # kinds of results in which tensors may stand
+_OWN = ("torch", "rekindle")  # packages whose caches are their own affair
+_CLOSURES_DEEP = 2  # decorators around a cache that are looked through; a guess
+
+
+_of_installed: dict[str, list[Any]] = {}  # name of an installed file -> its caches: such files do not change
+
+
+def emptied(model: nn.Module, everywhere: bool = False) -> bool:
+    """Empty the caches that kept tensors without data, which a capture of the model left there; whether there were any.
+
+    A plain step would fail on such tensors. A function that kept one keeps a real tensor after the first plain step, and
+    later steps do not compute it again: their graph is another one.
+
+    The user's own files, and the classes of the model's modules, are looked through at each call: a cell of a notebook may
+    have defined a function since. Of installed packages, those are looked through that modules of the model are from.
+
+    everywhere : look through all packages.
+    """
+    kinds = {kind for m in model.modules() for kind in type(m).__mro__ if _package(kind.__module__) not in _OWN}
+    packages = {_package(kind.__module__) for kind in kinds}
+    held = [x for m in model.modules() for x in list(vars(m).values())]
+    found = [c for x in [*kinds, *held] for c in _in_definition(x)]
+    for name, file in list(sys.modules.items()):
+        package = _package(name)
+        if package in _OWN or package in sys.stdlib_module_names or not isinstance(file, types.ModuleType):
+            continue
+        if "-packages" not in (getattr(file, "__file__", None) or ""):
+            found += _in_file(file)
+        elif everywhere or package in packages:
+            if name not in _of_installed:
+                _of_installed[name] = _in_file(file)
+            found += _of_installed[name]
+    filled = [c for c in found if holds_traced(gc.get_referents(c))]
+    for c in filled:
+        c.cache_clear()
+    return bool(filled)
+
+
+def _in_file(file: types.ModuleType) -> list[Any]:
+    return [c for x in list(vars(file).values()) for c in _in_definition(x)]
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _in_definition(x: Any) -> Iterator[Any]:
+    """Caches in a function or a class."""
+    if isinstance(x, type):
+        for member in list(vars(x).values()):
+            yield from _in_function(getattr(member, "__func__", member))
+    else:
+        yield from _in_function(x)
+
+
+def _in_function(x: Any, depth: int = _CLOSURES_DEEP) -> Iterator[Any]:
+    """Caches that the function is, or that it has in its closure."""
+    if type(x) is _CACHE:
+        yield x
+    elif type(x) is types.FunctionType and x.__closure__ and depth:
+        for cell in x.__closure__:
+            try:
+                inner = cell.cell_contents
+            except ValueError:  # the cell is empty
+                continue
+            yield from _in_function(inner, depth - 1)
+
+
+def holds_traced(values: Iterable[Any], depth: int = 2) -> bool:
+    """Whether a tensor without data stands among the values, or in a list, tuple or dict among them."""
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            if isinstance(x, FunctionalTensor) or is_fake(x):
+                return True
+        elif depth and type(x) in _NESTED and holds_traced(x.values() if isinstance(x, dict) else x, depth - 1):
+            return True
+    return False

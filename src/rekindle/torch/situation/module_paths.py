@@ -1,0 +1,112 @@
+"""The paths of modules: which submodule and which line of the user's made a node of a graph; which paths the user marked."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch.fx.traceback as fx_traceback
+from torch import fx, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ..private import sequence_number
+from ..tensors.source_lines import line_now
+
+_PATH, _LINE = "rekindle_module_path", "rekindle_line"
+BEHIND = "rekindle_line_behind"  # attribute of an error: the line of forward to which the backward that failed belongs
+_LATEST = -2  # no sequence number
+
+
+class _Here(dict[str, tuple[str, str]]):
+    """The module stack while a module runs. Torch copies it into every node that it makes: the copy has the line as well.
+
+    lines : autograd's sequence number -> the first line that made a node of that number; _LATEST -> the line behind backward's
+        latest node.
+    """
+
+    lines: dict[int, str]
+
+    def __copy__(self) -> dict[str, tuple[str, str]]:
+        line, behind = line_now(), fx_traceback.current_meta.get("grad_fn_seq_nr")
+        if behind:  # a node of backward
+            self.lines[_LATEST] = self.lines.get(behind[-1], "")
+        elif line:
+            self.lines.setdefault(sequence_number() - 1, line)  # its autograd node is there already
+        return {**self, _LINE: (line, _LINE)}
+
+
+@contextlib.contextmanager
+def module_paths_recorded(model: nn.Module) -> Iterator[None]:
+    """A context in which every new node carries the name of the innermost submodule that made it, and the user's line, as its
+    module stack."""
+    names = {id(m): name for name, m in model.named_modules()}
+    entered: list[str] = [""]
+    lines: dict[int, str] = {}
+    here = threading.get_ident()  # modules may be called in other threads meanwhile
+
+    def note() -> None:
+        now = fx_traceback.current_meta["nn_module_stack"] = _Here({_PATH: (entered[-1], _PATH)})
+        now.lines = lines
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == here:
+            entered.append(names.get(id(module), entered[-1]))
+            note()
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        if threading.get_ident() == here:
+            entered.pop()
+            note()
+
+    with fx_traceback.preserve_node_meta():
+        # If a backward ends in an error while torch traces it, a mark stays, and all later nodes would count as backward's.
+        fx_traceback.current_meta = {}
+        note()
+        before = register_module_forward_pre_hook(enter)
+        after = register_module_forward_hook(leave, always_call=True)
+        try:
+            yield
+        except Exception as e:
+            setattr(e, BEHIND, lines.get(_LATEST, ""))
+            raise
+        finally:
+            before.remove()
+            after.remove()
+            fx_traceback.current_meta.pop("nn_module_stack", None)
+
+
+def module_path(n: fx.Node) -> str:
+    """Qualified name of the innermost module that made the node, or "". A backward node has the name of its forward's."""
+    stack = _stack(n)
+    return stack[_PATH][0] if _PATH in stack else ""
+
+
+def source_line(n: fx.Node) -> str:
+    """File and line of the user's code that made the node, or "". A backward node has the line of its forward's."""
+    return next((s[_LINE][0] for s in (n.meta.get("fwd_nn_module_stack"), _stack(n)) if s and _LINE in s), "")
+
+
+def _stack(n: fx.Node) -> Any:
+    return n.meta.get("nn_module_stack") or n.meta.get("fwd_nn_module_stack") or {}
+
+
+def printable(name: str) -> str:
+    """A module's name for use in an op's name (`model.traced_names`) or a comment: one line, without "|". Different names
+    stay different."""
+    if name.isprintable() and "|" not in name and "\\" not in name:
+        return name
+    return "".join(
+        "\\x7c" if ch == "|" else ch if ch.isprintable() and ch != "\\" else ch.encode("unicode_escape").decode()
+        for ch in name
+    )
+
+
+def is_marked(path: str, must_save: Iterable[str]) -> bool:
+    """Whether the ops of the module of that path must run only once: `must_save` has the path, or the path of a module
+    around it, as it is or as a pattern (`fnmatch`)."""
+    return any(
+        path == m or path.startswith(f"{m}.") or fnmatchcase(path, m) or fnmatchcase(path, f"{m}.*") for m in must_save
+    )

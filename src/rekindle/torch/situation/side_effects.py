@@ -1,0 +1,240 @@
+"""Side effects of a captured call: changes to Python objects outside of the graph, by code that planned steps do not run.
+
+They have three sources: hooks on submodules, forwards that replace a submodule's own, and forward itself. Tracing runs all of
+this code on tensors without data, so the objects that it can reach are noted before, compared after, and put back. Hooks and
+replaced forwards are named, since the user expects them to run at each step.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..tensors import generators
+from ..tensors.containers import entries
+from ..tensors.fields import is_elsewhere, is_simple, is_users
+from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
+from .hooks import HOOKS, is_torchs, user_hooks
+from .restorable import SETTINGS as RESTORE
+from .restorable import PutBack, Restorable, is_opaque, restorable
+
+
+@dataclass(frozen=True)
+class SideEffectSettings:
+    """How far objects are followed. All are guesses.
+
+    objects_most : objects that are watched. steps_per_object : how many steps the walk takes at most, per watched object.
+    references_deep : how many references are followed from a function or an attribute.
+    """
+
+    objects_most: int = 20_000
+    steps_per_object: int = 20
+    references_deep: int = 3
+
+
+SETTINGS = SideEffectSettings()
+ARGUMENT = "the argument "
+VARIABLES = (
+    "the variable ",
+    "the global ",
+    "the default argument ",
+    "the class ",
+    ARGUMENT,
+)  # prefixes of names in `SideEffects.dropped` that are no attributes
+_OF_EVERY_MODULE = set(nn.Module().__dict__)
+
+
+class SideEffects:
+    """The side effects of code that runs between `watch` and `put_back`, which undoes them.
+
+    arguments : objects that the call is given, by name.
+
+    `put_back` sets these:
+
+    changed : names of hooks and replaced forwards that had effects.
+    dropped : names of objects that forward itself changed: in attributes, globals, variables of enclosing functions, arguments.
+    drawn : names of random generators that forward drew from and that are Python objects of their own.
+    written : places that forward wrote to: ids of containers and objects, and pairs of the id of an object's `__dict__` and a
+        name in it.
+
+    `Attributes` handles the attributes of the model's modules, and the lists, dicts and sets in them.
+    """
+
+    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None):
+        self.changed: list[str] = []
+        self.dropped: list[str] = []
+        self.drawn: list[str] = []
+        self._arguments = arguments or {}
+        self.written: set[Any] = set()
+        self._own = {id(m): name for name, m in model.named_modules()}
+        self._hooks = list(user_hooks(model))
+        self._model = model
+        self._watched: dict[Any, Restorable] = {}
+        self._by_hook: list[set[Any]] = []  # for each hook: keys of the watched objects that it reaches
+        self._by_name: dict[str, set[Any]] = {}
+        self._steps = 0
+
+    def watch(self) -> None:
+        """Note the objects that the code reaches, as they are now."""
+        self._by_hook = [set(self._reach(fn)) for _, _, fn in self._hooks]
+        for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
+            for fn in _methods(kind):
+                for name, holders in self._variables(fn):
+                    self._by_name.setdefault(name, set()).update(holders)
+        for path, m in self._model.named_modules():
+            for k, x in m.__dict__.items():
+                if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
+                    continue
+                inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
+                holders = {h for y in inside[: RESTORE.entries_most] for h in self._walk(y, 1)}
+                self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
+        for name, x in self._arguments.items():
+            self._by_name.setdefault(f"{ARGUMENT}{name}", set()).update(self._walk(x, 1))
+        for kind in dict.fromkeys(k for m in self._model.modules() for k in type(m).__mro__ if not is_elsewhere(k)):
+            if is_users(kind):
+                self._by_name.setdefault(f"{VARIABLES[3]}{kind.__name__}", set()).update(self._walk(kind, 0))
+            elif (made := restorable(kind)) is not None:  # of an installed package: only undone, not named
+                self._watched[id(kind)] = made
+                for x in filter(is_simple, made.inside()):
+                    deque(self._walk(x, 1), 0)
+        for attribute in HOOKS:  # hooks of the model itself run at each planned step too: only undone, not named
+            for fn in list((getattr(self._model, attribute, None) or {}).values()):
+                if not is_torchs(fn):
+                    deque(self._reach(fn), 0)
+
+    def put_back(self, back: PutBack) -> None:
+        """Find what has changed, and put it back."""
+        changed = {key for key, w in self._watched.items() if not w.same()}
+        for key in changed:
+            self.written.update(self._watched[key].places())
+            back(f"an object of type {type(self._watched[key].x).__name__}", self._watched[key].restore)
+        hooked = set().union(*self._by_hook) if self._by_hook else set()
+        self.changed = [
+            name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
+            if changed & holders or prints_or_logs(fn)
+        ]  # fmt: skip
+        drawn = {k for k in changed if isinstance(self._watched[k].x, generators.OTHERS)}
+        self.drawn = [name for name, holders in self._by_name.items() if drawn & holders]
+        self.drawn += [
+            name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
+        ]
+        self.dropped = [name for name, _ in self._named(changed, hooked)]
+        self._watched.clear()
+
+    def _named(self, changed: set[Any], hooked: set[Any]) -> Iterator[tuple[str, set[Any]]]:
+        """(name, keys of the changed objects under it). hooked : keys that only hooks reach, or share with forward."""
+        told: set[Any] = set()  # objects that have a name: one that several modules share is named once
+        for name, holders in self._by_name.items():
+            if new := changed & (holders - hooked) - told:
+                yield name, new
+                told |= changed & holders
+
+    def changed_now(self) -> list[tuple[str, Restorable]]:
+        """(name for messages, object) of the objects that have changed, but for tensors."""
+        changed = {k for k, w in self._watched.items() if not isinstance(w.x, torch.Tensor) and not w.same()}
+        return [(name, self._watched[k]) for name, keys in self._named(changed, set()) for k in keys]
+
+    @property
+    def watched(self) -> list[Restorable]:
+        """All objects that are watched."""
+        return list(self._watched.values())
+
+    def tensors(self, of_module: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name for messages, tensor) of the tensors that are watched. of_module : those in attributes of modules and in
+        arguments; else those in variables and hooks."""
+        own = {
+            k: name for name, holders in self._by_name.items() if not name.startswith(VARIABLES[:-1]) for k in holders
+        }
+        for key, w in self._watched.items():
+            if isinstance(w.x, torch.Tensor) and (key in own) == of_module:
+                yield own.get(key, "a tensor in a variable"), w.x
+
+    def hooks_that_set(self, attribute: str) -> list[str]:
+        """Names of the hooks whose code mentions this attribute of a module.
+
+        If the attribute is a table of hooks, the names of the hooks in it: one of them removes itself.
+        """
+        path, _, leaf = attribute.rpartition(".")
+        if leaf in HOOKS:
+            return [name for name, at, _ in self._hooks if at == path]
+        return [name for name, _, fn in self._hooks if any(leaf in names_in(code) for code in codes_of(fn))]
+
+    def _variables(self, fn: Any) -> Iterator[tuple[str, set[Any]]]:
+        """(name, keys of the watched objects that it reaches) of each global and enclosing variable of a function."""
+        fn = getattr(fn, "__func__", fn)
+        if not isinstance(fn, types.FunctionType):
+            return
+        code, given = fn.__code__, fn.__defaults__ or ()
+        defaults = zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
+        for name, x in (*defaults, *(fn.__kwdefaults__ or {}).items()):
+            yield f"{VARIABLES[2]}{name}", set(self._walk(x, 0))
+        for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+            if name != "__class__":  # of `super()`: the model's own class is looked at by itself
+                yield f"{VARIABLES[0]}{name}", set(self._walk(cell, 0))
+        for name in sorted(global_names(fn)):
+            yield f"{VARIABLES[1]}{name}", set(self._walk(GlobalName(fn.__globals__, name), 0))
+
+    def _reach(self, fn: Any) -> Iterator[Any]:
+        for x in references(fn):
+            yield from self._walk(x, 0)
+
+    def _walk(self, x: Any, depth: int) -> Iterator[Any]:
+        """Watch x and the objects that it reaches, and yield their keys."""
+        self._steps += 1
+        s = SETTINGS
+        full = len(self._watched) >= s.objects_most or self._steps > s.steps_per_object * s.objects_most
+        if full or id(x) in self._own or is_opaque(x):
+            return
+        if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
+            further = references(x) if depth < s.references_deep else [getattr(x, "__dict__", None)]
+            for y in () if is_torchs(x) else further:
+                yield from self._walk(y, depth + 1)
+            return
+        key = (id(x.where), x.name) if isinstance(x, GlobalName) else id(x)
+        made = self._watched.get(key)
+        if made is None:
+            try:
+                made = restorable(x)
+            except Exception:  # an object that raises when it is read
+                return
+            if made is None:
+                return
+            self._watched[key] = made
+        yield key
+        stands = isinstance(x, GlobalName | types.CellType)  # a name is no step towards what it stands for
+        if depth < s.references_deep or stands:
+            for y in made.inside():
+                yield from self._walk(y, depth + (not stands))
+
+
+def _methods(kind: type[nn.Module]) -> list[Any]:
+    """`forward`, and of the user's classes the methods that it names, and those that they name."""
+    found, pending = [], [kind.forward]
+    while pending:
+        fn = pending.pop()
+        found.append(fn)
+        for name in {k for code in codes_of(fn) for k in code.co_names} if is_users(kind) else ():
+            x = inspect.getattr_static(kind, name, None)
+            x = getattr(x, "__func__", getattr(x, "fget", x))
+            if isinstance(x, types.FunctionType) and x not in found and not is_torchs(x):
+                pending.append(x)
+    return found
+
+
+def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:
+    """Whether the attribute belongs to torch's Module, or to the internals of an installed library."""
+    path, _, leaf = attribute.rpartition(".")
+    if leaf in _OF_EVERY_MODULE:
+        return True
+    owner = dict(model.named_modules()).get(path)  # None: the name of the attribute itself has dots
+    where = getattr(sys.modules.get(type(owner).__module__), "__file__", None) or ""
+    return "-packages" in where and (leaf.startswith("_") or leaf == "config")

@@ -1,0 +1,71 @@
+"""The process state that chooses which operators forward calls: autocast, default dtype, backend flags, global hooks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from ..private import DeviceContext, function_modes, function_modes_number
+from ..tensors import precision
+from ..tensors.identity import Same
+from .hooks import HOOKS, is_torchs
+from .values import key_of
+
+
+def surroundings() -> tuple[Any, ...]:
+    """A key of the state outside of the arguments that chooses which operators forward calls.
+
+    It holds autocast, the default dtype, flags of torch's backends, function modes, and hooks on all modules.
+    """
+    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
+    cuda = torch.backends.cuda
+    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)])
+    return (
+        (*cast, torch.is_autocast_cache_enabled()) if cast else (),
+        torch.get_default_dtype(),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
+        (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, precision.of_products()),
+        tuple([_mode(m) for m in function_modes()]) if function_modes_number() else (),
+        tuple([key_of(h) for table in _HOOKS for h in table.values() if not is_torchs(h)]) if any(_HOOKS) else (),
+    )
+
+
+@contextlib.contextmanager
+def autocast_of(found: tuple[Any, ...]) -> Iterator[None]:
+    """Inside, autocast is as it was when `surroundings` gave this key."""
+    *cast, cached = found[0] or (True,)
+    with contextlib.ExitStack() as stack:
+        for kind in ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]:
+            dtype = dict(cast).get(kind)
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=cached))
+        yield
+
+
+def shares_casts() -> bool:
+    """Whether autocast casts a parameter once for all calls, so that its gradients are added in the lower precision."""
+    return torch.is_autocast_cache_enabled() and casting_device() != ""
+
+
+def casting_device() -> str:
+    """The kind of device on which autocast casts; "" where it is off."""
+    kinds = ("cuda", "cpu") if _HAS_CUDA else ("cpu",)
+    return next((k for k in kinds if torch.is_autocast_enabled(k)), "")
+
+
+def is_cast_once(t: torch.Tensor) -> bool:
+    """Whether autocast, while `shares_casts`, casts this tensor once for all its uses: it does so for trained leaves."""
+    return t.requires_grad and t.is_leaf and t.dtype == torch.float32 and not t._is_view()
+
+
+_HAS_CUDA = torch.cuda.is_available()
+
+
+_HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
+
+
+def _mode(m: Any) -> Any:
+    return (type(m), m.device) if isinstance(m, DeviceContext) else (Same(m), key_of(vars(m)))
