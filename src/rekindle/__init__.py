@@ -48,7 +48,7 @@ __all__ = [
 
 # Public names of modules that import torch or are rarely needed: imported when they are first asked for.
 _LAZY = {
-    "Check": ".torch.check.verify",
+    "Check": ".torch.serve.verify",
     "Estimate": ".estimates.estimate",
     "LargestBatch": ".estimates.batches",
     "Trace": ".torch.trace",

@@ -17,8 +17,12 @@ SAVES = {
     "inputs": "its inputs alone, and recomputes the rest",
     "gradients": "gradients that its forward makes, with the loss in slices of rows",
     "slices": "its inputs alone, and recomputes the loss in slices of rows",
+    "half": "about half of the bytes, as torch.compile's memory budget picks them",
+    "blocks": "the inputs of each block alone, and recomputes the rest block by block",
 }
 IN_SLICES = ("gradients", "slices")  # of the loss, where the training loop reads no logits
+OF_WHOLE = ("min-cut", "products", "half", "blocks")  # the ways of a forward that is compiled in one piece
+OF_PARTS = tuple(x for x in SAVES if x not in ("half", "blocks"))
 OPTIONS = ("options", "mode", "fullgraph", "dynamic", "backend")  # of torch.compile
 
 

@@ -196,7 +196,7 @@ class _Program:
         room = budget - self.outside
         if (room < 0).any():
             return None
-        free = [0] * len(self.step.parts)  # the first way of every part is the cheapest
+        free = self._free()
         if self.step.peak(free) <= budget:
             return self._division(free, 0.0)
         unit = float(self.costs.max(initial=0)) or 1.0
@@ -230,8 +230,23 @@ class _Program:
             chosen, bound = solved
             if most_extra is None or self.step.extra(chosen) <= most_extra:
                 return self._division(chosen, bound * scale)
-        free = [0] * len(self.step.parts)
+        free = self._free()
         return self._division(free, 0.0) if most_extra is None or self.step.extra(free) <= most_extra else None
+
+    def _free(self) -> list[int]:
+        """The cheapest way of every part."""
+        step, chosen = self.step, [OPEN] * len(self.step.parts)
+
+        def cost(p: int) -> float:
+            inner = sum(cost(q) for q, around in enumerate(step.within) if around == p)
+            costs = [step.calls[p] * w.extra + (inner if c == OPEN else 0.0) for c, w in enumerate(step.parts[p])]
+            chosen[p] = costs.index(min(costs))
+            return costs[chosen[p]]
+
+        for p, around in enumerate(step.within):
+            if around is None:
+                cost(p)
+        return chosen
 
     def _exactly(self, budget: int) -> Division | None:
         """The choice of the least peak, if it keeps a budget so tight that HiGHS misses it by a rounding."""

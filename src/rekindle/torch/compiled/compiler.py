@@ -43,12 +43,15 @@ def as_partitioner(kind: type) -> None:
     CustomPartitionerFn.register(kind)
 
 
-def min_cut(joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any) -> Any:
+def min_cut(joint: fx.GraphModule, inputs: Sequence[object], budget: float = 1.0, **kwargs: Any) -> Any:
     """(the graph of forward, the graph of backward) between which the fewest bytes are saved, among the cuts that the policies
-    of the nodes allow."""
+    of the nodes allow. budget : torch.compile's memory budget, a share of these bytes. Below 1, numbers that the graph draws at
+    random may differ between forward and backward."""
+    from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+    with config.patch(activation_memory_budget=budget):
+        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def while_tracing() -> AbstractContextManager[None]:

@@ -60,6 +60,15 @@ class Cuts:
             left -= 1
         self._number()
 
+    def join_all(self, path: str) -> None:
+        """Join all stages. Nodes of blocks know the number of their stage still, so that a block can run again."""
+        for number, inside in enumerate(self._stages):
+            for node in inside:
+                if self._block(node) is not None:
+                    node.meta["ac_graph_id"] = number
+        self._stages, self.paths = [[n for inside in self._stages for n in inside]], [path]
+        self._number()
+
     def number(self, node: fx.Node) -> int:
         """The stage of a node."""
         return self._of[node]

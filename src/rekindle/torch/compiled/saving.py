@@ -14,7 +14,8 @@ from ..operators.rules import draws_random
 from .compiler import min_cut
 from .saved_results import PRODUCTS, price
 
-VERSION = 4  # raise it whenever a way saves other results: what was compiled and measured before is then not used
+BLOCK = "ac_graph_id"  # where torch.compile looks for the number of a node's block; in a whole forward, `Cuts.join_all` sets it
+VERSION = 6  # raise it whenever a way saves other results: what was compiled and measured before is then not used
 
 
 class Saving:
@@ -29,15 +30,19 @@ class Saving:
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
         """(the graph of forward, the graph of backward)."""
+        if self.saves == "half":
+            return min_cut(gm, joint_inputs, budget=0.5, **kwargs)
         forward = _forward_of(gm.graph)
         saved = self._saved(gm.graph, forward)
+        in_one = any(BLOCK in n.meta for n in forward)
         for node in forward:
             op = _operator(node)
-            if node.op == "call_function" and "inductor_seed" not in str(op):  # torch.compile saves the seeds
+            runs_again = node.op == "call_function" and (BLOCK in node.meta or not in_one)
+            if runs_again and "inductor_seed" not in str(op):  # torch.compile saves the seeds
                 # Random numbers that are drawn anew would be others, or cost the saving of the generator's state.
                 keeps = node in saved or draws_random(op)
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
-                node.meta["ac_graph_id"] = 0
+                node.meta["ac_graph_id"] = node.meta.get(BLOCK, 0)
         return min_cut(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
@@ -51,7 +56,9 @@ class Saving:
             return set(products)
         if self.saves == "attention":
             return {n for n in products if "attention" in str(packet[n])}
-        return _costly(products, graph, forward) if self.saves == "costly" else set()
+        return (
+            _costly(products, graph, forward) if self.saves == "costly" else set()
+        )  # the inputs, of a part or of its blocks
 
 
 def _forward_of(graph: fx.Graph) -> dict[fx.Node, None]:

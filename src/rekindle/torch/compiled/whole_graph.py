@@ -36,20 +36,26 @@ class StageSettings:
 
 
 SETTINGS = StageSettings()
+WHOLE = "all"  # the path of the one stage of a forward that is compiled in one piece
 
 
 class StagedForward(CompiledForward):
     """A model's own forward, run in stages. Calls that Dynamo's guards have not seen are traced and cut anew.
 
     own : a forward in the model's `__dict__`, which no stage would run; None: it has its class's. unused : names of results
-    that the training loop does not read; None stands in their place.
+    that the training loop does not read; None stands in their place. in_one : the whole forward is one stage.
     """
 
     def __init__(
-        self, model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None, unused: Sequence[str] = ()
+        self,
+        model: nn.Module,
+        options: CompileOptions,
+        own: Callable[..., Any] | None,
+        unused: Sequence[str] = (),
+        in_one: bool = False,
     ):
         super().__init__(model, Compiled(), options, "", keeps_caches=True)  # the caller says whether caches are made
-        self._own, self.unused = own, tuple(unused)
+        self._own, self.unused, self.in_one = own, tuple(unused), in_one
         self.left_out = 0  # results that the last traced graph does not make
         self.ways: Mapping[str, Compiled] = {}
         self._planned: Collection[str] | None = None
@@ -123,6 +129,8 @@ class StagedForward(CompiledForward):
         if self.unused:
             self.left_out = leave_out(graph.graph)
         cuts, found = Cuts(model, graph), []
+        if self.in_one:
+            cuts.join_all(WHOLE)
         for _ in range(2):
             whole = split_module(graph, nn.Module(), cuts.number, keep_original_order=True)
             bodies = {k: m for k, m in whole.named_children() if isinstance(m, fx.GraphModule)}
@@ -141,17 +149,22 @@ class StagedForward(CompiledForward):
 
 
 def staged(
-    model: nn.Module, options: CompileOptions, own: Callable[..., Any] | None, unused: Sequence[str] = ()
+    model: nn.Module,
+    options: CompileOptions,
+    own: Callable[..., Any] | None,
+    unused: Sequence[str] = (),
+    in_one: bool = False,
 ) -> StagedForward:
     """The staged forward of a model, which planning and training share, so that it is traced once. Arguments as of
     `StagedForward`."""
-    known = _staged.get(model)
+    of_model = _staged.setdefault(model, {})
+    known = of_model.get(in_one)
     if known is None or (known.options, known.unused) != (options, tuple(unused)) or own is not None:
-        known = StagedForward(model, options, own, unused)
+        known = StagedForward(model, options, own, unused, in_one)
         if own is None:  # which may hold the model
-            _staged[model] = known
+            of_model[in_one] = known
     known.trains_in(model.training)
     return known
 
 
-_staged: weakref.WeakKeyDictionary[nn.Module, StagedForward] = weakref.WeakKeyDictionary()
+_staged: weakref.WeakKeyDictionary[nn.Module, dict[bool, StagedForward]] = weakref.WeakKeyDictionary()

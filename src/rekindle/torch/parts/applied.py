@@ -27,7 +27,7 @@ from ...sizes import format_bytes
 from .. import private
 from ..compiled.compiled_forward import CompiledForward
 from ..compiled.stage import block_of
-from ..compiled.whole_graph import StagedForward, staged
+from ..compiled.whole_graph import WHOLE, StagedForward, staged
 from ..measure.caches import without_caches
 from ..measure.recording import bytes_of
 from ..operators.node_tensors import overlap
@@ -96,7 +96,8 @@ class PartsForward(InPlaceOfForward):
             return self.plain
         if self.staged is None:
             how = self.plan.captured.compile or CompileOptions()
-            self.staged = staged(model, how, self._own, self.plan.captured.unused_by_parts)
+            in_one = self.plan.stages == (WHOLE,)
+            self.staged = staged(model, how, self._own, self.plan.captured.unused_by_parts, in_one)
             self.staged.trains_in(self._training)
             ways = {p.path: Compiled(p.compiled.saves) for p in self.plan.parts if p.compiled is not None}
             self.staged.run_by(ways, self.plan.stages)

@@ -69,12 +69,17 @@ def find(s: Subject, named: Sequence[str] | None, how: TraceOptions, progress: P
     return found
 
 
-def _stages(s: Subject, options: CompileOptions, unused: int, progress: Progress) -> Found:
+def in_one_piece(s: Subject, how: TraceOptions, progress: Progress) -> Found:
+    """The whole forward as one part. Raises what Dynamo raises."""
+    return _stages(s, how.compile or CompileOptions(), _unused(s, how.loss), progress, in_one=True)
+
+
+def _stages(s: Subject, options: CompileOptions, unused: int, progress: Progress, in_one: bool = False) -> Found:
     """The stages of the forward. unused : how many of its tensors nobody reads. Raises what Dynamo raises."""
     announce(progress, f"tracing {class_name(s.model)} by torch.compile, to cut its forward into stages")
     if why := not_compiled(s.model, vars(s.model).get("forward")):
         raise TraceError(f"{class_name(s.model)} {why}")
-    forward = staged(s.model, options, None, s.unused)
+    forward = staged(s.model, options, None, s.unused, in_one)
     parameters, buffers = {id(p) for p in s.model.parameters()}, {id(b) for b in s.model.buffers()}
     seen: list[tuple[Stage, Recorded]] = []
     known: dict[tuple[str, Key], Recorded] = {}

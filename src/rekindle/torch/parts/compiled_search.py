@@ -12,11 +12,12 @@ import torch
 
 from ... import notices
 from ...ask import PlanOptions
-from ...compiling import IN_SLICES, SAVES, CompileOptions
+from ...compiling import IN_SLICES, OF_PARTS, OF_WHOLE, CompileOptions
 from ...errors import TraceError, UsageError
 from ...progress import announce
 from ..compiled.compiled_forward import not_compiled
 from ..compiled.stage import Stage
+from ..compiled.whole_graph import WHOLE
 from ..costs.allocations import recording_is_safe
 from ..measure.measured_step import Outcome, Subject
 from ..rewrite.closeness import SETTINGS, Loose, difference, least_scale
@@ -48,7 +49,7 @@ def compiled_choices(
     every = sum(count[k] * n for k, n in held.items())
     begin = time.monotonic()
     for unit, kind in named:
-        saves = QUICK if options.effort == "quick" else tuple(SAVES)
+        saves = OF_WHOLE if unit.path == WHOLE else QUICK if options.effort == "quick" else OF_PARTS
         if not all_of_them and count[kind] * held[kind] < SEARCHING.matters * every:
             if found.staged is None:
                 found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")

@@ -1,85 +1,35 @@
-"""Plans the parts of a model under one goal: find them, search their ways, measure the step, divide the goal, measure again."""
+"""Plans the parts of a model under one goal: find them, search their ways, divide the goal among them."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import torch
-from torch import nn
 
-from ...ask import Goal, PlanOptions, TraceOptions
-from ...candidates import EPS
 from ...compiling import CompileOptions
-from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
-from ...parts.division import OPEN, Division, Step, divide, offer
+from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError
 from ...parts.plan import PartsPlan
-from ...progress import announce
 from .. import accept
-from ..costs.optimizers import not_counted, state_bytes
+from ..compiled.stage import Stage
 from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches
-from ..measure.comparison import compare
-from ..measure.first_difference import explained
-from ..measure.levels import Levels
-from ..measure.measured_step import Outcome, Subject, Way, run
-from ..measure.recording import bytes_of
-from ..resident import resident_bytes
-from ..rewrite.closeness import NOTHING
+from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors.determinism import deterministic
-from ..tensors.ranks import Turns
 from ..tensors.sharded import class_name
-from ..trace import plain_forward
 from . import compiled_finding, refusals
-from .between import Between, Watched, between
-from .choices import Choices, Chosen
-from .compiled_search import compiled_choices, reference, rounded
+from .compiled_search import compiled_choices
+from .dividing import Dividing, Request
 from .finding import Finder, Found
 from .searching import search
-from .words import Covered, covered
 
-
-@dataclass(frozen=True)
-class PlanningSettings:
-    """When a division is good enough. All are guesses.
-
-    divisions_most : divisions that are tried by a measured step.
-    close : share of a budget that may stay unused without another division.
-    counts : share of what a step holds between forward and backward, and of its peak, below which parts are not planned.
-    sharded_steps : steps of a sharded model by one division, of which the largest peak counts: on the CPU the buffers in which
-        parameters and gradients travel come and go in threads of gloo, later in one step than in another.
-    """
-
-    divisions_most: int = 4
-    close: float = 0.03
-    counts: float = 0.005
-    sharded_steps: int = 3
-
-
-SETTINGS = PlanningSettings()
-
-
-@dataclass(frozen=True)
-class Request:
-    """One request for plans of parts.
-
-    named : paths of the submodules that the user names; None: those that can be captured are found.
-    error : why the whole model cannot be captured; None: nobody tried.
-    turns : of a sharded model, how the other processes are told to take a step too.
-    """
-
-    model: nn.Module
-    sample: object
-    options: PlanOptions
-    captured: TraceOptions
-    check: bool
-    named: tuple[str, ...] | None = None
-    error: TraceError | None = None
-    turns: Turns | None = None
+log = logging.getLogger("rekindle")
+STEPS = 5  # by each of two plans, of which the fastest counts; a guess
 
 
 def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool | None = None) -> PartsPlan:
@@ -112,7 +62,55 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
             found.plain.insert(0, "layers that fill a key-value cache (config.use_cache=False lets them be planned)")
         if not choices.units:
             raise refusals.nothing(found.plain, request.error, how.compile is not None)
-        return _Planning(request, s, found, choices).plan(begin)
+        dividing = Dividing(request, s, found, choices)
+        in_one = _in_one_piece(request, s, found, keeps)
+        return dividing.plan(begin) if in_one is None else _better([dividing, in_one], begin)
+
+
+def _in_one_piece(request: Request, s: Subject, found: Found, keeps_caches: bool) -> Dividing | None:
+    """The model compiled in one piece, if its stages are unlike each other: they then save no time of compilation, and each
+    border between two costs kernels that one piece fuses. None: three stages are equal, or it fails in one piece."""
+    kinds = Counter(u.module.kind for u in found.units if isinstance(u.module, Stage))
+    if found.staged is None or len(found.stages) == 1 or max(kinds.values()) > 2:
+        return None
+    options, how = request.options, request.captured
+    try:
+        with without_caches(request.model, keeps_caches):
+            whole = compiled_finding.in_one_piece(s, how, options.progress)
+            choices = compiled_choices(s, whole, options, how.compile or CompileOptions(), False)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as e:  # the compiler's own errors have no common class
+        log.debug("the model does not compile in one piece: %s", e)
+        return None
+    return Dividing(request, s, whole, replace(choices, keeps_caches=keeps_caches)) if choices.units else None
+
+
+def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
+    """The better of several plans: of two that keep a budget the one whose step is faster, else the one of the lower peak.
+
+    Raises
+    ------
+    RekindleError : none of them can be made; as of the first.
+    """
+    made: list[tuple[Dividing, PartsPlan]] = []
+    errors: list[RekindleError] = []
+    for dividing in tried:
+        try:
+            made.append((dividing, dividing.plan(begin)))
+        except (InfeasibleBudget, ParityError) as e:
+            errors.append(e)
+    if not made:
+        raise errors[0]
+    if any(d.keeps_goal for d, _ in made):
+        made = [(d, p) for d, p in made if d.keeps_goal]
+    if len(made) == 1:
+        return made[0][1]
+    if not made[0][0].has_limit:
+        return min((p for _, p in made), key=lambda p: p.peak_bytes)
+    seconds = [[d.seconds() for d, _ in made] for _ in range(STEPS)]
+    fastest = [min(of_one) for of_one in zip(*seconds, strict=True)]
+    return made[fastest.index(min(fastest))][1]
 
 
 def find(request: Request, s: Subject) -> Found:
@@ -135,265 +133,3 @@ def find(request: Request, s: Subject) -> Found:
             f"{class_name(request.model)} itself fails on this sample: {type(e).__name__}: {e}. Give a sample that "
             "model(…) works on"
         ) from e
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """A division with the peak of a step that calls every unit, and of the measured one, in bytes without resident ones."""
-
-    division: Division
-    peak: int
-    measured: int
-
-
-class _Planning:
-    """Divides the goal of one request among parts that are known, by measured steps."""
-
-    def __init__(self, request: Request, s: Subject, found: Found, choices: Choices):
-        self.request, self.s, self.found, self.choices = request, s, found, choices
-        self.model, self.options, self.goal = request.model, request.options, request.options.goal
-        self._uses_up = request.captured.gradients == "consumed"
-        self.theirs: Outcome | None = None  # the plain step; of compiled parts, with every part compiled as it is
-        self.eager: Outcome | None = None
-        self.apart: float | None = None  # of that step from eager's, as `reference` gives it
-        self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
-        state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
-        self.resident = resident_bytes(self.model, s.sample.tensors, (), request.captured.gradients) + state
-
-    def plan(self, begin: float) -> PartsPlan:
-        """The plans. begin : when work on the request began, in seconds of `time.monotonic`."""
-        self._run_plain()
-        if self.choices.compile is None:
-            return self._planned(begin)
-        self._run_min_cut()
-        try:
-            return self._planned(begin)
-        except ParityError:  # batch norms may turn the rounding of one part into large differences in others
-            if (exact := self.choices.with_exact_ways()) is None:
-                raise
-            self.choices = exact
-            return self._planned(begin)
-
-    def _planned(self, begin: float) -> PartsPlan:
-        announce(self.options.progress, "measuring a step, to see what it holds outside of its parts")
-        before = self._measure(self.choices.least())
-        if vain := self._in_vain(before):
-            self.choices = self.choices.without(vain)
-            if not self.choices.units:
-                raise refusals.nothing(self.found.plain, self.request.error)
-            before = self._measure(self.choices.least())
-        step = self.choices.measured_step(self.model, before)
-        if self.eager is not None:
-            left_out = 0 in before.calls and self.choices.compile is None
-            self.plain_peak = max(self.eager.peak, step.peak([0] * len(self.choices.units)) if left_out else 0)
-        try:
-            answer = self._divide(before, step)
-        except InfeasibleBudget:
-            if not self.options.or_least:
-                raise
-            self.goal = Goal(least_memory=True)
-            answer = self._divide(before, step)
-        return self._as_plan(before, step, answer, begin)
-
-    # -- measured steps ----------------------------------------------------------------------------------------------
-    def _run_plain(self) -> None:
-        """One plain step, with whose numbers and peak the others are compared; none if it does not fit the device."""
-        if not self.request.check and self.goal.fraction is None:
-            return
-        announce(self.options.progress, "running a plain step")
-        with contextlib.suppress(torch.OutOfMemoryError):
-            self.theirs = self._run("plain", self._levels())
-            if self._uses_up:  # the step that was measured has no gradients to compare with
-                self.theirs = replace(self._run("plain"), peak=self.theirs.peak)
-        self.eager = self.theirs
-
-    def _run_min_cut(self) -> None:
-        """The step with every part compiled as it is, with whose numbers those of other ways are compared."""
-        how = self.choices.compile or CompileOptions()
-        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(self.choices.min_cut()):
-            self.theirs, self.apart = reference(self.eager, partial(self._run, "planned"), how)
-
-    def _run(self, which: str, levels: Levels | None = None) -> Outcome:
-        """One step of the model as it is now, which all processes take if the model is sharded."""
-        if self.request.turns is not None:
-            self.request.turns.take()
-        s = self.s.consumed() if self._uses_up and levels is not None else self.s
-        forward = self.found.staged if which == "planned" else None
-        return run(s, forward or plain_forward(self.model), which, Way.HELD, levels)
-
-    def _measure(self, chosen: Chosen) -> Between:
-        """A step with these ways: what it holds outside of the parts.
-
-        Raises
-        ------
-        ParityError : it does not give the plain step's numbers.
-        TraceError : it fails, as where forward itself takes gradients of gradients.
-        """
-        levels = self._levels()
-        watched = Watched(levels)
-        with (
-            without_caches(self.model, self.choices.keeps_caches),
-            self.choices.applied(chosen) as forwards,
-        ):
-            try:
-                if self.choices.compile is not None:  # compile first what is not compiled yet: it takes memory
-                    self._run("planned")
-                with watched.watching(forwards):
-                    ours = self._run("planned", levels)
-                if self._uses_up:
-                    ours = self._run("planned")
-            except RekindleError as e:
-                raise refusals.fails(class_name(self.model), e, self.request.error) from e
-        if self.request.check and self.theirs is not None:
-            may = NOTHING if self.choices.compile is None else rounded(ours, self.apart)
-            found = compare(ours, self.theirs, self.s.fake is not None, may)
-            if found.differences:
-                raise self._differs(found.differences, chosen)
-        units, ways = self.choices.units, self.choices.ways
-        used = [ways[u][c].figures for u, c in enumerate(chosen)]
-        may_open = self.choices.compile is None
-        is_open = [may_open and u.trace is None and c == OPEN for u, c in zip(units, chosen, strict=True)]
-        return between(levels.found, watched.calls, used, is_open)
-
-    def _in_vain(self, before: Between) -> set[int]:
-        """The numbers of the units whose plans gain nothing: no call of the step ran by them, or all parts like them hold next
-        to nothing of what it holds. `found.plain` names them."""
-        units, ways, least = self.choices.units, self.choices.ways, self.choices.least()
-        held = [n * w[0].figures.held_bytes for w, n in zip(ways, before.calls, strict=True)]
-        every, runs, vain = sum(held) + before.at_end_bytes, self.choices.step().runs, dict[int, str]()
-        for i, u in enumerate(units):
-            if u.trace is None or not u.calls or not runs(i, least):
-                continue
-            like = [k for k, v in enumerate(units) if v.trace is not None and v.trace.graph.hash == u.trace.graph.hash]
-            if not before.calls[i]:
-                vain[i] = "its calls find it in another state than it has by itself"
-            elif (
-                sum(held[k] for k in like) < SETTINGS.counts * every
-                and ways[i][0].figures.backward_bytes < SETTINGS.counts * before.peak_bytes
-            ):
-                vain[i] = "it holds next to nothing of what the step holds"
-        lines = [f"{class_name(units[i].module)} ({why})" for i, why in vain.items()]
-        self.found.plain += [x for x in dict.fromkeys(lines) if x not in self.found.plain]
-        return {*vain}
-
-    def _measured_peak(self, chosen: Chosen) -> int:
-        """The peak of a step with these ways, in bytes without resident ones. Raises as `_measure`."""
-        steps = 1 if self.request.turns is None else SETTINGS.sharded_steps
-        return max(self._measure(chosen).peak_bytes for _ in range(steps))
-
-    def _differs(self, differences: Sequence[str], chosen: Chosen) -> ParityError:
-        def planned() -> Outcome:
-            with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(chosen):
-                return self._run("planned")
-
-        cause = "Two ways of torch.compile differ by more than rounding; please report it"
-        if self.choices.compile is None:
-            cause = explained(class_name(self.model), lambda: self._run("plain"), planned)
-        return refusals.differs(differences, cause, self.request.error)
-
-    def _levels(self) -> Levels:
-        known = None
-        if self.s.fake is not None:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            known = [*self.model.parameters(), *self.model.buffers(), *gradients]
-        return Levels(self.s.device, known)
-
-    # -- the division ------------------------------------------------------------------------------------------------
-    def _divide(self, before: Between, step: Step) -> _Answer:
-        """The division that keeps the goal at the least cost, or for other goals the one of the least peak."""
-        limit = aim = self._limit()
-        as_measured = self.choices.step(before.moments)
-        best: _Answer | None = None
-        tried: set[Chosen] = set()
-        for _ in range(SETTINGS.divisions_most):
-            announce(self.options.progress, f"dividing the goal among {len(step.parts)} parts")
-            if (division := self._divided(step, aim)) is None or division.chosen in tried:
-                break
-            tried.add(division.chosen)
-            if not self.request.check:
-                return _Answer(division, division.peak_bytes, division.peak_bytes)
-            announce(self.options.progress, "checking the plans by a measured step")
-            over = self._measured_peak(division.chosen) - as_measured.peak(division.chosen)
-            peak = division.peak_bytes + over  # of a step that calls every unit; else the measured one
-            fits = limit is None or peak <= limit
-            if fits and (best is None or division.extra < best.division.extra):
-                best = _Answer(division, peak, max(0, as_measured.peak(division.chosen) + over))
-            if limit is None or fits and (peak >= (1 - SETTINGS.close) * limit or division.extra <= EPS):
-                break
-            aim = limit - over  # the step took so much more, or less, than was predicted
-        least = self.choices.least()
-        if best is None and limit is not None and max(before.peak_bytes, step.peak(least)) <= limit:
-            peak = max(before.peak_bytes, step.peak(least))
-            best = _Answer(Division(least, peak, step.extra(least), 0.0), peak, before.peak_bytes)
-        if best is None:
-            assert limit is not None
-            raise self._infeasible(limit, before, step)
-        return best
-
-    def _divided(self, step: Step, limit: int | None) -> Division | None:
-        if limit is not None:
-            return divide(step, budget=limit)
-        most = self.goal.max_overhead
-        return divide(step, most_extra=None if most is None else most * self.choices.plain_cost(step.calls))
-
-    def _limit(self) -> int | None:
-        """Bytes beside those held during the whole step that the goal allows; None: the goal is no budget."""
-        goal = self.goal
-        if goal.budget is not None:
-            return goal.budget - self.resident
-        if goal.fraction is None:
-            return None
-        if self.plain_peak is None:
-            raise UsageError(
-                f"budget={goal.fraction}: the plain step does not fit the device, so its peak is not known; give bytes"
-            )
-        return int(goal.fraction * self.plain_peak)
-
-    def _infeasible(self, limit: int, before: Between, step: Step) -> InfeasibleBudget:
-        least, peak = divide(step), max(before.peak_bytes, step.peak(self.choices.least()))
-        if least is not None and least.peak_bytes < peak:
-            peak = min(peak, max(least.peak_bytes, self._measure(least.chosen).peak_bytes))
-        outside = max(m.outside_bytes for m in step.moments)
-        budget, peak, outside = (n + self.resident for n in (limit, peak, outside))
-        return refusals.infeasible(class_name(self.model), budget, peak, outside, self.resident, self.request.error)
-
-    # -- the answer --------------------------------------------------------------------------------------------------
-    def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:
-        goal, division = self.goal, answer.division
-        plain = self.choices.plain_cost(step.calls)
-        parts, used = self.choices.parts(division.chosen)
-        budget = goal.budget is not None or goal.fraction is not None
-        return PartsPlan(
-            module_name=class_name(self.model),
-            parts=tuple(parts),
-            peak_bytes=answer.peak + self.resident,
-            measured_bytes=answer.measured + self.resident if self.request.check else None,
-            resident_bytes=self.resident,
-            baseline_peak_bytes=None if self.plain_peak is None else self.plain_peak + self.resident,
-            overhead=division.extra / plain,
-            least_overhead=min(division.bound, division.extra) / plain if budget else 0.0,
-            goal=goal,
-            cost=self.options.cost,
-            covered=covered(self.model, self._covers(before, used, step, division), self.found.plain),
-            solve_seconds=time.monotonic() - begin,
-            not_counted=not_counted(self.model) if self.request.captured.optimizer is None else "",
-            input_bytes=bytes_of(self.s.sample.tensors),
-            offer=offer(step, division, plain, self._limit(), self.resident),
-            keeps_caches=self.choices.keeps_caches,
-            stages=self.found.stages,
-            asked=self.options,
-            captured=self.request.captured,
-        )
-
-    def _covers(self, before: Between, used: list[int], step: Step, division: Division) -> Covered:
-        """Which parts are planned, and their share of the bytes that the plain step holds between forward and backward."""
-        units, ways = self.choices.units, self.choices.ways
-        plain = [n * w[0].figures.held_bytes for w, n in zip(ways, before.calls, strict=True)]
-        inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]
-        mine = sum(plain[u] + before.at_end_inside[u] for u in inside)
-        every = sum(plain) + before.at_end_bytes
-        searches = len({u.trace.graph.hash for u in units if u.trace is not None})
-        share = min(1.0, mine / max(1, every))
-        eager = sum(n * x for n, x in zip(step.calls, self.choices.eager_seconds or [0.0] * len(units), strict=True))
-        of_eager = (self.choices.plain_cost(step.calls) + division.extra) / eager if eager else 0.0
-        return Covered([units[u] for u in used], share, searches, self.choices.compile is not None, of_eager)
