@@ -258,9 +258,9 @@ def test_a_part_that_cannot_be_compiled_runs_as_it_is() -> None:
     model, x = net(depth=2)
     model.blocks.append(Breaks(32, 0.0))
     model.blocks.append(Breaks(32, 0.0))
-    plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
+    plan = rekindle.checkpoint(model, x, 0.1, compile=True, effort="quick", or_least=True, **QUIET).forward.plan
     assert "Breaks (torch.compile fails" in plan.sentence
-    assert len(plan.parts) == 2
+    assert [p.path for p in plan.parts] == ["blocks.0", "blocks.1"]
 
 
 @pytest.mark.parametrize(

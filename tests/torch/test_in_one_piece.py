@@ -82,7 +82,8 @@ def test_a_plan_in_one_piece_travels(in_one: list[int], tmp_path: Path) -> None:
     other, fresh = copy.deepcopy(model), copy.deepcopy(model)
     rekindle.checkpoint(model, sample(), budget=0.9, or_least=True, compile=True, progress=False)
     plan = model.forward.plan
-    assert in_one == [2] and plan.stages == (WHOLE,)
+    assert in_one == [2]
+    assert plan.stages == (WHOLE,)
     assert rekindle.verify(model, sample()).ok
     plan.save(tmp_path / "plan.json")
     rekindle.apply(fresh, rekindle.load(tmp_path / "plan.json"))
@@ -99,7 +100,9 @@ def test_where_masks_are_drawn_no_budget_of_torchs_is_tried(in_one: list[int], m
     compiled = _Trial._compiled
     monkeypatch.setattr(_Trial, "_compiled", lambda t, how, *a: (tried.append(how.saves), compiled(t, how, *a))[1])
     rekindle.checkpoint(Levels(0.5), sample(), budget=0.9, or_least=True, compile=True, progress=False)
-    assert in_one == [2] and "blocks" in tried and "half" not in tried
+    assert in_one == [2]
+    assert "blocks" in tried
+    assert "half" not in tried
 
 
 class Equal(nn.Module):

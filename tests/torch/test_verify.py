@@ -271,3 +271,10 @@ def test_a_frozen_parameter_that_forward_writes_is_put_back() -> None:
     model, x = Codebook(), torch.rand(4, 8)
     assert rekindle.verify(model, x, planned(model, x)).ok
     assert not model.mean.any()
+
+
+def test_a_loss_is_not_summed_again() -> None:
+    """A sum would be one more tensor, and a budget of exactly another method's peak would be missed by its bytes."""
+    loss = torch.ones(3, requires_grad=True).square().sum()
+    assert default_loss(loss) is loss
+    assert default_loss({"loss": loss, "logits": loss.expand(3)}) is loss

@@ -44,5 +44,7 @@ def default_loss(result: Any, arguments: Any = (), known: Sequence[torch.Tensor]
 
 
 def _sum(t: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor as a real number, from which backward can start."""
+    """The sum of a tensor as a real number, from which backward can start: a loss itself, as a training loop takes it."""
+    if t.ndim == 0 and not t.is_complex():
+        return t
     return torch.view_as_real(t.resolve_conj()).sum() if t.is_complex() else t.sum()
