@@ -15,7 +15,7 @@ GPU_ARGS ?=
 GPU_NEEDS := $(if $(filter $(PY),$(GPU_PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sweep lint types docs notebooks bench bench-report solver-table gpu test-matrix clean
+.PHONY: help setup demo test test-for sweep lint types docs notebooks bench bench-report solver-table gpu test-matrix clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ demo: $(STAMP) ## the main job end to end: plan, train plain and planned, compar
 # On two cores, after `make setup` in a fresh clone: 14 to 24 minutes, by the machine.
 test: $(STAMP) ## the tests of every feature, in 14 to 24 minutes
 	$(PY) -m pytest -n 2 --dist loadfile
+
+test-for: $(STAMP) ## the tests of one file: make test-for FILE=src/rekindle/torch/serve/planned.py
+	@tests=$$($(PY) tools/tests_of.py $(FILE)) && $(PY) -m pytest -n 2 --dist loadfile $$tests
 
 # Before an issue is called resolved. On two cores 45 to 80 minutes: a third for what `make test` leaves out and its property
 # tests with eight times as many examples, 10 for 300 sequences against an eager twin, 10 for every fourth configuration of timm

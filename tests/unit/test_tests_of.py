@@ -1,0 +1,34 @@
+"""`make test-for` finds the tests of a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[2]
+
+
+def run(file: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "tools/tests_of.py", file], cwd=HOME, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "test"),
+    [
+        ("parts/division.py", "tests/property/test_division.py"),  # the test imports it
+        ("parts/figures.py", "tests/property/test_division.py"),
+        ("torch/parts/dividing.py", "tests/torch/test_in_one_piece.py"),  # through `planning`, which imports it
+    ],
+)
+def test_the_tests_of_a_file_are_found(file: str, test: str) -> None:
+    assert test in run(f"src/rekindle/{file}").stdout.split()
+
+
+def test_another_file_is_refused() -> None:
+    found = run("tests/unit/test_tests_of.py")
+    assert found.returncode
+    assert not found.stdout
+    assert "give a Python file below" in found.stderr
