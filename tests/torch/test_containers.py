@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rekindle
-from rekindle.torch.tensors.containers import content, entries, refill
+from rekindle.torch.tensors.objects import content, entries, refill
 
 
 class Registry(OrderedDict[str, Any]):

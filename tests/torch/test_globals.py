@@ -362,10 +362,9 @@ def test_a_class_attribute_of_what_an_attribute_holds(where: Any, name: str, mon
 
 
 def test_of_a_very_large_array_elements_spread_evenly_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch.situation import values
-    from rekindle.torch.tensors import arrays
+    from rekindle.torch.situation import keys, values
 
-    monkeypatch.setattr(arrays, "SETTINGS", dataclasses.replace(arrays.SETTINGS, checksum_most_bytes=2**16))
+    monkeypatch.setattr(keys, "SETTINGS", dataclasses.replace(keys.SETTINGS, checksum_most_bytes=2**16))
     x = np.zeros(2**16)
     before = values.key_of(x)
     x[1] = 1.0
@@ -375,8 +374,7 @@ def test_of_a_very_large_array_elements_spread_evenly_count(monkeypatch: pytest.
 
 
 def test_arrays_of_every_kind_have_a_key() -> None:
-    from rekindle.torch.situation.values import key_of
-    from rekindle.torch.situation.watch import Watch
+    from rekindle.torch.situation.values import Watch, key_of
 
     for x in (
         np.float32(3), np.array(3.0), np.zeros((0, 3)), np.zeros(5000, "datetime64[s]"), bytearray(9000), bytearray(),

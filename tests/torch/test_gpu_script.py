@@ -25,7 +25,7 @@ from torch import nn
 from marks import sweep
 from rekindle import zoo
 from rekindle.bench.files import checked
-from rekindle.torch.tensors.determinism import deterministic
+from rekindle.torch.tensors.precision import deterministic
 from rekindle.zoo import seeds
 from test_gpu_largest import GIB, markdown
 

@@ -18,8 +18,7 @@ from branching import Linear, ops
 from rekindle.errors import TraceError
 from rekindle.torch.capture import known_values
 from rekindle.torch.capture.known_values import KnownValues
-from rekindle.torch.situation.questions import QuestionSettings
-from rekindle.torch.situation.recorded_ops import Result, result_of
+from rekindle.torch.situation.recorded_ops import QuestionSettings, Result, result_of
 from steps_compared import assert_same_steps, planned_and_eager, plans
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rekindle
-from rekindle.torch.tensors.source_lines import short_file
+from rekindle.torch.situation.module_paths import short_file
 
 FILE = Path(__file__).name  # a module of its own, in no package
 

@@ -24,8 +24,8 @@ from . import private
 from .situation.attributes import plain_tensors
 from .situation.module_paths import is_marked
 from .tensors import sharded, tree
-from .tensors.fields import fields_of
 from .tensors.lock import LOCK
+from .tensors.objects import fields_of
 
 # Names of classes, not classes: most of their modules take seconds to import, or do not exist on every platform.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")

@@ -44,8 +44,7 @@ from .situation.attributes import plain_tensors
 from .situation.guards import Expected
 from .situation.module_call import Key, as_arguments
 from .situation.module_paths import is_marked
-from .situation.number_places import attributes_set, name_of, replaced
-from .situation.numbers import Attribute, Numbers, Place
+from .situation.numbers import Attribute, Numbers, Place, attributes_set, name_of, replaced
 from .tensors import tree
 from .tensors.lock import LOCK
 from .tensors.sharded import own_class

@@ -16,10 +16,9 @@ from ...frames import ChangeFinder, in_short, line_of, users_frame
 from ..private import checkpoints_noted, is_fake, mutations_of, place_of
 from ..situation import lru_caches
 from ..situation.attributes import Attributes, Changes, Kind, kind_of, tensors_in_attributes
+from ..situation.callables import line_that_sets
 from ..situation.hooks import described, is_torchs
-from ..situation.lines_that_set import line_that_sets
-from ..situation.number_places import name_of
-from ..situation.numbers import Argument, Numbers
+from ..situation.numbers import Argument, Numbers, name_of
 from ..situation.surroundings import is_cast_once
 from ..tensors import tree
 from ..tensors.loss import losses

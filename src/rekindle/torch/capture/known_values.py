@@ -16,10 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..operators import hidden_writes
 from ..private import FunctionalTensor, OpOverload, TorchDispatchMode, disable_modes, pytree
-from ..situation.questions import SETTINGS, Question
-from ..situation.recorded_ops import Held, Input, RecordedOp, Recording, Result, result_of
+from ..situation.recorded_ops import SETTINGS, Held, Input, Question, RecordedOp, Recording, Result, result_of
 from ..tensors.generators import refuse_own
-from ..tensors.tensor_memory import memory_state, same_state, written_by
+from ..tensors.op_tensors import memory_state, same_state, written_by
 from .extents import SELECTIONS, selected
 from .random_ranges import Drawn
 from .recordable import by_shape, filled, literal, tells, with_references

@@ -15,10 +15,11 @@ from torch import nn
 
 from ..private import FakeTensorMode, TorchDispatchMode, is_fake, pytree
 from ..situation.attributes import Attributes
-from ..situation.restorable import Restorable, restorable, same_entry
+from ..situation.restorable import Restorable, restorable
 from ..situation.side_effects import SideEffects
 from ..tensors import generators
-from ..tensors.tensor_memory import written_by
+from ..tensors.objects import same_entry
+from ..tensors.op_tensors import written_by
 from .counted import Asked, counted, lengths_counted
 from .flat import FlatForward
 from .trace_errors import depends_on_itself

@@ -9,7 +9,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..operators.rules import draws_random
-from ..tensors.tensor_memory import memory_state, same_state
+from ..tensors.op_tensors import memory_state, same_state
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from torch import fx
 
 from ..operators.node_tensors import elements_spanned
 from ..private import FakeTensor, FakeTensorMode, fake_like, pytree
-from ..situation.questions import Question
+from ..situation.recorded_ops import Question
 from ..situation.values import constants
 from .captured import Assigned, Captured, Writing
 

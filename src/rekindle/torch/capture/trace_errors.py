@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from ...errors import TraceError
 from ...frames import in_short, users_line
 from ..private import DataDependentOutputException, DynamicOutputShapeException, Scripted
-from ..situation.lines_that_set import line_that_sets
+from ..situation.callables import line_that_sets
 from ..situation.module_paths import BEHIND, printable
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..tensors.tensor_memory import written_by
+from ..tensors.op_tensors import written_by
 from .blocks import chain_of_leaves, find_blocks
 from .compiler import is_operator
 

@@ -25,7 +25,7 @@ from ..measure.caches import matter, without_caches
 from ..measure.measured_step import Way, run
 from ..serve.verify import subject
 from ..tensors import ranks, tree
-from ..tensors.determinism import deterministic
+from ..tensors.precision import deterministic
 from ..tensors.sharded import any_fully_sharded, class_name
 from ..trace import call_arguments, plain_forward
 from .applied import Replan

@@ -20,7 +20,7 @@ from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches
 from ..measure.measured_step import Subject
 from ..serve.verify import subject
-from ..tensors.determinism import deterministic
+from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
 from . import compiled_finding, refusals
 from .compiled_search import compiled_choices

@@ -25,7 +25,7 @@ from ..measure.first_difference import explained
 from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..serve import verify as whole
 from ..serve.verify import Check, as_check, subject
-from ..tensors.determinism import deterministic
+from ..tensors.precision import deterministic
 from ..trace import plain_forward
 from .applied import PartForward, apply_parts, forward_of, parts_aside, parts_forward, parts_taken_off, planned_parts
 from .compiled_search import reference, rounded

@@ -19,8 +19,8 @@ from ..costs.made_up import at_hand, undisturbed
 from ..costs.operator_calls import OperatorCall, call_of, span
 from ..operators.cuts import SUM, Cut
 from ..operators.known_bits import by_construction, can_be_probed, known
-from ..tensors.determinism import deterministic
 from ..tensors.op_tensors import tensors_in
+from ..tensors.precision import deterministic
 from .answers import Answers, environment
 from .random_arguments import random_tensors
 from .slice_runs import edges_of, same_bits

@@ -15,8 +15,8 @@ from ..private import is_fake
 from ..rewritten import as_planned, proven_here
 from ..situation.guards import Guards
 from ..situation.module_call import ModuleCall
-from ..situation.number_places import read
-from ..situation.questions import Question
+from ..situation.numbers import read
+from ..situation.recorded_ops import Question
 from ..tensors import tree
 from ..tensors.sharded import own_class
 from ..trace import Trace

@@ -24,7 +24,7 @@ from ..operators.node_tensors import storage_bytes
 from ..private import backward_keeps_graph, backward_number, in_func_transform, stand_for_many, will_run
 from ..situation.attributes import Attributes
 from ..situation.module_call import ModuleCall
-from ..situation.number_places import attributes_set, read, replaced
+from ..situation.numbers import attributes_set, read, replaced
 from ..situation.restorable import PutBack
 from ..situation.side_effects import SideEffects
 from ..situation.surroundings import autocast_of

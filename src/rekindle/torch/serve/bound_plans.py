@@ -10,8 +10,7 @@ from torch import nn
 
 from ..run.bound import Bound
 from ..situation.module_call import Key, ModuleCall
-from ..situation.number_places import numbers_in, replaced
-from ..situation.numbers import Place
+from ..situation.numbers import Place, numbers_in, replaced
 
 
 @dataclass(frozen=True)

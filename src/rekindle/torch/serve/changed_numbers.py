@@ -9,8 +9,7 @@ from torch import nn
 
 from ..run.bound import Bound
 from ..situation.module_call import Key, ModuleCall
-from ..situation.number_places import name_of, numbers_in, replaced
-from ..situation.numbers import Attribute, Place
+from ..situation.numbers import Attribute, Place, name_of, numbers_in, replaced
 from ..situation.values import constants, key_of
 
 

@@ -15,7 +15,7 @@ from ..run.bound import answered
 from ..run.stages import LastReads
 from ..situation.guards import Expected
 from ..situation.module_call import Key
-from ..situation.questions import Question
+from ..situation.recorded_ops import Question
 from ..trace import Trace
 from .mismatch import mismatch
 from .new_call import NewCall

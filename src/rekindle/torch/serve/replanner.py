@@ -28,8 +28,7 @@ from ..measure.witness import Witness
 from ..rewritten import with_sums_here
 from ..run.bound import Bound
 from ..run.communication import communicates
-from ..situation.number_places import name_of, read
-from ..situation.numbers import Place
+from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
 from ..trace import Trace, known_options

@@ -26,7 +26,7 @@ from ..private import fake_mode_of
 from ..rewrite.closeness import NOTHING, Loose, loose
 from ..run.sample import Sample
 from ..tensors import tree
-from ..tensors.determinism import deterministic
+from ..tensors.precision import deterministic
 from ..tensors.rng import cuda_indices
 from ..trace import call_arguments
 from .planned import PlannedForward, planned_forward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,7 @@ import torch
 from torch import nn
 
 from ..private import script_attributes
-from ..tensors import tree
-from ..tensors.containers import content, entries, refill
+from ..tensors.objects import content, refill, same_content, same_entry
 from .hooks import added_by_torch
 
 
@@ -158,13 +158,6 @@ _NONE: Any = object()
 
 def _equal(x: Any, y: Any) -> bool:
     """Whether two attributes are the same object, equal plain values, or containers of the same objects."""
-    if isinstance(x, dict) and isinstance(y, dict):
-        if not dict.__len__(x) and not dict.__len__(y):
-            return True  # most dicts of a module, such as its hooks
-        pairs = [*entries(x)], [*entries(y)]
-        return len(x) == len(y) and all((k is j or k == j) and a is b for (k, a), (j, b) in zip(*pairs, strict=True))
-    if isinstance(x, list) and isinstance(y, list):
-        return len(x) == len(y) and all(a is b for a, b in zip(content(x), content(y), strict=True))
-    if isinstance(x, set) and isinstance(y, set):
-        return content(x) == content(y)
-    return x is y or type(x) is type(y) and isinstance(x, tree.PLAIN) and x == y
+    if isinstance(x, _CONTAINERS) and isinstance(y, _CONTAINERS):
+        return same_content(content(x), content(y), operator.is_)
+    return same_entry(x, y)

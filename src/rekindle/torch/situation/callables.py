@@ -1,41 +1,43 @@
-"""The code of a callable: functions that it runs, names that it mentions, objects that it refers to."""
+"""The code of callables: functions that it runs, names that it reads, objects that it refers to, lines that set attributes."""
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
 import functools
+import inspect
+import textwrap
+import traceback
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from ..tensors.fields import is_users
+from torch import nn
+
+from ...frames import in_words
+from ..tensors.objects import cells_of, function_in, is_users
 
 _TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals by which code prints or logs
-
-
-_TELLS = {
-    "log",
-    "info",
-    "warning",
-    "warn",
-    "debug",
-    "error",
-    "write",
-    "writelines",
-    "add_scalar",
-}  # methods that print, log or write
-
-
+# Methods that print, log or write.
+_TELLS = {"log", "info", "warning", "warn", "debug", "error", "write", "writelines", "add_scalar"}
 _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # names whose `log` is a logarithm
+_PASSED = frozenset({"EXTENDED_ARG", "CACHE", "COPY", "DUP_TOP"})
+_READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+
+
+class GlobalName:
+    """A name among the globals of a function."""
+
+    def __init__(self, where: Any, name: str):
+        self.where, self.name = where, name
 
 
 def functions_of(fn: Any) -> Iterator[types.FunctionType]:
     """The Python functions that a call of `fn` runs, as far as its type shows."""
+    fn = function_in(fn)
     if isinstance(fn, functools.partial):
         yield from functions_of(fn.func)
-    elif isinstance(fn, types.MethodType):
-        yield from functions_of(fn.__func__)
     elif isinstance(fn, types.FunctionType):
         yield fn
     elif not isinstance(fn, types.BuiltinFunctionType | type):
@@ -44,13 +46,32 @@ def functions_of(fn: Any) -> Iterator[types.FunctionType]:
             yield call
 
 
+def closure_of(f: Any, most: int = 2_000) -> Iterator[Any]:
+    """The function in f, which may be a partial or a method, and the objects in its closure, in closures of functions there,
+    and so on, each once. Any other f is the only object. most : objects; a guess."""
+    found: dict[int, Any] = {}
+    pending = [f]
+    while pending and len(found) < most:
+        x = pending.pop()
+        x = function_in(x.func if type(x) is functools.partial else x)
+        if id(x) not in found:
+            found[id(x)] = x
+            pending += [c.cell_contents for c in cells_of(x)] if type(x) is types.FunctionType else []
+    yield from found.values()
+
+
 def codes_of(fn: Any) -> Iterator[types.CodeType]:
     """The code that a call of `fn` runs, with the code of functions defined inside."""
-    stack = [f.__code__ for f in functions_of(fn)]
-    while stack:
-        code = stack.pop()
-        yield code
-        stack += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    for f in functions_of(fn):
+        yield from codes_in(f.__code__)
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of the functions that it defines."""
+    yield code
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            yield from codes_in(c)
 
 
 def names_in(code: types.CodeType) -> set[str]:
@@ -104,8 +125,73 @@ def prints_or_logs(fn: Any) -> bool:
     return False
 
 
-class GlobalName:
-    """A name among the globals of a function."""
+@functools.lru_cache(maxsize=4096)
+def global_paths(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """The globals that code reads, each with the attributes that it reads from there, such as ("config", "gain")."""
+    found: dict[tuple[str, ...], None] = {}
+    for c in codes_in(code):
+        path: tuple[str, ...] = ()
+        for i in dis.get_instructions(c):
+            if i.opname in _PASSED:
+                continue
+            if path and i.opname in _READS:
+                path = (*path, i.argval)
+                continue
+            if path and i.opname not in ("STORE_ATTR", "DELETE_ATTR"):
+                found[path] = None
+            path = (i.argval,) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+    return tuple(found)
 
-    def __init__(self, where: Any, name: str):
-        self.where, self.name = where, name
+
+@functools.lru_cache(maxsize=4096)
+def imports(code: types.CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """(level, module, name in it) of each import inside a function; no name: the module as a whole."""
+    found: dict[tuple[int, str, tuple[str, ...]], None] = {}
+    for c in codes_in(code):
+        constants: list[Any] = []
+        file: tuple[int, str] | None = None
+        for i in dis.get_instructions(c):
+            if i.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+                constants.append(i.argval)
+            elif i.opname == "IMPORT_NAME":
+                level, names = constants[-2:]
+                file = (level, i.argval)
+                if not names:  # import a.b: the code then reads b from a
+                    parts = i.argval.split(".")
+                    found |= {(level, ".".join(parts[: n + 1]), ()): None for n in range(len(parts))}
+            elif i.opname == "IMPORT_FROM" and file is not None:
+                found[*file, (i.argval,)] = None
+    return tuple(found)
+
+
+def line_that_sets(model: nn.Module, attribute: str) -> str:
+    """File, line, function and text of the line in which the attribute's owner sets it outside of __init__; "" if not found.
+
+    attribute : its qualified name. A line that sets an entry of it (`self.cache[n] = mask`) counts as well.
+    """
+    path, _, leaf = attribute.rpartition(".")
+    owner = dict(model.named_modules()).get(path)
+    for kind in type(owner).__mro__ if owner is not None else ():
+        for name, method in vars(kind).items():
+            if inspect.isfunction(method) and name != "__init__" and leaf in method.__code__.co_names:
+                for line in _lines(method, leaf):
+                    return line
+    return ""
+
+
+def _lines(method: Any, leaf: str) -> Iterator[str]:
+    try:
+        source, first = inspect.getsourcelines(method)
+        tree = ast.parse(textwrap.dedent("".join(source)))
+    except (OSError, TypeError, SyntaxError):  # typed at a prompt, or a part of a longer expression
+        return
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(_is_attribute(part, leaf) for t in targets if t is not None for part in ast.walk(t)):
+            at = node.lineno - 1  # type: ignore[attr-defined]
+            file = inspect.getsourcefile(method) or "?"
+            yield in_words(traceback.FrameSummary(file, first + at, method.__name__, line=source[at].strip()))
+
+
+def _is_attribute(x: ast.AST, leaf: str) -> bool:
+    return isinstance(x, ast.Attribute) and x.attr == leaf and isinstance(x.value, ast.Name)

@@ -13,21 +13,18 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..tensors import tree
-from ..tensors.fields import fields_of, is_elsewhere, is_simple, slots_of
-from ..tensors.identity import Same
-from .code_reads import all_names, global_paths, imports
+from ..tensors.objects import PLAIN, fields_of, is_elsewhere, is_installed, is_simple, slots_of
+from .callables import closure_of, codes_in, global_paths, imports
 from .hooks import is_torchs
-from .values import Key, Walk, key_of
-from .watch import Watch
+from .keys import Same
+from .values import Key, Walk, Watch, key_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ _GENERATED = (
     "<attrs",
 )  # file names of code that Python, named tuples, dataclasses and attrs generate
 # Types that `key_of` looks into although they come from Python itself, torch or NumPy.
-_OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *tree.PLAIN)
+_OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *PLAIN)
 
 
 class Globals:
@@ -62,7 +59,6 @@ class Globals:
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
         self._watch, self._ignored = watch, ignored
-        self._links: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # table -> values under some of its names
         self._places: list[
             tuple[str, set[Any]]
         ] = []  # of fields of objects: name in `keys`, and the places that hold its value
@@ -73,16 +69,6 @@ class Globals:
             if id(f) not in done:
                 done[id(f)] = f
                 self._read(f)
-        self._held = [
-            (t, itemgetter(*held, next(iter(held))), tuple(held.values())) for t, held in self._links.values()
-        ]
-
-    def unchanged(self) -> bool:
-        """Whether every name still stands for the very same object; `watch` checks the rest."""
-        try:
-            return all(all(map(is_, get(table), held)) for table, get, held in self._held)
-        except KeyError:
-            return False
 
     def written(self, places: Collection[Any]) -> set[str]:
         """Names in `keys` of fields of objects that stand in these places, as in `SideEffects.written`."""
@@ -98,7 +84,7 @@ class Globals:
     def _read(self, f: types.FunctionType) -> None:
         table = f.__globals__
         where = f"the global {table.get('__name__', '?')}"
-        self.names.update(all_names(f.__code__))
+        self.names.update(*[c.co_names for c in codes_in(f.__code__)])
         for path in global_paths(f.__code__):
             if path[0] in table:
                 self._follow(table, path, where, table)
@@ -121,7 +107,7 @@ class Globals:
         """
         for i, name in enumerate(path):
             x, text = holder[name], f"{where}.{'.'.join(path[: i + 1])}"
-            self._link(holder, name, x)
+            self._watch.name(holder, name)
             if isinstance(x, staticmethod | classmethod):
                 x = x.__func__
             if isinstance(x, _FUNCTIONS):
@@ -137,9 +123,6 @@ class Globals:
                 break
             holder = found
         self._whole(text, x)
-
-    def _link(self, holder: Mapping[str, Any], name: str, x: Any) -> None:
-        self._links.setdefault(id(holder), (holder, {}))[1][name] = x
 
     def _function(self, text: str, x: Any, table: Mapping[str, Any]) -> None:
         followed = [g for g in _with_inner(x) if _is_followed(g, table)]
@@ -167,7 +150,7 @@ class Globals:
             self._watch.part(held, [k for k in left if k in held])
         for s in slots_of(type(x)):
             if s in left or s not in fields:
-                self._watch.slot(x, s)
+                self._watch.slots.append((x, s))
 
 
 def _has_fields(x: Any) -> bool:
@@ -190,22 +173,9 @@ def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:
     return hasattr(type(holder[name]), "__get__")
 
 
-def _with_inner(f: Any) -> Iterator[types.FunctionType]:
+def _with_inner(f: Any) -> list[types.FunctionType]:
     """The function in f, which may be a partial or a method, and the functions in its closure, such as decorated ones."""
-    found: dict[int, types.FunctionType] = {}
-    pending = [f]
-    while pending and len(found) < SETTINGS.functions_most:
-        f = pending.pop()
-        f = f.func if type(f) is functools.partial else getattr(f, "__func__", f)
-        if type(f) is not types.FunctionType or id(f) in found:
-            continue
-        found[id(f)] = f
-        for c in f.__closure__ or ():
-            try:
-                pending.append(c.cell_contents)
-            except ValueError:  # the cell is empty
-                continue
-    yield from found.values()
+    return [g for g in closure_of(f, SETTINGS.functions_most) if type(g) is types.FunctionType]
 
 
 def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:
@@ -215,4 +185,4 @@ def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:
 
 def _is_users(g: types.FunctionType) -> bool:
     name = g.__code__.co_filename
-    return not name.startswith((_LIBRARY, *_GENERATED)) and "-packages" not in name and not is_torchs(g)
+    return not name.startswith((_LIBRARY, *_GENERATED)) and not is_installed(name) and not is_torchs(g)

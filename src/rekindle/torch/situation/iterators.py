@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import TraceError
 from ...frames import in_short, line_of, users_frame
-from ..tensors.fields import slots_of
+from ..tensors.objects import slots_of
 from .restorable import Restorable, restorable
 
 

@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from ..private import FunctionalTensor, is_fake
+from ..tensors.objects import function_in, is_installed
+from .callables import closure_of
 
 _CACHE = type(functools.lru_cache(int))
 _NESTED = (tuple, list, dict)  # kinds of results in which tensors may stand
 _OWN = ("torch", "rekindle")  # packages whose caches are their own affair
-_CLOSURES_DEEP = 2  # decorators around a cache that are looked through; a guess
-
-
 _of_installed: dict[str, list[Any]] = {}  # name of an installed file -> its caches: such files do not change
 
 
@@ -42,7 +41,7 @@ def emptied(model: nn.Module, everywhere: bool = False) -> bool:
         package = _package(name)
         if package in _OWN or package in sys.stdlib_module_names or not isinstance(file, types.ModuleType):
             continue
-        if "-packages" not in (getattr(file, "__file__", None) or ""):
+        if not is_installed(getattr(file, "__file__", None)):
             found += _in_file(file)
         elif everywhere or package in packages:
             if name not in _of_installed:
@@ -63,25 +62,11 @@ def _package(module: str) -> str:
 
 
 def _in_definition(x: Any) -> Iterator[Any]:
-    """Caches in a function or a class."""
-    if isinstance(x, type):
-        for member in list(vars(x).values()):
-            yield from _in_function(getattr(member, "__func__", member))
-    else:
-        yield from _in_function(x)
-
-
-def _in_function(x: Any, depth: int = _CLOSURES_DEEP) -> Iterator[Any]:
-    """Caches that the function is, or that it has in its closure."""
-    if type(x) is _CACHE:
-        yield x
-    elif type(x) is types.FunctionType and x.__closure__ and depth:
-        for cell in x.__closure__:
-            try:
-                inner = cell.cell_contents
-            except ValueError:  # the cell is empty
-                continue
-            yield from _in_function(inner, depth - 1)
+    """Caches that a function is, or that it has in its closure; of a class, those of its methods."""
+    for f in list(vars(x).values()) if isinstance(x, type) else [x]:
+        f = function_in(f)
+        if type(f) is _CACHE or type(f) is types.FunctionType and f.__closure__:  # few functions are
+            yield from (c for c in closure_of(f) if type(c) is _CACHE)
 
 
 def holds_traced(values: Iterable[Any], depth: int = 2) -> bool:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..tensors import tree
+from ..tensors.objects import PLAIN
 from .surroundings import is_cast_once, shares_casts, surroundings
 from .values import constants, key_of
 
@@ -202,7 +203,7 @@ def _is_default(value: Any, default: Any) -> bool:
     if value is default:
         return True
     # by their keys: 0.0 == -0.0, and a set of 1 == a set of True
-    return type(value) is type(default) and isinstance(value, tree.PLAIN) and key_of(value) == key_of(default)
+    return type(value) is type(default) and isinstance(value, PLAIN) and key_of(value) == key_of(default)
 
 
 def _signature(forward: Callable[..., Any]) -> inspect.Signature | None:

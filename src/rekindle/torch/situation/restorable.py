@@ -7,7 +7,7 @@ import contextlib
 import logging
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,20 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
-from ..tensors import generators, tree
-from ..tensors.containers import content, refill
-from ..tensors.fields import fields_of, is_elsewhere, is_users, slots_of
+from ..tensors import generators
+from ..tensors.objects import (
+    PLAIN,
+    content,
+    fields_of,
+    function_in,
+    is_elsewhere,
+    is_full,
+    is_users,
+    refill,
+    same_content,
+    same_entry,
+    slots_of,
+)
 from .callables import GlobalName
 from .hooks import is_torchs
 
@@ -39,7 +50,7 @@ SETTINGS = RestoreSettings()
 
 
 _OPAQUE = (type, types.ModuleType, logging.Logger, logging.Handler, torch.dtype, torch.device,
-           torch.utils.hooks.RemovableHandle, *tree.PLAIN)  # fmt: skip
+           torch.utils.hooks.RemovableHandle, *PLAIN)  # fmt: skip
 
 
 def is_opaque(x: Any) -> bool:
@@ -49,14 +60,6 @@ def is_opaque(x: Any) -> bool:
         return isinstance(x, _OPAQUE) and not is_users(x) or x is torch.default_generator
     except Exception:
         return True
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 class PutBack:
@@ -85,19 +88,37 @@ class PutBack:
             ) from self.failed[0][1]
 
 
-class Restorable:
-    """An object that can change: its content at first, and how to put it back.
+@dataclass(frozen=True)
+class Kind:
+    """How objects of one kind are taken apart and put together.
 
-    read : returns the content. write : makes a content the present one.
+    read : returns the content: a dict, list, set, or a value that only `write` understands. write : makes a content the present
+    one. inside : the objects in a content, to be looked at in their turn.
     """
 
-    def __init__(self, x: Any, read: Callable[[], Any], write: Callable[[Any], None]):
-        self.x, self.read, self.write = x, read, write
-        self.before = read()
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+    inside: Callable[[Any], Iterable[Any]] = lambda held: ()
+
+
+class Restorable:
+    """An object that can change: its content at first, and how to put it back."""
+
+    def __init__(self, x: Any, kind: Kind):
+        self.x, self._kind = x, kind
+        self.before = self.read()
+
+    def read(self) -> Any:
+        """The present content."""
+        return self._kind.read(self.x)
+
+    def write(self, content: Any) -> None:
+        """Make a content the present one."""
+        self._kind.write(self.x, content)
 
     def same(self) -> bool:
         """Whether the content is the same as at first."""
-        return _same(self.read(), self.before)
+        return same_content(self.read(), self.before)
 
     def restore(self) -> None:
         """Put the first content back."""
@@ -113,15 +134,9 @@ class Restorable:
         return [id(self.x), *((id(held), k) for k in named)]
 
     def inside(self) -> list[Any]:
-        """The objects that it held at first."""
-        x = self.before
-        if isinstance(self.x, GlobalName | types.CellType):
-            return [x]
-        if isinstance(self.x, type):
-            return [getattr(y, "__func__", getattr(y, "fget", y)) for y in x.values()]
-        if isinstance(x, dict):
-            return [*x.values(), *([type(self.x)] if is_users(type(self.x)) else [])]
-        return list(x) if isinstance(x, list | set) else []
+        """The objects that it held at first; the class of an object of the user's is one."""
+        held, kind = [*self._kind.inside(self.before)], type(self.x)
+        return [*held, kind] if self._kind in (_TABLE, _FIELDS) and is_users(kind) else held
 
 
 _NOTHING: Any = object()
@@ -129,49 +144,41 @@ _NOTHING: Any = object()
 
 def restorable(x: Any) -> Restorable | None:
     """How to watch and restore an object; None if it cannot change or is none of the user's."""
+    kind = _kind_of(x)
+    return None if kind is None else Restorable(x, kind)
+
+
+def _kind_of(x: Any) -> Kind | None:
     if isinstance(x, GlobalName):
-        where, name = x.where, x.name
-        if is_opaque(where[name]) and not isinstance(where[name], tree.PLAIN):
-            return None
-        return Restorable(x, lambda: where.get(name, _NOTHING), lambda old: where.__setitem__(name, old))
+        now = x.where[x.name]
+        return None if is_opaque(now) and not isinstance(now, PLAIN) else _NAME
     if isinstance(x, types.CellType):
-
-        def set_cell(old: Any) -> None:
-            if old is not _NOTHING:
-                x.cell_contents = old
-
-        return Restorable(x, lambda: x.cell_contents if _is_full(x) else _NOTHING, set_cell)
+        return _CELL
     if isinstance(x, torch.Tensor):
-        plain = type(x) in (torch.Tensor, nn.Parameter) and not x.is_inference()
-        return Restorable(x, lambda: x._version, lambda old: None) if plain else None
+        return _TENSOR if type(x) in (torch.Tensor, nn.Parameter) and not x.is_inference() else None
     if isinstance(x, type):
-        return Restorable(x, lambda: _variables_of(x), lambda old: _set_variables(x, old))
+        return _CLASS
     if isinstance(x, np.ndarray):
-        return _array(x)
+        return None if x.dtype.hasobject or x.size > SETTINGS.entries_most else _ARRAY
     if isinstance(x, (*generators.OTHERS, torch.Generator)):
         was = generators.state(x)
-        return Restorable(x, lambda: generators.key(generators.state(x)), lambda _: generators.set_state(x, was))
+        return Kind(lambda g: generators.key(generators.state(g)), lambda g, _: generators.set_state(g, was))
     if isinstance(x, list | deque | dict | set) and len(x) <= SETTINGS.entries_most:
-        return Restorable(x, lambda: content(x), lambda old: refill(x, old))
+        return _TABLE if isinstance(x, dict) else _ROW
     if isinstance(x, tuple):
-        return Restorable(x, lambda: list(x), lambda old: None)
-    if (made := _of_python(x)) is not None:
-        return made
-    vars_, slots = getattr(x, "__dict__", None), () if is_elsewhere(x) else slots_of(type(x))
-    if (isinstance(vars_, dict) or slots) and not is_torchs(type(x)):
+        return _TUPLE
+    with contextlib.suppress(TypeError), memoryview(x) as memory:
+        return None if memory.readonly or memory.nbytes > SETTINGS.bytes_most else _MEMORY
+    gives = getattr(type(x), "__getstate__", None) is not getattr(object, "__getstate__", None)
+    if type(x).__module__ == "_io" and gives and hasattr(type(x), "__setstate__"):
+        return _STREAM
+    has_fields = isinstance(getattr(x, "__dict__", None), dict) or bool(_slots(x))
+    return _FIELDS if has_fields and not is_torchs(type(x)) else None
 
-        def reset(old: dict[str, Any]) -> None:
-            if isinstance(vars_, dict):
-                vars_.clear()
-                vars_.update({k: y for k, y in old.items() if k not in slots})
-            for k in slots:
-                if k in old:
-                    object.__setattr__(x, k, old[k])
-                elif hasattr(x, k):
-                    object.__delattr__(x, k)
 
-        return Restorable(x, lambda: fields_of(x) if slots else dict(vars_), reset)  # type: ignore[arg-type]
-    return None
+def _set_cell(cell: types.CellType, old: Any) -> None:
+    if old is not _NOTHING:
+        cell.cell_contents = old
 
 
 def _variables_of(kind: type) -> dict[str, Any]:
@@ -188,49 +195,46 @@ def _set_variables(kind: type, old: dict[str, Any]) -> None:
             setattr(kind, k, y)
 
 
-def _of_python(x: Any) -> Restorable | None:
-    """Objects of Python's own that lend their memory (arrays, bytearrays, ctypes), or that give and take their state (text and
-    bytes in memory)."""
-    with contextlib.suppress(TypeError), memoryview(x) as memory:
-        if memory.readonly or memory.nbytes > SETTINGS.bytes_most:
-            return None
-
-        def write(old: bytes) -> None:
-            if len(old) != memoryview(x).nbytes:
-                del x[:]
-                getattr(x, "frombytes", getattr(x, "extend", None))(old)  # type: ignore[misc]
-            with memoryview(x) as now:
-                now.cast("B")[:] = old
-
-        return Restorable(x, lambda: bytes(memoryview(x)), write)
-    kind = type(x)
-    gives = getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
-    if kind.__module__ == "_io" and gives and hasattr(kind, "__setstate__"):
-        return Restorable(x, x.__getstate__, x.__setstate__)
-    return None
+def _set_array(x: np.ndarray[Any, Any], old: bytes) -> None:
+    x[...] = np.frombuffer(old, x.dtype).reshape(x.shape)
 
 
-def _array(x: np.ndarray[Any, Any]) -> Restorable | None:
-    def write(old: bytes) -> None:
-        x[...] = np.frombuffer(old, x.dtype).reshape(x.shape)
-
-    return None if x.dtype.hasobject or x.size > SETTINGS.entries_most else Restorable(x, x.tobytes, write)
-
-
-def _same(x: Any, y: Any) -> bool:
-    """Whether two contents are equal: plain values by value, other objects by identity."""
-    if isinstance(x, dict) and isinstance(y, dict):
-        return len(x) == len(y) and all(
-            k is j and same_entry(a, b) or k == j and same_entry(a, b)
-            for (k, a), (j, b) in zip(x.items(), y.items(), strict=True)
-        )
-    if isinstance(x, list) and isinstance(y, list):
-        return len(x) == len(y) and all(map(same_entry, x, y))
-    if isinstance(x, set) and isinstance(y, set):
-        return len(x) == len(y) and {id(a) for a in x} == {id(b) for b in y} or x == y
-    return same_entry(x, y)
+def _set_memory(x: Any, old: bytes) -> None:
+    if len(old) != memoryview(x).nbytes:
+        del x[:]
+        getattr(x, "frombytes", getattr(x, "extend", None))(old)  # type: ignore[misc]
+    with memoryview(x) as now:
+        now.cast("B")[:] = old
 
 
-def same_entry(x: Any, y: Any) -> bool:
-    """Whether two entries are one object, or equal plain values."""
-    return x is y or type(x) is type(y) and isinstance(x, tree.PLAIN) and (x == y or x != x and y != y)
+def _slots(x: Any) -> tuple[str, ...]:
+    return () if is_elsewhere(x) else slots_of(type(x))
+
+
+def _fields(x: Any) -> dict[str, Any]:
+    return fields_of(x) if _slots(x) else dict(vars(x))
+
+
+def _set_fields(x: Any, old: dict[str, Any]) -> None:
+    held, slots = getattr(x, "__dict__", None), _slots(x)
+    if isinstance(held, dict):
+        held.clear()
+        held.update({k: y for k, y in old.items() if k not in slots})
+    for k in slots:
+        if k in old:
+            object.__setattr__(x, k, old[k])
+        elif hasattr(x, k):
+            object.__delattr__(x, k)
+
+
+_NAME = Kind(lambda x: x.where.get(x.name, _NOTHING), lambda x, old: x.where.__setitem__(x.name, old), lambda y: [y])
+_CELL = Kind(lambda x: x.cell_contents if is_full(x) else _NOTHING, _set_cell, lambda y: [y])
+_TENSOR = Kind(lambda t: t._version, lambda t, old: None)
+_CLASS = Kind(_variables_of, _set_variables, lambda held: map(function_in, held.values()))
+_ARRAY = Kind(lambda x: x.tobytes(), _set_array)
+_TABLE = Kind(content, refill, lambda held: held.values())
+_ROW = Kind(content, refill, lambda held: held)
+_TUPLE = Kind(list, lambda x, old: None, lambda held: held)
+_MEMORY = Kind(lambda x: bytes(memoryview(x)), _set_memory)  # lent by Python's own objects: arrays, bytearrays, ctypes
+_STREAM = Kind(lambda x: x.__getstate__(), lambda x, old: x.__setstate__(old))  # text and bytes in memory
+_FIELDS = Kind(_fields, _set_fields, lambda held: held.values())

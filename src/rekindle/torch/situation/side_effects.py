@@ -12,7 +12,7 @@ import inspect
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from ..tensors import generators
-from ..tensors.containers import entries
-from ..tensors.fields import is_elsewhere, is_simple, is_users
+from ..tensors.objects import entries, function_in, is_elsewhere, is_installed, is_simple, is_users
 from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
 from .hooks import HOOKS, is_torchs, user_hooks
 from .restorable import SETTINGS as RESTORE
@@ -42,14 +41,9 @@ class SideEffectSettings:
 
 
 SETTINGS = SideEffectSettings()
-ARGUMENT = "the argument "
-VARIABLES = (
-    "the variable ",
-    "the global ",
-    "the default argument ",
-    "the class ",
-    ARGUMENT,
-)  # prefixes of names in `SideEffects.dropped` that are no attributes
+VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "
+CLASS, ARGUMENT = "the class ", "the argument "
+VARIABLES = (VARIABLE, GLOBAL, DEFAULT, CLASS, ARGUMENT)  # of names in `SideEffects.dropped` that are no attributes
 _OF_EVERY_MODULE = set(nn.Module().__dict__)
 
 
@@ -89,19 +83,20 @@ class SideEffects:
         for kind in dict.fromkeys(type(m) for m in self._model.modules() if not is_torchs(type(m))):
             for fn in _methods(kind):
                 for name, holders in self._variables(fn):
-                    self._by_name.setdefault(name, set()).update(holders)
+                    self._name(name, holders)
         for path, m in self._model.named_modules():
             for k, x in m.__dict__.items():
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
                     continue
                 inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
-                holders = {h for y in inside[: RESTORE.entries_most] for h in self._walk(y, 1)}
-                self._by_name.setdefault(f"{path}.{k}".lstrip("."), set()).update(holders)
+                self._name(
+                    f"{path}.{k}".lstrip("."), (h for y in inside[: RESTORE.entries_most] for h in self._walk(y, 1))
+                )
         for name, x in self._arguments.items():
-            self._by_name.setdefault(f"{ARGUMENT}{name}", set()).update(self._walk(x, 1))
+            self._name(f"{ARGUMENT}{name}", self._walk(x, 1))
         for kind in dict.fromkeys(k for m in self._model.modules() for k in type(m).__mro__ if not is_elsewhere(k)):
             if is_users(kind):
-                self._by_name.setdefault(f"{VARIABLES[3]}{kind.__name__}", set()).update(self._walk(kind, 0))
+                self._name(f"{CLASS}{kind.__name__}", self._walk(kind, 0))
             elif (made := restorable(kind)) is not None:  # of an installed package: only undone, not named
                 self._watched[id(kind)] = made
                 for x in filter(is_simple, made.inside()):
@@ -110,6 +105,10 @@ class SideEffects:
             for fn in list((getattr(self._model, attribute, None) or {}).values()):
                 if not is_torchs(fn):
                     deque(self._reach(fn), 0)
+
+    def _name(self, name: str, holders: Iterable[Any]) -> None:
+        """Call the watched objects with these keys by a name."""
+        self._by_name.setdefault(name, set()).update(holders)
 
     def put_back(self, back: PutBack) -> None:
         """Find what has changed, and put it back."""
@@ -170,18 +169,18 @@ class SideEffects:
 
     def _variables(self, fn: Any) -> Iterator[tuple[str, set[Any]]]:
         """(name, keys of the watched objects that it reaches) of each global and enclosing variable of a function."""
-        fn = getattr(fn, "__func__", fn)
+        fn = function_in(fn)
         if not isinstance(fn, types.FunctionType):
             return
         code, given = fn.__code__, fn.__defaults__ or ()
         defaults = zip(code.co_varnames[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
         for name, x in (*defaults, *(fn.__kwdefaults__ or {}).items()):
-            yield f"{VARIABLES[2]}{name}", set(self._walk(x, 0))
+            yield f"{DEFAULT}{name}", set(self._walk(x, 0))
         for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
             if name != "__class__":  # of `super()`: the model's own class is looked at by itself
-                yield f"{VARIABLES[0]}{name}", set(self._walk(cell, 0))
+                yield f"{VARIABLE}{name}", set(self._walk(cell, 0))
         for name in sorted(global_names(fn)):
-            yield f"{VARIABLES[1]}{name}", set(self._walk(GlobalName(fn.__globals__, name), 0))
+            yield f"{GLOBAL}{name}", set(self._walk(GlobalName(fn.__globals__, name), 0))
 
     def _reach(self, fn: Any) -> Iterator[Any]:
         for x in references(fn):
@@ -223,8 +222,7 @@ def _methods(kind: type[nn.Module]) -> list[Any]:
         fn = pending.pop()
         found.append(fn)
         for name in {k for code in codes_of(fn) for k in code.co_names} if is_users(kind) else ():
-            x = inspect.getattr_static(kind, name, None)
-            x = getattr(x, "__func__", getattr(x, "fget", x))
+            x = function_in(inspect.getattr_static(kind, name, None))
             if isinstance(x, types.FunctionType) and x not in found and not is_torchs(x):
                 pending.append(x)
     return found
@@ -236,5 +234,5 @@ def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:
     if leaf in _OF_EVERY_MODULE:
         return True
     owner = dict(model.named_modules()).get(path)  # None: the name of the attribute itself has dots
-    where = getattr(sys.modules.get(type(owner).__module__), "__file__", None) or ""
-    return "-packages" in where and (leaf.startswith("_") or leaf == "config")
+    where = getattr(sys.modules.get(type(owner).__module__), "__file__", None)
+    return is_installed(where) and (leaf.startswith("_") or leaf == "config")

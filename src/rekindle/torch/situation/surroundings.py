@@ -11,8 +11,8 @@ from torch.nn.modules import module as torch_module
 
 from ..private import DeviceContext, function_modes, function_modes_number
 from ..tensors import precision
-from ..tensors.identity import Same
 from .hooks import HOOKS, is_torchs
+from .keys import Same
 from .values import key_of
 
 

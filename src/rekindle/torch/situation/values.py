@@ -1,10 +1,10 @@
 """Python values as keys: two values with the same key make forward do the same.
 
-The key of a plain value, container, array or object with fields is made of its content, that of a function of its code, its
-globals' identity and its closure. A class or Python module counts by
-identity and by the plain values in it, an nn.Module by identity and by its fields (guards look into the model's own
-submodules), a tensor by identity and by the properties that choose its operators, and any other object by identity. A `Watch`
-collects the places of all these values, so that a later check needs no second walk while each place holds the same object.
+The key of a plain value, container, array or object with fields is made of its content, the key of a function of its code, its
+globals' identity and its closure. A class or Python module counts by identity and by the plain values in it, an nn.Module by
+identity and by its fields (guards look into the model's own submodules), a tensor by identity and by the properties that choose
+its operators, and any other object by identity. A `Watch` collects the places of all these values, so that a later check needs
+no second walk while each place holds the same object.
 """
 
 from __future__ import annotations
@@ -15,21 +15,77 @@ import pathlib
 import types
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..tensors import tree
-from ..tensors.arrays import array_key, is_array
-from ..tensors.containers import entries
-from ..tensors.fields import fields_of, is_elsewhere, is_simple, slots_of
-from ..tensors.identity import Same
-from .watch import Watch
+from ..tensors.objects import PLAIN, cells_of, entries, fields_of, function_in, is_elsewhere, is_simple, slots_of
+from .keys import Key, Same, array_key, is_array
 
-Key = Any
+
+class Watch:
+    """The places that a walk met, and the objects in them when it ended.
+
+    own : ids of modules that count by identity, since guards look into them.
+    """
+
+    def __init__(self, own: Collection[int] = ()) -> None:
+        self.own = own
+        self.kinds: dict[int, tuple[Any, Key]] = {}  # classes and Python modules that a walk met, and their keys
+        self.functions: list[types.FunctionType] = []  # that a walk met
+        self.arrays: list[Any] = []
+        self.tables: list[dict[Any, Any]] = []
+        self.rows: list[Any] = []
+        self.cells: list[Any] = []
+        self.slots: list[tuple[Any, str]] = []
+        self._named: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}  # tables of which some names count
+        self._getters: list[tuple[Mapping[str, Any], Any]] = []  # of the values under some names of a table
+        self._counted: list[Mapping[str, Any]] = []
+        self._held: list[Any] = []
+        self._counts: list[Any] = []
+
+    def name(self, x: Mapping[str, Any], name: str) -> None:
+        """Watch the value under this name of a table."""
+        self._named.setdefault(id(x), (x, {}))[1][name] = None
+
+    def part(self, x: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Watch the values under these names of a table, and the number of all names."""
+        self._counted.append(x)
+        if names:
+            self._getters.append((x, itemgetter(*names, names[0])))
+
+    def close(self) -> None:
+        """Remember the objects that stand in all places now."""
+        self._getters += [(t, itemgetter(*found, next(iter(found)))) for t, found in self._named.values()]
+        self._held = [*self._values()]
+        self._counts = self._sizes()
+
+    def unchanged(self) -> bool:
+        """Whether every place holds the very same object as when the walk ended."""
+        try:
+            now = [*self._values()]
+        except (RuntimeError, ValueError, KeyError):  # a container changed meanwhile; a cell is empty; a name is gone
+            return False
+        return len(now) == len(self._held) and all(map(is_, now, self._held)) and self._sizes() == self._counts
+
+    def _values(self) -> chain[Any]:
+        cells = [c.cell_contents for c in self.cells]
+        tables = chain.from_iterable([chain(dict.keys(t), dict.values(t)) for t in self.tables])
+        slots = [getattr(x, name, _MISSING) for x, name in self.slots]
+        named = chain.from_iterable([get(t) for t, get in self._getters])
+        return chain(tables, chain.from_iterable(self.rows), cells, slots, named)
+
+    def _sizes(self) -> list[Any]:
+        return [*map(array_key, self.arrays), *map(len, self._counted)]
+
+
+_MISSING: Any = object()
 
 
 @dataclass(frozen=True)
@@ -45,8 +101,8 @@ class WalkSettings:
 
 SETTINGS = WalkSettings()
 
-_PLAIN_TYPES = frozenset({bool, int, str, bytes, type(None), range, slice, torch.dtype, torch.device, torch.Size, torch.layout,
-                          torch.memory_format})  # fmt: skip
+_PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device,
+                          torch.Size, torch.layout, torch.memory_format})  # fmt: skip
 _STAND_INS = frozenset({weakref.ProxyType, weakref.CallableProxyType})
 _BY_IDENTITY = (nn.Module, torch.optim.Optimizer, torch.Generator, types.GeneratorType, types.BuiltinFunctionType,
                 logging.Logger, logging.LoggerAdapter, logging.Handler)  # fmt: skip
@@ -55,16 +111,25 @@ _NAMESPACES = (type, types.ModuleType)
 
 def key_of(x: Any, watch: Watch | None = None) -> Key:
     """A hashable key of the value. watch : learns the places of all values that the key depends on."""
-    return Walk(watch).key(x)
+    if type(x) in _PLAIN_TYPES:
+        return _of_plain(x)
+    return Walk(Watch() if watch is None else watch).key(x)
+
+
+def _of_plain(x: Any) -> Key:
+    kind = type(x)
+    if kind is float:
+        return (float, x.hex())
+    if kind is complex:
+        return (complex, x.real.hex(), x.imag.hex())
+    return (kind, repr(x) if kind is slice else x)
 
 
 class Walk:
     """One walk through a value. An object met again is named by its number; all objects count towards the limits."""
 
-    def __init__(self, watch: Watch | None):
+    def __init__(self, watch: Watch):
         self.watch = watch
-        self.own: Collection[int] = () if watch is None else watch.own
-        self.kinds: dict[int, tuple[Any, Key]] = {} if watch is None else watch.kinds
         self.left = SETTINGS.entries_most
         self.seen: dict[int, int] = {}  # id of each object met -> its number
         self.alive: list[Any] = []  # keeps ids from being reused during the walk
@@ -74,12 +139,8 @@ class Walk:
         kind = type(x)
         if kind in _STAND_INS:  # a weak proxy passes every question to its object, which may be gone
             return Same(x)
-        if kind is float:
-            return (float, x.hex())
         if kind in _PLAIN_TYPES:
-            return (kind, x) if kind is not slice else (kind, repr(x))
-        if kind is complex:
-            return (complex, x.real.hex(), x.imag.hex())
+            return _of_plain(x)
         if isinstance(x, pathlib.PurePath):  # a path caches its text in itself when asked for it
             return (kind, str(x))
         if isinstance(x, torch.Tensor):
@@ -87,7 +148,7 @@ class Walk:
         self.left -= 1
         if isinstance(x, _NAMESPACES):
             return (Same(x), self.namespace(x))
-        if isinstance(x, nn.Module) and id(x) not in self.own and id(x) not in self.seen:
+        if isinstance(x, nn.Module) and id(x) not in self.watch.own and id(x) not in self.seen:
             return self._module(x, deep - 1)
         if isinstance(x, _BY_IDENTITY) or deep <= 0 or self.left <= 0:
             return Same(x)
@@ -102,23 +163,19 @@ class Walk:
 
     def _inside(self, x: Any, kind: type, deep: int) -> Key:
         if isinstance(x, dict):
-            self._table(x)
-            return (
-                kind,
-                tuple([(self.key(k, deep), self.key(v, deep)) for k, v in [*entries(x)]]),
-                self._fields(x, deep),
-            )
+            self.watch.tables.append(x)
+            pairs = [(self.key(k, deep), self.key(v, deep)) for k, v in [*entries(x)]]
+            return (kind, tuple(pairs), self._fields(x, deep))
         if isinstance(x, tuple | list | deque):
             if not isinstance(x, tuple):
-                self._row(x)
+                self.watch.rows.append(x)
             more = () if kind in _CONTAINERS or kind is deque else self._fields(x, deep)
             return (kind, tuple([self.key(v, deep) for v in [*x]]), *more)
         if isinstance(x, set | frozenset):
-            self._row(x)
+            self.watch.rows.append(x)
             return (kind, frozenset([self.key(v, deep) for v in [*x]]))
         if is_array(x):
-            if self.watch is not None:
-                self.watch.array(x)
+            self.watch.arrays.append(x)
             return (kind, array_key(x))
         if isinstance(x, types.MethodType):
             return (kind, self.key(x.__func__, deep), self.key(x.__self__, deep))
@@ -128,7 +185,7 @@ class Walk:
             return (kind, self.key(x.__func__, deep))
         if isinstance(x, functools.partial):
             return (kind, self.key(x.func, deep), self.key(x.args, deep), self.key(x.keywords, deep))
-        if isinstance(x, tree.PLAIN):  # enums, and subclasses of plain types
+        if isinstance(x, PLAIN):  # enums, and subclasses of plain types
             return (kind, Same(x) if kind.__hash__ is None else x, repr(x))
         fields = (*self._fields(x, deep), *self.namespace(kind))
         return (kind, fields) if fields else Same(x)
@@ -136,10 +193,8 @@ class Walk:
     def _fields(self, x: Any, deep: int) -> Key:
         held, slots = getattr(x, "__dict__", None), slots_of(type(x))
         if isinstance(held, dict):
-            self._table(held)
-        if self.watch is not None:
-            for s in slots:
-                self.watch.slot(x, s)
+            self.watch.tables.append(held)
+        self.watch.slots += [(x, s) for s in slots]
         return tuple([(k, self.key(v, deep)) for k, v in fields_of(x).items()])
 
     def namespace(self, x: Any) -> Key:
@@ -147,7 +202,7 @@ class Walk:
 
         Functions count by identity. () for classes and modules of Python itself, torch and NumPy.
         """
-        known = self.kinds
+        known = self.watch.kinds
         if id(x) not in known:
             known[id(x)] = (x, ())  # while its key is made: it may refer to itself
             found = [self._of_namespace(k) for k in getattr(x, "__mro__", (x,)) if not is_elsewhere(k)]
@@ -156,11 +211,10 @@ class Walk:
 
     def _of_namespace(self, x: Any) -> Key:
         held = vars(x)
-        code = {k: f for k, v in [*held.items()] if type(f := _code_of(v)) is types.FunctionType}
+        code = {k: f for k, v in [*held.items()] if type(f := function_in(v)) is types.FunctionType}
         plain = {k: v for k, v in [*held.items()] if k[:2] != "__" and is_simple(v)}
-        if self.watch is not None:
-            self.watch.part(held, [*code, *plain])
-            self.watch.functions += code.values()
+        self.watch.part(held, [*code, *plain])
+        self.watch.functions += code.values()
         return (*[(k, Same(f)) for k, f in code.items()], *[(k, self.key(v)) for k, v in plain.items()])
 
     def _code(self, f: types.FunctionType) -> Key:
@@ -170,43 +224,21 @@ class Walk:
         return Same(f) if own else (Same(f.__code__), Same(f.__globals__))
 
     def _closure(self, f: types.FunctionType, deep: int) -> Key:
-        found = []
-        if self.watch is not None:
-            self.watch.functions.append(f)
-        for c in f.__closure__ or ():
-            try:
-                found.append(self.key(c.cell_contents, deep))
-            except ValueError:  # the cell is empty
-                continue
-            if self.watch is not None:
-                self.watch.cell(c)
+        self.watch.functions.append(f)
+        cells = cells_of(f)
+        found = [self.key(c.cell_contents, deep) for c in cells]
+        self.watch.cells += cells
         return (*found, self.key(f.__defaults__, deep), self.key(f.__kwdefaults__, deep))
 
     def _module(self, x: nn.Module, deep: int) -> Key:
         """The key of a module that is no submodule of the model: one in a plain list, say."""
-        found = [m for m in x.modules() if id(m) not in self.own and id(m) not in self.seen]
+        found = [m for m in x.modules() if id(m) not in self.watch.own and id(m) not in self.seen]
         for m in found:
             self.seen[id(m)] = len(self.seen)
             self.alive.append(m)
         if deep <= 0:
             return Same(x)
         return (Same(x), tuple([(type(m), self._fields(m, deep), self.namespace(type(m))) for m in found]))
-
-    def _table(self, x: Any) -> None:
-        if self.watch is not None:
-            self.watch.table(x)
-
-    def _row(self, x: Any) -> None:
-        if self.watch is not None:
-            self.watch.row(x)
-
-
-def _code_of(x: Any) -> Any:
-    """The function inside a static or class method, a property or a cached property."""
-    kind = type(x)
-    if kind in (staticmethod, classmethod):
-        return x.__func__
-    return x.fget if kind is property else x.func if kind is functools.cached_property else x
 
 
 _CONTAINERS = frozenset({dict, list, tuple, type})
@@ -217,7 +249,7 @@ def _beside(branch: tree.Branch) -> tuple[Key, ...]:
     fields = getattr(branch.like, "__dict__", None)
     if isinstance(branch.like, type) or not isinstance(fields, dict):
         return ()
-    found = [(k, key_of(x)) for k, x in fields.items() if isinstance(x, tree.PLAIN) and k not in (branch.keys or ())]
+    found = [(k, key_of(x)) for k, x in fields.items() if isinstance(x, PLAIN) and k not in (branch.keys or ())]
     return (tuple(found),) if found else ()
 
 

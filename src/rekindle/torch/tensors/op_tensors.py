@@ -1,4 +1,4 @@
-"""The tensors of an operator call, and their storages."""
+"""The tensors of an operator call: their storages, the memory that they have while they are traced, which ones it writes to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..private import FunctionalTensor, OpOverload, from_functional_tensor, pytree, sync_functional_tensor
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -50,3 +53,32 @@ def storage_of(t: torch.Tensor) -> Any:
 def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
     """The distinct storages, by id. Tensors without a storage share the entry None."""
     return {id(s): s for s in map(storage_of, tensors)}
+
+
+def memory_state(t: torch.Tensor) -> Any:
+    """A state of the tensor's memory that changes or is forgotten with each write; None: writes cannot be noticed.
+
+    A functional tensor has another inner tensor after each write to it or to an alias. Any other tensor is known by its
+    storage, and the mode sees all writes to it; the weak reference keeps the storage's address from being reused, but not
+    its bytes.
+    """
+    if isinstance(t, FunctionalTensor):
+        sync_functional_tensor(t.elem)
+        return from_functional_tensor(t.elem)
+    return StorageWeakRef(t.untyped_storage()) if t.layout is torch.strided else None
+
+
+def same_state(one: Any, two: Any) -> bool:
+    return one is two or isinstance(one, StorageWeakRef) and isinstance(two, StorageWeakRef) and one == two
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an op may write to; for a call that is no op, all its arguments."""
+    if not isinstance(func, OpOverload):
+        return [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if not func._schema.is_mutable:
+        return []
+    named = zip(func._schema.arguments, args, strict=False)
+    given = [(a, x) for a, x in named] + [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
+    into = [x for a, x in given if a.alias_info is not None and a.alias_info.is_write]
+    return [t for t in pytree.tree_leaves(into) if isinstance(t, torch.Tensor)]

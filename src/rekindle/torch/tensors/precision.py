@@ -1,11 +1,13 @@
-"""How matrix products and convolutions of float32 are rounded on a GPU, as the user has set it in either of torch's two ways.
+"""Deterministic kernels, and how a GPU rounds float32 in matrix products and convolutions.
 
-PyTorch has older settings (`torch.set_float32_matmul_precision`, `allow_tf32`) and newer ones (`fp32_precision`). Where code
-has used the newer ones, reading the older ones raises an error.
+For rounding, PyTorch has older settings (`torch.set_float32_matmul_precision`, `allow_tf32`) and newer ones (`fp32_precision`).
+Where code has used the newer ones, reading the older ones raises an error.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,3 +36,14 @@ def of_convolutions() -> str:
 def rounds(setting: str) -> bool:
     """Whether float32 operands are rounded to TF32 or less."""
     return setting not in _EXACT
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Use deterministic kernels inside, if PyTorch has them."""
+    on, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(on, warn_only=warn)

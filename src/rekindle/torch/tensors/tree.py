@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 import types
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -21,11 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .containers import refill
-from .fields import fields_of
-
-PLAIN = (bool, int, float, complex, str, bytes, range, slice, frozenset, enum.Enum, type(None), torch.dtype, torch.device,
-         torch.Size, torch.layout)  # fmt: skip
+from .objects import PLAIN as PLAIN
+from .objects import fields_of, refill, same_entry
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Owned(NamedTuple):
     def is_changed(self) -> bool:
         """Whether its entries are other objects now, or other plain values."""
         now = held_in(self.container)
-        return [*now] != [*self.before] or any(not _same(now[k], x) for k, x in self.before.items())
+        return [*now] != [*self.before] or any(not same_entry(now[k], x) for k, x in self.before.items())
 
 
 def flatten(
@@ -129,7 +125,7 @@ def _walk(
     if mine := owned.get(id(x)):
         now, was = held_in(x), mine.before
         made = tuple(
-            Kept() if k in was and _same(v, was[k]) and id(v) not in owned else walk(v) for k, v in now.items()
+            Kept() if k in was and same_entry(v, was[k]) and id(v) not in owned else walk(v) for k, v in now.items()
         )
         return Branch(x, None if isinstance(x, list) else tuple(now), made, mine.place)
     if isinstance(x, Mapping) and not _is_cache(x):
@@ -244,10 +240,6 @@ def fill(x: Any, tensors: list[Any], spec: Branch, containers: Mapping[Any, Any]
     for k, v in now.items():
         if k not in was or v is not was[k]:
             _set_item(x, k, v) if isinstance(x, Mapping) else object.__setattr__(x, k, v)
-
-
-def _same(x: Any, y: Any) -> bool:
-    return x is y or type(x) is type(y) and isinstance(x, PLAIN) and x == y
 
 
 def _set_item(x: Any, key: Any, value: Any) -> None:
