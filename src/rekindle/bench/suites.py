@@ -49,11 +49,9 @@ def _seeds_case(name: str, batch: int, image: int) -> Case:
 
     from .. import zoo
     from .cases import Case
-    from .remembered import Remembered
 
     model, sample = zoo.load(name, batch=batch, fake=True, image=image, input_grad=True)
-    remembered = Remembered(sample.fake_mode)
-    mode = _Within(lambda: sample.fake_mode, lambda: remembered)
+    mode = sample.fake_mode
 
     def step() -> None:
         x = torch.rand(batch, 3, image, image, requires_grad=True)
@@ -92,14 +90,12 @@ def _zoo_case(name: str, options: dict[str, Any], unused: tuple[str, ...] = ()) 
     from .cases import Case
     from .data_branches import data_branches
     from .fused_dropout import fused_dropout
-    from .remembered import Remembered
 
     model, sample = zoo.load(name, fake=True, **options)
     args, kwargs = call_arguments(sample)
     tensors = tree.flatten((args, kwargs))[0]
     fake = tensors[0].fake_mode  # type: ignore[attr-defined]
-    remembered = Remembered(fake)
-    mode = _Within(fused_dropout, lambda: fake, lambda: remembered, data_branches)
+    mode = _Within(fused_dropout, lambda: fake, data_branches)
 
     def step() -> None:
         default_loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
