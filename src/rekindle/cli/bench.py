@@ -21,7 +21,7 @@ from .options import Json, check_writable, target_name
 if TYPE_CHECKING:
     from ..bench.row import Row
 
-Suite = Annotated[str, typer.Option(metavar="NAME", help="seeds (the published table), modern, deep, cpu or smoke.")]
+Suite = Annotated[str, typer.Option(metavar="NAME", help="seeds (the published table) or smoke; more in a checkout.")]
 Names = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these, separated by commas.")]
 Methods = Annotated[
     str | None,
