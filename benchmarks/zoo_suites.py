@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from small_copies import small
 
 from rekindle import zoo
 from rekindle.bench.cases import Case
@@ -52,7 +53,7 @@ def zoo_case(name: str, options: dict[str, Any], unused: tuple[str, ...] = ()) -
     peak_of = storage_peak_of(model, step, mode)
 
     def twin() -> Case:
-        return real_case(lambda: zoo.load(name, **zoo.small(name) | TWIN), unused)
+        return real_case(lambda: zoo.load(name, **small(name) | TWIN), unused)
 
     return Case(model, sample, len(tensors[0]), mode, step, peak_of, 0, lambda: None, True, unused, twin)
 
@@ -90,7 +91,7 @@ def _deep() -> Suite:
 
 def _cpu() -> Suite:
     """Small copies of the zoo's models on real tensors: allocator peaks, wall time, bitwise parity."""
-    makes = {name: partial(zoo.load, name, **zoo.small(name)) for name in [*zoo.SUITES["modern"], *zoo.SUITES["deep"]]}
+    makes = {name: partial(zoo.load, name, **small(name)) for name in [*zoo.SUITES["modern"], *zoo.SUITES["deep"]]}
     makes["resnet18"] = partial(zoo.load, "resnet18", batch=4, image=112)
     return {name: Model(partial(real_case, make)) for name, make in makes.items()}
 

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import comparators  # noqa: F401 (the suites run them where they are registered)
 import pytest
 import torch
+from small_copies import small
 from torch._subclasses.fake_tensor import FakeTensorMode
 from zoo_suites import data_branches, zoo_case
 
@@ -251,7 +252,7 @@ def test_models_of_the_zoo(suite: str) -> None:
 def test_a_small_copy_of_a_model_of_the_zoo(suite: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, with every comparator; the plain step is the captured one."""
     pytest.importorskip("transformers")
-    copy = zoo.small(name) | ({"length": 32, "batch": 64, "hidden": 64} if suite == "deep" else {"batch": 64})
+    copy = small(name) | ({"length": 32, "batch": 64, "hidden": 64} if suite == "deep" else {"batch": 64})
     monkeypatch.setitem(bench.SUITES, suite, lambda: {name: Model(partial(zoo_case, name, copy))})
     found = {r["method"]: r for r in rows(suite, [name], ["plain", "comparators", "none", "chen-sqrt"])}
     plain, none, sqrt = found["plain"], found["none"], found["chen-sqrt"]
@@ -320,7 +321,7 @@ def test_a_plan_within_the_memory_of_a_comparator_and_one_that_cannot_be() -> No
 def test_a_fake_step_holds_what_a_step_with_data_holds(name: str) -> None:
     """Transformers writes its mask out and repeats keys and values where a tensor is fake."""
     pytest.importorskip("transformers")
-    options = zoo.small(name) | {"dropout": 0.0}
+    options = small(name) | {"dropout": 0.0}
     model, sample = zoo.load(name, **options)
 
     def step() -> None:

@@ -14,6 +14,7 @@ from comparators.beside_plain import captured
 from comparators.chunked_loss import chunked_loss as in_chunks
 from comparators.private import auto_chunker as of_inductor
 from comparators.private import chunked_cross_entropy
+from small_copies import small
 from torch import nn
 from zoo_suites import zoo_case
 
@@ -48,7 +49,7 @@ def made(name: str, **options: Any) -> tuple[nn.Module, Any]:
         pytest.importorskip("transformers")
     if name == "gpt":
         return zoo.load("gpt", batch=2, n_layer=1, d=32, heads=4, **WIDE, **options)
-    return zoo.load(name, **(zoo.small(name) | WIDE | options))
+    return zoo.load(name, **(small(name) | WIDE | options))
 
 
 def case_of(name: str, unused: tuple[str, ...] = (), **options: Any) -> Case:
@@ -111,7 +112,7 @@ def test_the_operators_body_in_the_open_has_the_operators_bits() -> None:
 
 @needs_chunks
 def test_fake_steps_hold_what_steps_with_data_hold() -> None:
-    options = zoo.small("gpt2_small") | WIDE | {"dropout": 0.0}
+    options = small("gpt2_small") | WIDE | {"dropout": 0.0}
     fake, (model, sample) = zoo_case("gpt2_small", options), made("gpt2_small", dropout=0.0)
     case = real_case(lambda: (model, sample))
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *sample.values()]
@@ -183,7 +184,7 @@ def test_a_step_that_differs_is_measured_as_such() -> None:
 @needs_chunker
 def test_rows_of_a_model_without_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    copy = zoo.small("gpt2_small") | WIDE
+    copy = small("gpt2_small") | WIDE
     cases = {
         name: Model(partial(zoo_case, "gpt2_small", copy, unused)) for name, unused in (("m", ()), ("m-unused", LOGITS))
     }
