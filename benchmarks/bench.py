@@ -1,4 +1,5 @@
-"""`rekindle bench` with the comparators, which are not installed: checkpointing by hand, torch.compile, chunked heads.
+"""`rekindle bench` with the comparators and suites that are not installed: checkpointing by hand, torch.compile, chunked heads;
+the suites modern, deep and cpu.
 
 python benchmarks/bench.py --suite smoke --models cnn --methods plain,checkpoint-blocks
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 
 import comparators  # noqa: F401 (it registers them)
+import zoo_suites  # noqa: F401 (it registers them)
 
 from rekindle.cli import main
 

@@ -12,18 +12,19 @@ from unittest.mock import patch
 import comparators  # noqa: F401 (the suites run them where they are registered)
 import pytest
 import torch
+from small_copies import small
 from torch._subclasses.fake_tensor import FakeTensorMode
+from zoo_suites import data_branches, zoo_case
 
 from libraries import needs_torchvision
 from marks import few, sweep
 from rekindle import bench, registry, zoo
 from rekindle.bench.cases import Case
 from rekindle.bench.comparators import REGISTERED
-from rekindle.bench.data_branches import data_branches
 from rekindle.bench.methods import COMPARATORS, DEFAULTS, TOKEN_COMPARATORS, Asked, choose, parse
 from rekindle.bench.pool import run_in_processes
 from rekindle.bench.row import key
-from rekindle.bench.suites import Model, _zoo_case
+from rekindle.bench.suites import OF_CHECKOUT, Model
 from rekindle.errors import RekindleError, UsageError
 from rekindle.torch.measure.memory import storage_peak
 from rekindle.torch.tensors.loss import default_loss
@@ -200,6 +201,14 @@ def test_an_installation_has_no_comparators_and_says_where_they_are() -> None:
     assert "checkpoint-blocks" not in str(e.value)
 
 
+def test_an_installation_says_where_the_other_suites_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(bench.SUITES) == {"seeds", "smoke", *OF_CHECKOUT}
+    for suite in OF_CHECKOUT:
+        monkeypatch.delitem(bench.SUITES, suite)
+        with pytest.raises(UsageError, match=r"run `python benchmarks/bench\.py`"):
+            bench.run_suite(suite)
+
+
 def test_every_comparator_is_registered_by_its_name() -> None:
     assert set(REGISTERED) == set(COMPARATORS)
     assert {name for name, c in REGISTERED.items() if c.note} == set(TOKEN_COMPARATORS)
@@ -243,8 +252,8 @@ def test_models_of_the_zoo(suite: str) -> None:
 def test_a_small_copy_of_a_model_of_the_zoo(suite: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On fake tensors, with every comparator; the plain step is the captured one."""
     pytest.importorskip("transformers")
-    copy = zoo.small(name) | ({"length": 32, "batch": 64, "hidden": 64} if suite == "deep" else {"batch": 64})
-    monkeypatch.setitem(bench.SUITES, suite, lambda: {name: Model(partial(_zoo_case, name, copy))})
+    copy = small(name) | ({"length": 32, "batch": 64, "hidden": 64} if suite == "deep" else {"batch": 64})
+    monkeypatch.setitem(bench.SUITES, suite, lambda: {name: Model(partial(zoo_case, name, copy))})
     found = {r["method"]: r for r in rows(suite, [name], ["plain", "comparators", "none", "chen-sqrt"])}
     plain, none, sqrt = found["plain"], found["none"], found["chen-sqrt"]
     assert none["peak_mb"] == pytest.approx(plain["peak_mb"], rel=0.05)
@@ -312,7 +321,7 @@ def test_a_plan_within_the_memory_of_a_comparator_and_one_that_cannot_be() -> No
 def test_a_fake_step_holds_what_a_step_with_data_holds(name: str) -> None:
     """Transformers writes its mask out and repeats keys and values where a tensor is fake."""
     pytest.importorskip("transformers")
-    options = zoo.small(name) | {"dropout": 0.0}
+    options = small(name) | {"dropout": 0.0}
     model, sample = zoo.load(name, **options)
 
     def step() -> None:
@@ -321,7 +330,7 @@ def test_a_fake_step_holds_what_a_step_with_data_holds(name: str) -> None:
     step()
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *sample.values()]
     with_data = storage_peak(step, held).peak_bytes
-    assert _zoo_case(name, options).measure().peak == with_data
+    assert zoo_case(name, options).measure().peak == with_data
 
 
 def test_a_fake_step_with_a_mask_of_which_nothing_is_known() -> None:

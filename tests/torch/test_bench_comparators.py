@@ -16,11 +16,11 @@ from comparators.checkpointing import _around, per_block, sequential
 from comparators.compiled import compiled
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from zoo_suites import fused_dropout
 
 from marks import every
 from rekindle import api
 from rekindle.bench.comparators import NotApplicable
-from rekindle.bench.fused_dropout import fused_dropout
 from rekindle.bench.suites import SUITES
 from rekindle.torch.compiled.blocks import find_blocks
 from rekindle.torch.costs.modelled import ModelledTime

@@ -14,7 +14,9 @@ from comparators.beside_plain import captured
 from comparators.chunked_loss import chunked_loss as in_chunks
 from comparators.private import auto_chunker as of_inductor
 from comparators.private import chunked_cross_entropy
+from small_copies import small
 from torch import nn
+from zoo_suites import zoo_case
 
 from marks import few
 from rekindle import api, bench, zoo
@@ -22,7 +24,7 @@ from rekindle.bench import row
 from rekindle.bench.cases import Case
 from rekindle.bench.closeness import difference
 from rekindle.bench.comparators import REGISTERED, NotApplicable
-from rekindle.bench.suites import Model, _real_case, _zoo_case
+from rekindle.bench.suites import Model, real_case
 from rekindle.model.rewriting import Plain, Rewrite, Rewriting
 from rekindle.torch.measure.memory import allocator_peak, storage_peak
 from rekindle.torch.operators.flops import FlopCount
@@ -47,11 +49,11 @@ def made(name: str, **options: Any) -> tuple[nn.Module, Any]:
         pytest.importorskip("transformers")
     if name == "gpt":
         return zoo.load("gpt", batch=2, n_layer=1, d=32, heads=4, **WIDE, **options)
-    return zoo.load(name, **(zoo.small(name) | WIDE | options))
+    return zoo.load(name, **(small(name) | WIDE | options))
 
 
 def case_of(name: str, unused: tuple[str, ...] = (), **options: Any) -> Case:
-    return _real_case(lambda: made(name, **options), unused)
+    return real_case(lambda: made(name, **options), unused)
 
 
 def figures(case: Case) -> tuple[int, int]:
@@ -110,9 +112,9 @@ def test_the_operators_body_in_the_open_has_the_operators_bits() -> None:
 
 @needs_chunks
 def test_fake_steps_hold_what_steps_with_data_hold() -> None:
-    options = zoo.small("gpt2_small") | WIDE | {"dropout": 0.0}
-    fake, (model, sample) = _zoo_case("gpt2_small", options), made("gpt2_small", dropout=0.0)
-    case = _real_case(lambda: (model, sample))
+    options = small("gpt2_small") | WIDE | {"dropout": 0.0}
+    fake, (model, sample) = zoo_case("gpt2_small", options), made("gpt2_small", dropout=0.0)
+    case = real_case(lambda: (model, sample))
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()), *sample.values()]
     with in_chunks(case.model), in_chunks(fake.model):
         assert fake.measure().peak == storage_peak(case.step, [t for t in held if t is not None]).peak_bytes
@@ -182,10 +184,9 @@ def test_a_step_that_differs_is_measured_as_such() -> None:
 @needs_chunker
 def test_rows_of_a_model_without_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    copy = zoo.small("gpt2_small") | WIDE
+    copy = small("gpt2_small") | WIDE
     cases = {
-        name: Model(partial(_zoo_case, "gpt2_small", copy, unused))
-        for name, unused in (("m", ()), ("m-unused", LOGITS))
+        name: Model(partial(zoo_case, "gpt2_small", copy, unused)) for name, unused in (("m", ()), ("m-unused", LOGITS))
     }
     monkeypatch.setitem(bench.SUITES, "modern", lambda: cases)
     methods = ["plain", "linear-cross-entropy", "auto-chunker", "none"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from small_copies import small
 from torch import Tensor, nn
 
 import rekindle
@@ -33,7 +34,7 @@ def call(model: nn.Module, sample) -> Tensor:
 def check_half_the_activations(name: str) -> None:
     """A plan for half the activations of the small copy runs ops again and gives the plain step's bits; and the plain
     step gives every parameter a gradient, so that there is something to compare."""
-    model, sample = load(name, **zoo.small(name))
+    model, sample = load(name, **small(name))
     # A named target: the steps are so small that the workspaces of the CPU's kernels, which a measured trace has in it,
     # would leave nothing to plan.
     trace = rekindle.trace(model, sample, target="cpu")
@@ -114,7 +115,7 @@ def test_lstm_step_is_a_proper_op():
 
 @sweep
 def test_lstm_under_autocast_gives_the_same_bits():
-    model, sample = zoo.load("lstm_deep", **zoo.small("lstm_deep"))
+    model, sample = zoo.load("lstm_deep", **small("lstm_deep"))
     with torch.autocast("cpu", torch.bfloat16):
         trace = rekindle.trace(model, sample, target="h200")
         plan = rekindle.plan(trace, minimize="memory", cost="unit", solver="chen-sqrt")
@@ -182,7 +183,7 @@ def test_a_full_expert_passes_over_what_comes_later():
 
 
 def test_dit_puts_its_patches_back():
-    model, sample = zoo.load("dit", **zoo.small("dit"))
+    model, sample = zoo.load("dit", **small("dit"))
     with torch.no_grad():
         model.head.bias.copy_(torch.arange(16.0))  # patch of 2x2 pixels, 4 channels each
         model.head.weight.zero_()

@@ -7,12 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import compare_rows
 import pytest
+from compare_rows import regressions
 
 from marks import sweep
 from rekindle.bench.files import RowFile, read_rows
 from rekindle.bench.pool import run_in_processes
-from rekindle.bench.regress import regressions
 from rekindle.bench.row import Task
 from rekindle.cli.app import main
 from rekindle.errors import FormatError, UsageError
@@ -82,7 +83,7 @@ def test_a_row_that_says_nothing_is_refused(tmp_path: Path, change: dict[str, An
     bad = write(tmp_path / "bad.jsonl", ROW, tail=json.dumps(ROW | change) + end)
     with pytest.raises(FormatError, match=r"bad\.jsonl, line 2 .* and must be "):
         read_rows(bad)
-    assert main(["bench", "--compare", str(old), str(bad)]) == 1
+    assert compare_rows.main([str(old), str(bad)]) == 1
 
 
 def test_a_file_that_is_no_rows_is_left(tmp_path: Path) -> None:
@@ -145,28 +146,29 @@ def test_a_row_that_is_missing_is_a_regression_but_of_a_subset() -> None:
 
 def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = write(tmp_path / "old.jsonl", ROW), write(tmp_path / "new.jsonl", ROW | {"peak_mb": 102.0})
-    assert main(["bench", "--compare", str(old), str(old)]) == 0
-    assert main(["bench", "--compare", str(new), str(old)]) == 0
-    assert main(["bench", "--compare", str(old), str(new)]) == 1
+    assert compare_rows.main([str(old), str(old)]) == 0
+    assert compare_rows.main([str(new), str(old)]) == 0
+    assert compare_rows.main([str(old), str(new)]) == 1
     assert "REGRESSION" in capsys.readouterr().out
-    assert main(["bench", "--compare", str(old), str(new), "--json"]) == 1
+    assert compare_rows.main([str(old), str(new), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["regressions"], document["compared"]) == (1, 1)
     assert document["changes"][0]["field"] == "peak_mb"
-    assert main(["bench", "--compare", str(old)]) == 2
-    assert main(["bench", "--compare", str(old), str(tmp_path / "no.jsonl")]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        compare_rows.main([str(old)])
+    assert compare_rows.main([str(old), str(tmp_path / "no.jsonl")]) == 1
 
 
 def test_compare_tells_rows_that_only_one_side_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write(tmp_path / "one.jsonl", ROW)
     two = write(tmp_path / "two.jsonl", ROW, ROW | {"method": "plain"})
     other = write(tmp_path / "other.jsonl", ROW | {"model": "other"})
-    assert main(["bench", "--compare", str(two), str(one)]) == 1
+    assert compare_rows.main([str(two), str(one)]) == 1
     assert "missing" in capsys.readouterr().out
-    assert main(["bench", "--compare", str(two), str(one), "--subset"]) == 0
-    assert main(["bench", "--compare", str(one), str(two)]) == 0
+    assert compare_rows.main([str(two), str(one), "--subset"]) == 0
+    assert compare_rows.main([str(one), str(two)]) == 0
     assert f"1 only in {two}" in " ".join(capsys.readouterr().out.split())
-    assert main(["bench", "--compare", str(one), str(other), "--subset"]) == 2
+    assert compare_rows.main([str(one), str(other), "--subset"]) == 2
     assert "nothing to compare" in capsys.readouterr().err
 
 
@@ -207,7 +209,6 @@ def test_a_row_whose_process_ended_early_is_measured_again(tmp_path: Path, capsy
     [
         ["--suite", "no"],
         ["--fresh"],
-        ["--subset"],
         ["--suite", "smoke", "--methods", "no"],
         ["--target", "abacus"],
         ["--jobs", "0"],

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from compare_rows import changes_table
 from rich.cells import cell_len
 
 import rekindle
@@ -172,7 +173,7 @@ def test_tables_of_benchmarks_fit_and_break_no_figure(path: Path, capfd: pytest.
          "old": r["plain_mb"], "new": r["peak_mb"], "regression": True}
         for r in rows
     ]  # fmt: skip
-    out_console().print(text.changes_table(changed))
+    out_console().print(changes_table(changed))
     assert fits(capfd.readouterr().out)
 
 

@@ -31,12 +31,9 @@ COMPARATORS_OF_ALL = (
 COMPARATORS = (*COMPARATORS_OF_ALL, *TOKEN_COMPARATORS)
 DEFAULTS = {
     "seeds": ("plain", *COMPARATORS_OF_ALL, "others", "auto@8%", "auto@33%", "auto=ogc"),
-    "modern": ("plain", *COMPARATORS, "others", "auto@5%", "auto@14%", "auto=0.5", "auto=0.3", "auto=0.25"),
-    "deep": ("plain", *COMPARATORS_OF_ALL, "chen-sqrt", "chen-recursive", "hong-exact", "auto@29%", "auto@30%"),
-    "cpu": ("plain", *COMPARATORS, "auto@8%", "auto=0.5", "auto=0.3"),
     "smoke": ("plain", *COMPARATORS, "none", "every", "chen-sqrt", "feng", "auto@8%", "auto@33%"),
 }
-COSTS = {"seeds": "flops", "modern": "unit", "deep": "seconds", "cpu": "seconds", "smoke": "flops"}
+COSTS = {"seeds": "flops", "smoke": "flops"}
 TARGET = "rtx2080ti"  # the device of the published table
 GOALS = re.compile(
     r"(?P<solver>[^@=~]+)(?:@(?P<extra>\d+(?:\.\d+)?)%|=(?P<share>0?\.\d+|1(?:\.0*)?)|=(?P<like>[a-z][^~]*))?"

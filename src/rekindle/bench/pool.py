@@ -15,6 +15,7 @@ from typing import Any
 
 from .comparators import REGISTERED, Comparator
 from .row import ModelFacts, Outcome, Row, Task, make_row
+from .suites import SUITES, Suite
 
 PRELOADED = [
     "rekindle.bench.model_rows", "rekindle.torch.trace", "rekindle.torch.serve.planned", "rekindle.portfolio.auto",
@@ -97,7 +98,9 @@ class _Worker:
         self.left = list(task.methods)
         self.task = task
         self.results: Any = context.Queue()
-        self.process = context.Process(target=_work, args=(task, threads, REGISTERED, self.results), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(task, threads, REGISTERED, SUITES, self.results), daemon=True
+        )
         self.process.start()
         self.finished = False
 
@@ -125,8 +128,11 @@ class _Worker:
         yield from (make_row(facts, method, Outcome(note=why)) for method in self.left)
 
 
-def _work(task: Task, threads: int, comparators: dict[str, Comparator], results: Any) -> None:
-    REGISTERED.update(comparators)  # a new process has none
+def _work(
+    task: Task, threads: int, comparators: dict[str, Comparator], suites: dict[str, Callable[[], Suite]], results: Any
+) -> None:
+    REGISTERED.update(comparators)  # a new process has only what is installed
+    SUITES.update(suites)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 

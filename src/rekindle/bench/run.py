@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from ..errors import UsageError
 from .methods import COSTS, TARGET, choose
 from .row import Key, Row, Task
-from .suites import SUITES
+from .suites import OF_CHECKOUT, SUITES
 
 COST_UNITS = ("seconds", "flops", "unit")
 
@@ -29,6 +29,11 @@ def tasks(
     """
     from ..torch.costs.devices import get
 
+    if suite in OF_CHECKOUT and suite not in SUITES:
+        raise UsageError(
+            f"suite {suite!r} belongs to the repository's own benchmark, which is not installed: in a checkout, run "
+            "`python benchmarks/bench.py` with the same options"
+        )
     if suite not in SUITES:
         raise UsageError(f"suite {suite!r} is unknown; choose one of: {', '.join(SUITES)}")
     known = SUITES[suite]()
@@ -61,8 +66,8 @@ def run_suite(
     """The rows of a suite, each as soon as it is measured.
 
     suite : "seeds": the published table at its batch sizes, by its protocol, on fake tensors; needs no GPU, and the peaks are
-        equal on every run. "modern", "deep": the zoo's models at full size, on fake tensors. "cpu": small copies of them on
-        real tensors, with allocator peaks, wall time and bitwise parity. "smoke": three tiny models, measured like cpu.
+        equal on every run. "smoke": three tiny models on real tensors, with allocator peaks, wall time and bitwise parity.
+        `benchmarks/zoo_suites.py` of a checkout has more.
     models : only these; None: all.
     methods : names as `methods` explains them; None: the suite's own.
     done : keys of rows that need not be measured again; see `row.key`.

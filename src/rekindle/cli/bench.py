@@ -1,4 +1,4 @@
-"""`rekindle bench`: measures a suite of models under several methods, one row each, or compares two files of rows."""
+"""`rekindle bench`: measures a suite of models under several methods, one row each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..errors import UsageError
 from ..shares import percent
 from ..show import text
 from . import completing
-from .answer import Answer, Whole, err_console
+from .answer import Answer, err_console
 from .options import Json, check_writable, target_name
 
 if TYPE_CHECKING:
     from ..bench.row import Row
 
-Suite = Annotated[str, typer.Option(metavar="NAME", help="seeds (the published table), modern, deep, cpu or smoke.")]
+Suite = Annotated[str, typer.Option(metavar="NAME", help="seeds (the published table) or smoke; more in a checkout.")]
 Names = Annotated[str | None, typer.Option(metavar="NAMES", help="Only these, separated by commas.")]
 Methods = Annotated[
     str | None,
@@ -53,16 +53,6 @@ CostOf = Annotated[
         autocompletion=completing.costs,
     ),
 ]
-Compare = Annotated[
-    tuple[Path, Path] | None,
-    typer.Option(metavar="OLD NEW", help="Run nothing; list changes from OLD to NEW. Exit code 1 on a regression."),
-]
-Subset = Annotated[
-    bool,
-    typer.Option(
-        "--subset", help="With --compare: NEW covers a part of OLD only; its missing rows are no regressions."
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -72,14 +62,9 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     suite: Suite = "seeds", models: Names = None, methods: Methods = None, out: Rows = None, fresh: Fresh = False,
-    jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, compare: Compare = None, subset: Subset = False,
-    json: Json = False,
+    jobs: Jobs = None, target: Target = "rtx2080ti", cost: CostOf = None, json: Json = False,
 ) -> Answer:  # fmt: skip
     """Measure a suite. --out appends each row to a JSON-lines file at once; a later run goes on where the file ends."""
-    if compare is not None:
-        return _compare(*compare, subset)
-    if subset:
-        raise UsageError("--subset needs --compare: it says that NEW covers a part of OLD only")
     check_writable(out)
     if fresh and out is None:
         raise UsageError("--fresh needs --out: it measures the rows of that file again")
@@ -111,27 +96,6 @@ def bench(
         file.tidy()
     document: dict[str, Any] = {"suite": suite, "rows": rows}
     return Answer(document, lambda: [text.bench_table(rows, f"suite {suite}")])
-
-
-def _compare(old: Path, new: Path, subset: bool) -> Answer:
-    from ..bench.files import read_rows
-    from ..bench.regress import regressions
-    from ..bench.row import key
-
-    rows = [read_rows(path, _notice) for path in (old, new)]
-    keys = [{key(r) for r in side} for side in rows]
-    changes = regressions(rows[0], rows[1], subset)
-    worse = sum(c.worse for c in changes)
-    document: dict[str, Any] = {
-        "compared": len(keys[0] & keys[1]), "only_old": len(keys[0] - keys[1]), "only_new": len(keys[1] - keys[0]),
-        "regressions": worse, "changes": [c.to_json() for c in changes],
-    }  # fmt: skip
-    sentence = Whole(
-        f"{document['compared']} rows compared ({document['only_old']} only in {old}, {document['only_new']} only in {new}): "
-        f"{len(changes)} changes, {worse} of them regressions"
-    )
-    table = [text.changes_table(document["changes"])] if changes else []
-    return Answer(document, lambda: [*table, "", sentence], 1 if worse else 0)
 
 
 def _names(listed: str | None) -> list[str] | None:

@@ -164,20 +164,6 @@ def _bench_figure(column: str, x: Any) -> str:
     return figure(column, x)
 
 
-def changes_table(changes: Sequence[Mapping[str, Any]]) -> Table:
-    """The changes between two sets of benchmark rows; each entry is a `bench.regress.Change.to_json()`."""
-    table = _table("changes", "model, method", "field", "old", "new", "")
-    table.columns[1].justify = "left"
-    for c in changes:
-        values = (figure(c["field"], c[k]) for k in ("old", "new"))
-        cost = f", {c['cost']}" if c["cost"] else ""
-        table.add_row(
-            printable(f"{c['suite']}: {c['model']}, {c['method']}{cost}"), c["field"], *values,
-            Text("REGRESSION", "bold red") if c["regression"] else "",
-        )  # fmt: skip
-    return table
-
-
 def demo_table(row: Mapping[str, Any]) -> Table:
     """Predicted beside measured figures of one model; `row` is an entry of `demo.run(...)["models"]`."""
     table = _table(f"{row['model']}, batch {row['batch']}", "", "predicted", "measured")

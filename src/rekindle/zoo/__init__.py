@@ -14,9 +14,8 @@ from ..arguments import close
 from ..errors import UsageError
 from ..printed import value
 from .sized import options_of
-from .suites import SUITES, small
 
-__all__ = ["SUITES", "load", "names", "small"]
+__all__ = ["SUITES", "load", "names"]
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +37,16 @@ _FILES = {
     "moe": ("moe",),
     "mamba": ("mamba",),
     "dit": ("dit",),
+}  # fmt: skip
+
+# suite of the benchmark -> its models
+SUITES: dict[str, tuple[str, ...]] = {
+    "seeds": (*_FILES["vision"], *_FILES["cells"]),
+    "deep": (*_FILES["deep"], *_FILES["lstm_steps"]),
+    "modern": (
+        "gpt2_small", "gpt2_medium", "llama_1b", "llama_7b", "bert_large", "t5_base", "vit_b16", "swin_b", "convnext_b",
+        "efficientnet_b4", "mobilenet_v3", "unet", "unet3d", "deeplabv3", "moe", "mamba", "dit",
+    ),
 }  # fmt: skip
 
 

@@ -1,23 +1,10 @@
-"""The models of each benchmark, and options that make the large models small enough for a test."""
+"""Options that make the zoo's large models small enough for a test. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..errors import UsageError
-
-SUITES: dict[str, tuple[str, ...]] = {
-    "seeds": (
-        "alexnet", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
-        "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3", "nasnet_cifar10",
-        "amoebanet_cifar10", "darts_cifar10",
-    ),
-    "deep": ("resnet1000", "lstm_deep"),
-    "modern": (
-        "gpt2_small", "gpt2_medium", "llama_1b", "llama_7b", "bert_large", "t5_base", "vit_b16", "swin_b", "convnext_b",
-        "efficientnet_b4", "mobilenet_v3", "unet", "unet3d", "deeplabv3", "moe", "mamba", "dit",
-    ),
-}  # fmt: skip
+from rekindle.errors import UsageError
 
 _TOKENS = {"batch": 2, "layers": 2, "d": 32, "heads": 4, "length": 32, "vocab": 61}
 _LLAMA = _TOKENS | {"mlp": 80, "kv_heads": 2}
