@@ -15,10 +15,10 @@ from rekindle import Graph, InfeasibleBudget, Op, Schedule, Value, simulate
 from rekindle.ask import Goal, PlanOptions
 from rekindle.planner import plan_graph
 from rekindle.portfolio import recent, way_down
+from rekindle.portfolio.point_seeds import postponed
 from rekindle.portfolio.stretches import Stretches
 from rekindle.problem import Problem, choose
 from rekindle.structure.archive import entry
-from rekindle.structure.postponed import postponed
 from rekindle.structure.reduced import Reduced
 from rekindle.structure.saved import Dropping
 from strategies import examples, joint_graphs, u_nets

@@ -19,13 +19,12 @@ from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
 from rekindle.portfolio.block_options import Known, options
-from rekindle.portfolio.hierarchical import Levels, hierarchical, nested
+from rekindle.portfolio.hierarchical import Levels, costly, hierarchical, nested
 from rekindle.problem import Problem
 from rekindle.structure.block_programs import Programs
 from rekindle.structure.blocks import Block, Kinds
 from rekindle.structure.chain import chain_at, with_kept
 from rekindle.structure.cuts import closed, cuts
-from rekindle.structure.dear import costly
 from rekindle.structure.division import splitting_vertices
 from rekindle.structure.forward import forward_dag
 from strategies import chains, examples, graphs

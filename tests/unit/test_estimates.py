@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rekindle
-from rekindle.estimates import allocator, band
+from rekindle.estimates import allocator
 from rekindle.estimates.batches import Answer, BatchRow, LargestBatch, largest
-from rekindle.estimates.estimate import PARTS, Estimate, ModuleFigures
+from rekindle.estimates.estimate import CPU_BAND, PARTS, Band, Estimate, ModuleFigures
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -26,7 +26,7 @@ def made(**changes: object) -> Estimate:
         model="Net", peak_bytes=sum(sizes.values()), **sizes, phase="backward", op="head (mm, f32[2,2])",
         phases=(("forward", 3), ("backward", 45)), floor_bytes=30, floor_op="head (mm, f32[2,2])",
         modules=(ModuleFigures("a", 10, 0.5), ModuleFigures("<b>", 5, 0.0)), seconds=1.0, device="cpu", optimizer="adamw",
-        gradients="none", band=band.Band(-0.02, 0.01, 7, "x"), notes=("a note",), took_seconds=0.1,
+        gradients="none", band=Band(-0.02, 0.01, 7, "x"), notes=("a note",), took_seconds=0.1,
     )  # fmt: skip
     return replace(known, **changes)  # type: ignore[arg-type]
 
@@ -125,11 +125,11 @@ def test_an_estimate_is_one_json_document() -> None:
 
 
 def test_the_printed_error_band_is_the_committed_files() -> None:
-    rows = [json.loads(line) for line in (RESULTS / Path(band.CPU.source).name).read_text().splitlines()]
+    rows = [json.loads(line) for line in (RESULTS / Path(CPU_BAND.source).name).read_text().splitlines()]
     errors = [r["estimated_bytes"] / r["measured_bytes"] - 1 for r in rows]
-    assert len(rows) == band.CPU.steps
-    assert band.CPU.low <= min(errors) < band.CPU.low + 1e-4
-    assert band.CPU.high - 1e-4 < max(errors) <= band.CPU.high
+    assert len(rows) == CPU_BAND.steps
+    assert CPU_BAND.low <= min(errors) < CPU_BAND.low + 1e-4
+    assert CPU_BAND.high - 1e-4 < max(errors) <= CPU_BAND.high
 
 
 def test_public_names_load_lazily() -> None:

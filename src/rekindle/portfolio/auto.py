@@ -44,19 +44,21 @@ from dataclasses import replace
 import numpy as np
 
 from .. import bounds
+from ..exact.search import fits
 from ..kernels import companion, compiled
+from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..solvers.rotor import thin
 from ..structure.archive import pareto
-from . import recent, small
+from . import anew, proposals, recent, small, way_down
 from .curve import curve_of
-from .members import members
 from .quick import small_plans
 from .stretches import stretches_of
 
 EPS = 1e-9  # of an overhead
+JOINED = ("hierarchical", "storages", "anneal")  # the solvers that `auto` is made of
 
 
 def _retry(problem: Problem, best: Schedule | None) -> Iterator[Schedule]:
@@ -91,6 +93,21 @@ def _other_weights(problem: Problem, *units: str) -> list[np.ndarray]:
     if problem.time_left <= 0 or not free.any():
         return []
     return [w for w in map(problem.graph.weights, units) if w.any() and not np.array_equal(w, problem.weights)]
+
+
+def members(graph: Graph, effort: str, optimal: bool) -> tuple[str, ...]:
+    """Names of the solvers that `auto` asks about the graph with that effort, for some goal.
+
+    optimal : whether the answer was proven to be the best: on the smallest graphs the exact search gave it alone.
+    """
+    exact = fits(graph)
+    if optimal and exact and int(graph.needed.sum()) <= small.SETTINGS.answered_ops_most:
+        return ("exact",)
+    names = [*JOINED, *proposals.asked(graph, effort), *way_down.SETTINGS.solvers]
+    if effort == "thorough":
+        names += ["exact"] if exact else []
+        names += ["beam"] if len(graph.ops) <= anew.SETTINGS.few_ops else []
+    return tuple(dict.fromkeys(names))
 
 
 @register(

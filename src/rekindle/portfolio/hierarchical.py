@@ -41,9 +41,8 @@ from ..solvers.rotor import SETTINGS as ROTOR
 from ..solvers.rotor import Curve, entries, thin
 from ..structure.archive import Entry, pareto
 from ..structure.blocks import Block
-from ..structure.chain import chain_at, with_kept
+from ..structure.chain import Chain, chain_at, with_kept
 from ..structure.cuts import closed, cuts
-from ..structure.dear import costly
 from ..structure.forward import Forward, forward_dag
 from ..structure.operations import BACKWARD
 from ..structure.runs import prune
@@ -211,3 +210,22 @@ def divided(graph: Graph, forward: Forward, smallest: int) -> list[int] | None:
     """Vertices after which the step of a block is cut, None where it is small."""
     apart = closed(graph, forward, smallest, SETTINGS.divided_ops_most) or cuts(graph, forward, smallest)
     return apart if len(apart) > 3 else None
+
+
+def costly(chain: Chain, weights: np.ndarray, levels: int) -> list[np.ndarray]:
+    """Sets of values, each bool [values], that are dear to recompute for the bytes they take: at most `levels` sets, the
+    first with all values that cost anything, each further one a part of the one before."""
+    lives, a = chain.lives, chain.graph.arrays
+    movable = (lives.made >= 0) & (lives.made < chain.turn) & (lives.size > 0)
+    ids = np.flatnonzero(movable)
+    density = weights[a.producer[ids]] / lives.size[ids]
+    ids, density = ids[density > 0], density[density > 0]
+    order = np.lexsort((-ids, -density))
+    ids = ids[order]
+    total = np.cumsum(lives.size[ids])
+    found = []
+    for share in np.linspace(1, 0, levels + 1)[:-1]:
+        mask = np.zeros(len(movable), np.bool_)
+        mask[ids[: int(np.searchsorted(total, share * total[-1], side="right")) if len(ids) else 0]] = True
+        found.append(mask)
+    return list({mask.tobytes(): mask for mask in found if mask.any()}.values())

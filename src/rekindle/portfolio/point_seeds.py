@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..kernels import cuts
+from ..kernels.arrays import Arrays, Rows
 from ..kernels.modes import HOLD, KEEP, TRANSIENT
 from ..kernels.order import hoist
 from ..kernels.scoring import Point
-from ..structure.postponed import postponed
 from .points import Points
 
 CHEAP_QUANTILES = (0.3, 0.5, 0.7)  # of the cost per byte to recompute; values below are tried as transient; guesses
@@ -18,7 +18,7 @@ SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)  # weight of a segment's own bytes against s
 
 
 def seeds(points: Points, late: bool = False) -> Iterator[Point]:
-    """Points to start from. late : also with the large ends of the step at its end; see `structure.postponed`."""
+    """Points to start from. late : also with the large ends of the step at its end; see `postponed`."""
     r = points.reduced
     orders = [points.order]
     begin = r.regions.second_begin
@@ -85,3 +85,36 @@ def _last_forward_use(points: Points) -> np.ndarray:
     for o in range(min(r.first_drop, len(r.ops))):
         last[r.arrays.in_ids[r.arrays.in_ptr[o] : r.arrays.in_ptr[o + 1]]] = o
     return last
+
+
+def postponed(order: np.ndarray, begin: int, arrays: Arrays, before: Rows) -> np.ndarray:
+    """int64: `order` with, from position `begin` on, the large ends moved to the end, where little else is live.
+
+    An end is an op for which nothing but ends has to wait: a weight's gradient and the op that hands it over. It is large if
+    it makes more bytes, workspace included, than waiting for it holds: the values that no later op reads. So the gradient of
+    a large fully connected layer comes after the backward of the convolutions before it. O(ops + edges).
+
+    before : per op the ops that must run before it, also by way of ops that are left out.
+    """
+    order = np.asarray(order, np.int64)
+    awaited, ends, large = (
+        np.zeros(len(arrays.workspace), np.bool_) for _ in range(3)
+    )  # awaited by an op that is no end
+    read_later = np.zeros(len(arrays.bytes), np.bool_)
+    for o in order[begin:][::-1].tolist():
+        made = arrays.out_ids[arrays.out_ptr[o] : arrays.out_ptr[o + 1]]
+        read = arrays.in_ids[arrays.in_ptr[o] : arrays.in_ptr[o + 1]]
+        if not awaited[o] and not arrays.keep[made].any():
+            ends[o] = True
+            takes = int(arrays.bytes[made].sum()) + int(arrays.workspace[o])
+            large[o] = takes > int(arrays.bytes[read][~read_later[read] & ~arrays.keep[read]].sum())
+        else:
+            awaited[before.ids[before.ptr[o] : before.ptr[o + 1]]] = True
+        read_later[read] = True
+    moved = large.copy()
+    for o in order[begin:].tolist():  # ends that wait for a moved end go with it
+        if ends[o] and moved[before.ids[before.ptr[o] : before.ptr[o + 1]]].any():
+            moved[o] = True
+    late = np.zeros(len(order), np.bool_)
+    late[begin:] = moved[order[begin:]]
+    return np.concatenate([order[~late], order[late]])

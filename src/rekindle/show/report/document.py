@@ -28,9 +28,26 @@ from ..time_axis import TimeAxis
 from .curve import Point
 from .held import PART_OF, MemoryByPart
 from .recomputed import recomputed
-from .strings import Strings
 
 MOST_ROWS = 200  # of the table of what is recomputed; the rest is one row
+
+
+class Strings:
+    """The table of a report's texts: each is written once, and named by its position elsewhere.
+
+    Position 0 is the empty text. Every text is made printable and cut to 200 characters.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = [""]
+        self._at: dict[str, int] = {"": 0}
+
+    def add(self, text: str) -> int:
+        """The position of a text."""
+        if text not in self._at:
+            self._at[text] = len(self.texts)
+            self.texts.append(name(text))
+        return self._at[text]
 
 
 def of_plan(plan: Plan, curve: Sequence[Point]) -> dict[str, Any]:

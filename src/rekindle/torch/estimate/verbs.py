@@ -14,8 +14,8 @@ from torch import nn
 from ...arguments import choice
 from ...ask import GRADIENTS
 from ...errors import UsageError
-from ...estimates import allocator, band
-from ...estimates.estimate import Estimate, ModuleFigures
+from ...estimates import allocator
+from ...estimates.estimate import CPU_BAND, Estimate, ModuleFigures
 from ...printed import value
 from ...progress import Progress, announce, telling
 from .. import accept
@@ -165,7 +165,7 @@ def _estimate(model: nn.Module, step: Step, o: StepOptions, memory: KernelMemory
         device=o.device.name,
         optimizer=_named(o.optimizer),
         gradients=o.gradients,
-        band=band.CPU if capability is None else None,
+        band=CPU_BAND if capability is None else None,
         notes=tuple(notes),
         took_seconds=time.monotonic() - begin,
     )
