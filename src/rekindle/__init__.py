@@ -27,6 +27,7 @@ from .model.plan import Plan
 from .model.schedule import Free, Run, Schedule
 from .parts.files import load
 from .parts.plan import PartsPlan
+from .show import faces as _faces  # noqa: F401  gives plans their reports and explanations
 from .version import __version__
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The rooms of the package keep to their order: who may import whom, how long a file is, how many parameters a function has.
 
-Every import counts, also one inside a function; imports for the type checker alone do not.
+Every import counts, also one inside a function, and one by a name in a string; imports for the type checker alone do not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -125,7 +126,22 @@ def imported(module: str) -> set[str]:
             above = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*above, *([node.module] if node.module else [])])
             found |= {f"{source}.{a.name}" for a in node.names}
+        elif _imports_by_string(node) and isinstance(node.args[0], ast.Constant):
+            found.add(_absolute(node.args[0].value, package))
+    if module == "":
+        found |= {_absolute(name, package) for name in rekindle._LAZY.values()}
     return found
+
+
+def _imports_by_string(node: ast.AST) -> TypeGuard[ast.Call]:
+    names = ("import_module", "__import__")
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names and bool(node.args)
+
+
+def _absolute(name: str, package: list[str]) -> str:
+    """The dotted name of a module that is named from within a package."""
+    level = len(name) - len(name.lstrip("."))
+    return ".".join([*package[: len(package) - level + 1], name[level:]]) if level else name
 
 
 @cache
@@ -167,6 +183,20 @@ def test_rooms_import_only_from_rooms_before_them() -> None:
         if room(t) != room(m) and RANK[room(t)] >= RANK[room(m)]
     ]  # fmt: skip
     assert not wrong
+
+
+# Modules that import by a computed name: the public names (counted above), the solvers, the models, other libraries.
+COMPUTED_NAMES = {"", "registry", "zoo", "zoo.libraries", "integrations.lightning"}
+
+
+def test_no_room_is_imported_by_a_computed_name() -> None:
+    computed = {
+        m
+        for m in modules()
+        for n in ast.walk(tree(m))
+        if _imports_by_string(n) and not isinstance(n.args[0], ast.Constant)
+    }
+    assert computed == COMPUTED_NAMES
 
 
 def test_solvers_import_no_portfolio_and_bounds_no_solver() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,9 @@ from .schedule import Schedule
 
 if TYPE_CHECKING:
     from ..explain import Explanation
+
+# Functions by which plans show themselves. They stand in rooms above this one; `show.faces` puts them here.
+FACES: dict[str, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Plan:
         UsageError : as `save`; also where `frontier` is something else, or holds plans of another graph.
         RekindleError : as `save`.
         """
-        room_above("show.report.make").write_report(self, path, frontier, progress)
+        FACES["report"](self, path, frontier, progress)
 
     def to_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write the predicted memory over time as a snapshot of PyTorch's allocator, which pytorch.org/memory_viz shows.
@@ -202,11 +204,11 @@ class Plan:
         It can be looked at beside a measured one, of `torch.cuda.memory._dump_snapshot`. The file is a pickle, as PyTorch's
         format asks; Rekindle never reads one. Raises as `save`.
         """
-        room_above("show.snapshot").write_snapshot(self, path)
+        FACES["snapshot"](self, path)
 
     def explain(self) -> Explanation:
         """Where the plan's memory goes, by module, and who holds its peak: printed, one screen of 80 columns."""
-        explanation: Explanation = room_above("explain").explain(self)
+        explanation: Explanation = FACES["explain"](self)
         return explanation
 
     @property
@@ -238,13 +240,7 @@ class Plan:
         return "\n".join([f"{k:<{width}}  {v}" for k, v in rows] + [self.sentence])
 
     def _repr_html_(self) -> str:
-        return str(room_above("show.report.notebook").of_plan(self))
-
-
-def room_above(module: str) -> Any:
-    """A module of `show` or `explain`. These rooms stand above this one and planning does without them, so they are imported
-    when they are used."""
-    return importlib.import_module(f"..{module}", __package__)
+        return str(FACES["plan_html"](self))
 
 
 def schedule_document(plan: Plan, steps: bool = True) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..ask import Goal, PlanOptions, TraceOptions
 from ..compiling import SAVES
 from ..model import formats, options_file
 from ..model.graph import Graph
-from ..model.plan import Plan, room_above, schedule_document
+from ..model.plan import FACES, Plan, schedule_document
 from ..model.schedule import Schedule
 from ..model.verdict import offer_words, takes_words
 from ..printed import name
@@ -201,10 +201,10 @@ class PartsPlan:
         frontier : True: search for the memory/time curve of each part, a few seconds each. `progress` and errors as
             `Plan.to_html`.
         """
-        room_above("show.report.make").write_report(self, path, frontier, progress)
+        FACES["report"](self, path, frontier, progress)
 
     def _repr_html_(self) -> str:
-        return str(room_above("show.report.notebook").of_parts(self))
+        return str(FACES["parts_html"](self))
 
     def without_traces(self) -> PartsPlan:
         """The same plans as a file holds them."""
