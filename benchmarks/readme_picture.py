@@ -44,11 +44,14 @@ def figures(t: pd.DataFrame) -> dict[str, float]:
 
 
 def panels() -> dict[str, Sequence[Point]]:
-    """title -> points of the picture of measured steps: the newest rows."""
+    """title -> points of the picture of measured steps: the newest rows of GPT-2."""
 
     def newest(pattern: str) -> list[dict[str, object]]:
-        path = sorted((HERE / "results").glob(pattern))[-1]
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in sorted((HERE / "results").glob(pattern), reverse=True):
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            if any(r["model"] == "gpt2" for r in rows):
+                return rows
+        raise FileNotFoundError(f"no file {pattern} in results/ has rows of GPT-2")
 
     return {
         "GPT-2 small, bf16, H200 (no compiled plan yet)": on_gpu(newest("*-gpu-peers-*.jsonl"), "gpt2"),

@@ -1,4 +1,4 @@
-"""Cuts of normalisations, poolings, resizings, losses and embeddings, forward and backward."""
+"""Cuts of poolings, resizings, losses and embeddings, forward and backward."""
 
 from __future__ import annotations
 
@@ -9,52 +9,6 @@ from functools import partial
 from .cut_call import SUM, Call, Draft, Rule, alike, broadcast
 
 _NONE, _SUM = 0, 2  # values of the argument `reduction` of losses; 1 is a mean, over the elements of each call
-
-
-def _layer_norm(call: Call) -> Iterator[Draft]:
-    """By the dimensions that are not normalised; the statistics keep them."""
-    for d in range(len(call.shape("input")) - len(call["normalized_shape"])):
-        yield Draft({"input": d}, (d,) * len(call.results))
-
-
-def _layer_norm_backward(call: Call) -> Iterator[Draft]:
-    """The same; gradients of weight and bias are sums."""
-    for d in range(len(call.shape("input")) - len(call["normalized_shape"])):
-        ins = {name: d for name in ("grad_out", "input", "mean", "rstd")}
-        yield Draft(ins, (d, *(SUM for _ in call.results[1:])))
-
-
-def _group_norm(call: Call) -> Iterator[Draft]:
-    yield Draft({"input": 0}, (0, 0, 0))
-    yield Draft({"input": 1, "weight": 0, "bias": 0}, (1, 1, 1), most=call["group"])
-
-
-def _group_norm_backward(call: Call) -> Iterator[Draft]:
-    ins = ("grad_out", "input", "mean", "rstd")
-    yield Draft(dict.fromkeys(ins, 0), (0, SUM, SUM))
-    yield Draft({**dict.fromkeys(ins, 1), "weight": 0}, (1, 0, 0), most=call["group"])
-
-
-def _batch_norm(call: Call) -> Iterator[Draft]:
-    """By channel; with given statistics also by batch. Tensors of one dimension hold one number per channel, or are empty."""
-    channels = call.shape("input")[1]
-
-    def channel(shape: tuple[int, ...]) -> int | None:
-        return 1 if len(shape) > 1 else 0 if shape == (channels,) else None
-
-    ins = {name: channel(shape) for name, _, shape in call.tensors}
-    outs = tuple(channel(call.out(i)) for i in range(len(call.results)))
-    yield Draft(ins, outs)
-    if not call.values.get("training", call.values.get("train", False)):
-        backward = "grad_out" in call.values
-        yield Draft({"input": 0, "grad_out": 0}, (0, *(SUM if backward else None for _ in outs[1:])))
-
-
-def _cudnn_batch_norm(call: Call) -> Iterator[Draft]:
-    """By channel. Of tensors whose channels lie last in memory cuDNN keeps data of its own, which cannot be cut."""
-    if call["input"].meta["val"].is_contiguous():
-        ins = {name: 1 if len(shape) > 1 else 0 for name, _, shape in call.tensors if name != "reserveSpace"}
-        yield Draft(ins, tuple(1 if len(call.out(i)) > 1 else 0 for i in range(len(call.results))))
 
 
 def _planes(n: int) -> Rule:
@@ -97,19 +51,6 @@ def _embedding_dense_backward(call: Call) -> Iterator[Draft]:
 
 
 _LAYERS: dict[str, Rule] = {
-    "native_layer_norm": _layer_norm,
-    "native_layer_norm_backward": _layer_norm_backward,
-    "_fused_rms_norm": _layer_norm,
-    "_fused_rms_norm_backward": _layer_norm_backward,
-    "native_group_norm": _group_norm,
-    "native_group_norm_backward": _group_norm_backward,
-    "native_batch_norm": _batch_norm,
-    "_native_batch_norm_legit": _batch_norm,
-    "_native_batch_norm_legit_functional": _batch_norm,
-    "_native_batch_norm_legit_no_training": _batch_norm,
-    "native_batch_norm_backward": _batch_norm,
-    "cudnn_batch_norm": _cudnn_batch_norm,
-    "cudnn_batch_norm_backward": _cudnn_batch_norm,
     "nll_loss_backward": partial(_nll_loss_backward, rank=2),
     "nll_loss2d_backward": partial(_nll_loss_backward, rank=4),
     "embedding": _embedding,

@@ -1,4 +1,4 @@
-"""The table of rules: for the name of an op, the function that says how it may be cut."""
+"""The joint table of the records of operators, and the table of rules: for the name of an op, how it may be cut."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 import torch
 
 from ..private import OpOverload
-from . import cut_indexing, cut_layers, cut_products, cut_saves, cut_views
+from . import cut_indexing, cut_layers, cut_products, cut_saves, cut_views, norms
 from .cut_call import Rule, broadcast
 from .cut_sizes import CHANGES
 from .own_ops import NAMESPACE
+
+# Full name of an operator -> its record.
+OPERATORS = {f"aten::{name}": op for family in (norms,) for name, op in family.OPERATORS.items()}
 
 # Ops of element by element that torch does not mark so; all overloads.
 _ELEMENT_WISE = (
@@ -23,18 +26,15 @@ _ELEMENT_WISE = (
 RULES: dict[str, Rule] = {f"aten::{name}": broadcast for name in _ELEMENT_WISE}
 for _theme in (cut_products, cut_layers, cut_views, cut_indexing):
     RULES |= {f"aten::{name}": rule for name, rule in _theme.RULES.items()}
+RULES |= {name: op.cut for name, op in OPERATORS.items()}
+CHANGES |= {name: op.change for name, op in OPERATORS.items() if op.change is not None}
 # The operators of this package; where arguments name sizes, these are changed too.
 RULES |= {f"{NAMESPACE}::{name}": rule for name, rule in cut_saves.RULES.items()}
 CHANGES |= {f"{NAMESPACE}::{name}": change for name, change in cut_saves.CHANGES.items()}
 
-# Ops whose kernels read tensors as if they lay without gaps, or refuse others, or add up tensors with gaps in another order
-# (batch norms): a slice across an inner dimension must be copied for them. Found by trying all ops of the table on the CPU.
-DENSE = {
-    "aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward",
-    "aten::adaptive_max_pool3d_backward", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
-    "aten::_native_batch_norm_legit_functional", "aten::_native_batch_norm_legit_no_training",
-    "aten::native_batch_norm_backward", "aten::cudnn_batch_norm", "aten::cudnn_batch_norm_backward",
-}  # fmt: skip
+# Operators whose slices across an inner dimension must be copied (`Operator.dense`).
+# Found by trying all ops of the table on the CPU.
+DENSE = {"aten::adaptive_max_pool3d_backward", *(name for name, op in OPERATORS.items() if op.dense)}
 
 _COPIES_GAPS = {"aten::convolution", "aten::convolution_backward"}
 

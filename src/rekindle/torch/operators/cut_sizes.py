@@ -112,18 +112,10 @@ def _convolution_backward(part: Slice) -> dict[str, Any]:
     return changed if biases is None else {**changed, "bias_sizes": [part.of(n) for n in biases]}
 
 
-def _group_norm(part: Slice) -> dict[str, Any]:
-    """By batch fewer examples, by channel fewer channels and groups."""
-    names = ("C", "group") if part.ins["input"] == 1 else ("N",)
-    return {name: part.of(part.call[name]) for name in names}
-
-
 CHANGES |= {f"aten::{op}": _shape_of_result(argument) for argument, ops in _SHAPES.items() for op in ops}
 CHANGES |= {
     "aten::squeeze": _squeeze,
     "aten::repeat": _repeat,
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
-    "aten::native_group_norm": _group_norm,
-    "aten::native_group_norm_backward": _group_norm,
 }

@@ -21,13 +21,15 @@ from ..private import (
     tree_flatten,
     tree_unflatten,
 )
+from .cut_rules import OPERATORS
+from .record import overloads
 from .tensor_iterator import result_strides
 
 aten = torch.ops.aten
 
 # Ops whose results are all contiguous.
 _CONTIGUOUS = {
-    aten.native_layer_norm_backward.default,
+    *(op for name, facts in OPERATORS.items() if facts.all_contiguous for op in overloads(name)),
     aten._log_softmax_backward_data.default,
     aten.log_sigmoid_forward.default,
     aten.rrelu_with_noise_backward.default,
@@ -39,21 +41,21 @@ _CONTIGUOUS = {
     aten.masked_fill.Tensor,
 }
 
+_NORMS = {
+    op: facts.laid_out_as
+    for name, facts in OPERATORS.items()
+    if facts.laid_out_as is not None
+    for op in overloads(name)
+}
+
 # Op -> the argument whose layout its first result has: channels last, or contiguous.
 _AFTER = {
-    aten.native_batch_norm.default: 0,
-    aten._native_batch_norm_legit.default: 0,
-    aten._native_batch_norm_legit.no_stats: 0,
-    aten._native_batch_norm_legit_functional.default: 0,
-    aten._native_batch_norm_legit_no_training.default: 0,
-    aten.native_batch_norm_backward.default: 1,
+    **_NORMS,
     aten.reflection_pad2d.default: 0,  # before torch 2.12
     aten.reflection_pad2d_backward.default: 1,
     aten.roll.default: 0,
     aten.channel_shuffle.default: 0,
 }
-
-_NORMS = {op for op in _AFTER if "norm" in str(op)}
 
 # Element-wise op -> the two arguments that decide the strides of its result, as for any op of two tensors.
 _AS_A_SUM = {

@@ -14,7 +14,7 @@ from torch import fx
 
 from ..private import OpOverload
 from .cut_call import Call, broadcast
-from .cut_rules import rule_of
+from .cut_rules import OPERATORS, rule_of
 from .cuts import Cut, span, tensor_arguments
 from .node_tensors import is_view
 from .rules import UNWRITTEN
@@ -164,6 +164,7 @@ _ALONG = {f"aten::{op}" for op in (
     "cumprod", "_softmax", "_log_softmax", "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
 )}  # fmt: skip
 KNOWN: dict[str, Rule] = {
+    **{name: op.same_bits for name, op in OPERATORS.items() if op.same_bits is not None},
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::mm": _product("self"),
@@ -172,12 +173,6 @@ KNOWN: dict[str, Rule] = {
     "aten::baddbmm": _product("batch1"),
     **dict.fromkeys(
         (f"aten::{op}" for op in ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")), _rows
-    ),
-    **dict.fromkeys((f"aten::{op}" for op in ("native_layer_norm", "_fused_rms_norm", "native_layer_norm_backward")), _always),
-    **dict.fromkeys(
-        (f"aten::{op}" for op in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-                                  "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward")),
-        Question.contiguous,
     ),
     **dict.fromkeys(
         (f"aten::_scaled_dot_product_{kernel}{phase}"

@@ -10,7 +10,6 @@ numbers cancel: ones of both signs, and others so small that beside a one a floa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,13 +19,14 @@ from torch.fx.node import map_arg
 from ..costs.made_up import ON_HOST
 from ..costs.operator_calls import span
 from ..operators.cut_call import Call
+from ..operators.cut_rules import OPERATORS
 from ..operators.cuts import tensor_arguments
+from ..operators.record import Given, Sample, Valid
 
 aten = torch.ops.aten
 _BLOCK = 2**20 - 3  # numbers that are drawn; larger tensors repeat them, at a distance that is a prime
 _ONES = 0.25  # share of numbers of size one among those that cancel: a guess, for sums of a few products and of many
 _KINDS = 8  # whole numbers of element-wise ops are below this one
-Given = Mapping[str, Any]  # argument -> its value, with real tensors
 
 
 def random_tensors(node: fx.Node, cancel: bool = False) -> list[torch.Tensor]:
@@ -99,9 +99,6 @@ def _as(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 # -- arguments that must be valid -----------------------------------------------------------------------------------------
-Valid = dict[tuple[str, int], torch.Tensor]  # (argument, position in it) -> what it is instead
-
-
 def _below(bound: int, like: torch.Tensor) -> torch.Tensor:
     return torch.randint(bound, like.shape, dtype=like.dtype, device=like.device)
 
@@ -129,42 +126,11 @@ def _nll(x: Given) -> Valid:
     return made
 
 
-def _positive_variance(x: Given) -> Valid:
-    return {} if x.get("running_var") is None else {("running_var", 0): x["running_var"].abs()}
-
-
-def _batch_norm_backward(x: Given) -> Valid:
-    made = _positive_variance(x)
-    dims = [d for d in range(x["input"].dim()) if d != 1]
-    for name, value in (("save_mean", 0), ("save_invstd", 1)):
-        if x[name] is not None and x[name].numel():
-            var, mean = torch.var_mean(x["input"].to(x[name].dtype), dims, correction=0)
-            made[name, 0] = (var + x["eps"]).rsqrt() if value else mean
-    return made
-
-
-def _cudnn_batch_norm_backward(x: Given) -> Valid:
-    dims = [d for d in range(x["input"].dim()) if d != 1]
-    var, mean = torch.var_mean(x["input"].float(), dims, correction=0)
-    return {("save_mean", 0): mean, ("save_var", 0): (var + x["epsilon"]).rsqrt()}
-
-
-def _group_norm_backward(x: Given) -> Valid:
-    sizes = (x["N"], x["C"], x["HxW"], x["group"], 1e-5)
-    _, mean, rstd = aten.native_group_norm(x["input"].contiguous(), None, None, *sizes)
-    return {("mean", 0): mean, ("rstd", 0): rstd}
-
-
-def _layer_norm_backward(x: Given) -> Valid:
-    _, mean, rstd = aten.native_layer_norm(x["input"], x["normalized_shape"], None, None, 1e-5)
-    return {("mean", 0): mean, ("rstd", 0): rstd}
-
-
-def _softmax_backward(op: Any) -> Callable[[Given], Valid]:
+def _softmax_backward(op: Any) -> Sample:
     return lambda x: {("output", 0): op(x["output"], x["dim"], False)}
 
 
-def _pool_backward(op: Any, *names: str) -> Callable[[Given], Valid]:
+def _pool_backward(op: Any, *names: str) -> Sample:
     """Indices as the forward op gives them; the input may be a stand-in, whose numbers all lie in one place."""
 
     def make(x: Given) -> Valid:
@@ -175,7 +141,7 @@ def _pool_backward(op: Any, *names: str) -> Callable[[Given], Valid]:
     return make
 
 
-def _attention_backward(op: Any, results: tuple[str, ...], given: tuple[str, ...]) -> Callable[[Given], Valid]:
+def _attention_backward(op: Any, results: tuple[str, ...], given: tuple[str, ...]) -> Sample:
     """The results of the forward op."""
 
     def make(x: Given) -> Valid:
@@ -199,21 +165,13 @@ _WINDOW = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 _POSITIVE = {
     f"aten::{op}" for op in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "reciprocal", "lgamma", "digamma")
 }
-_VALID: dict[str, Callable[[Given], Valid]] = {
+_VALID: dict[str, Sample] = {
+    **{name: op.sample for name, op in OPERATORS.items() if op.sample is not None},
     "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding,
     **dict.fromkeys((f"aten::{op}" for op in ("gather", "scatter", "scatter_add", "index_select")), _along),
     **dict.fromkeys(("aten::index", "aten::index_put"), _indices),
     **dict.fromkeys(("aten::nll_loss_forward", "aten::nll_loss_backward", "aten::nll_loss2d_backward"), _nll),
-    **dict.fromkeys(
-        (f"aten::{op}" for op in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-                                  "_native_batch_norm_legit_no_training")), _positive_variance,
-    ),
-    "aten::native_batch_norm_backward": _batch_norm_backward,
-    "aten::cudnn_batch_norm": _positive_variance,
-    "aten::cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
-    "aten::native_group_norm_backward": _group_norm_backward,
-    "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::_softmax_backward_data": _softmax_backward(aten._softmax),
     "aten::_log_softmax_backward_data": _softmax_backward(aten._log_softmax),
     "aten::max_pool2d_with_indices_backward": _pool_backward(aten.max_pool2d_with_indices, *_WINDOW),
