@@ -11,8 +11,8 @@ from .model.graph import Graph
 from .model.held import held_peak, relaxed
 from .model.judge import Simulation, simulate
 from .model.schedule import Schedule
+from .shares import EPS
 
-EPS = 1e-9  # of an overhead
 Finish = Callable[[Graph, Schedule], Schedule]
 
 

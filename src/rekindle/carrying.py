@@ -13,7 +13,7 @@ from typing import Any
 
 from . import bounds, registry
 from .ask import PlanOptions
-from .candidates import EPS, Finish, Scored, Scorer, pick
+from .candidates import Finish, Scored, Scorer, pick
 from .certify import Certificate
 from .errors import InfeasibleBudget
 from .model.carry import alike, carried
@@ -21,6 +21,7 @@ from .model.graph import Graph
 from .model.plan import Plan
 from .model.schedule import Schedule
 from .planner import as_plan, plan_graph
+from .shares import EPS
 
 CARRIED, SEARCHED, ANOTHER_GRAPH, RECEIVED = "carried over", "searched", "searched for another graph", "received"
 

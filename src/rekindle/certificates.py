@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import bounds
-from .candidates import EPS
 from .certify import Claim, is_proven, least_overhead
 from .own_terms import in_own_terms
+from .shares import EPS
 
 if TYPE_CHECKING:
     from .model.plan import Plan

@@ -11,10 +11,11 @@ import numpy as np
 
 from . import bounds
 from .ask import Goal
-from .candidates import EPS, Scored
+from .candidates import Scored
 from .exact.search import least_peak
 from .model.graph import Graph
 from .model.schedule import Schedule
+from .shares import EPS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import bounds, registry, remembered
 from .ask import Goal, PlanOptions
-from .candidates import EPS, Finish, Scored, Scorer, pareto, thin
+from .candidates import Finish, Scored, Scorer, pareto, thin
 from .certify import Certificate
 from .model.graph import Graph
 from .model.plan import Plan
@@ -18,6 +18,7 @@ from .model.schedule import Schedule
 from .planner import as_plan, make_problem
 from .problem import Problem, Solver
 from .progress import announce
+from .shares import EPS
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from .model.judge import simulate
 from .model.plan import Plan
 from .model.rewriting import Plain, Rewriting
 from .model.schedule import Schedule
-
-_EPS = 1e-9  # of an overhead
+from .shares import EPS
 
 
 def plain_figures(graph: Graph) -> Plain:
@@ -43,7 +42,7 @@ def own_goal(goal: Goal, graph: Graph, plain: Plain, cost: str) -> Goal | None:
     if goal.max_overhead is not None:
         share = _ratio(plain, graph, cost)
         extra = (1 + goal.max_overhead) * share - 1
-        return replace(goal, max_overhead=max(0.0, extra)) if extra > -_EPS else None
+        return replace(goal, max_overhead=max(0.0, extra)) if extra > -EPS else None
     if goal.fraction is not None:
         limit = int(goal.fraction * (plain.peak_bytes - graph.resident_bytes))
         own = plain_activation_bytes(graph)

@@ -19,8 +19,9 @@ from .model.rewriting import from_json as rewriting_from_json
 from .model.schedule import Schedule
 from .own_terms import in_own_terms
 from .printed import name, value
+from .shares import EPS
 
-EPS = 2e-9  # of an overhead; the planner allows half of it
+FILE_EPS = 2 * EPS  # the planner has allowed one of it
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,11 @@ def _wrong_in_itself(plan: Plan) -> str:
         return f"its bound {bound} does not lie between 0 and its peak {peak}"
     if not math.isclose(plan.gap, (peak - bound) / peak if peak else 0.0, rel_tol=1e-9, abs_tol=1e-12):
         return f"its gap {plan.gap:g} is not that between its bound and its peak"
-    if not 0 <= plan.least_overhead <= max(0.0, plan.overhead) + EPS:
+    if not 0 <= plan.least_overhead <= max(0.0, plan.overhead) + FILE_EPS:
         return f"its least overhead {plan.least_overhead:g} does not lie between 0 and its overhead {plan.overhead:g}"
     if plan.bound_op and all(o.name != plan.bound_op for o in plan.graph.ops):
         return f"its bound is set by an op {value(plan.bound_op)} that its graph does not have"
-    if goal.max_overhead is not None and plan.overhead > goal.max_overhead + EPS:
+    if goal.max_overhead is not None and plan.overhead > goal.max_overhead + FILE_EPS:
         return f"its overhead {plan.overhead:g} is above its goal {goal.max_overhead:g}"
     limit = goal.limit(plan.graph.resident_bytes, plan.baseline_activation_bytes)
     if limit is not None and peak > limit:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from . import allowance, bounds, certify, registry, remembered
 from .ask import Goal, PlanOptions
-from .candidates import EPS, Finish, Known, Scored, Scorer, pick, smaller
+from .candidates import Finish, Known, Scored, Scorer, pick, smaller
 from .errors import InfeasibleBudget, RekindleError
 from .infeasible import floor_of, infeasible, no_such_overhead
 from .model.graph import Graph
@@ -18,7 +18,7 @@ from .model.plan import Plan
 from .model.schedule import Schedule
 from .problem import Problem, Solve, Solver
 from .progress import announce
-from .shares import percent
+from .shares import EPS, percent
 from .sizes import format_bytes
 
 

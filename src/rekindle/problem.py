@@ -17,6 +17,7 @@ import numpy as np
 from .allowance import Allowance
 from .model.graph import Graph
 from .model.schedule import Schedule
+from .shares import EPS
 
 if TYPE_CHECKING:
     from .structure.archive import Entry
@@ -174,5 +175,5 @@ def choose(problem: Problem, entries: list[Entry]) -> list[Entry]:
         fit = [e for e in entries if e.peak <= problem.limit - problem.graph.resident_bytes][:1]
     elif problem.max_overhead is not None:
         most = problem.max_overhead * problem.base_cost
-        fit = [e for e in entries if e.extra <= most + 1e-9 * problem.base_cost][-1:]
+        fit = [e for e in entries if e.extra <= most + EPS * problem.base_cost][-1:]
     return [*fit, entries[-1]]

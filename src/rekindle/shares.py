@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+# Costs that differ by no more than this share of the plain step's cost are equal: sums of floats differ by their order.
+EPS = 1e-9
 # Unit of the extra cost -> its name in a sentence.
 COST_WORDS = {"seconds": "step time", "flops": "FLOPs", "unit": "op runs"}
 

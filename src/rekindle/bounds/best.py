@@ -9,6 +9,7 @@ import numpy as np
 from ..exact import search as exact
 from ..model.floor import Bound, single_op
 from ..model.graph import Graph
+from ..shares import EPS
 from .ahead import look_ahead
 from .lagrange import lagrangian
 from .staged import staged, staged_cost
@@ -115,5 +116,5 @@ def time_at(graph: Graph, weights: np.ndarray, peak: int, seconds: float = 0.0) 
     if exact.fits(graph):
         once = float(weights[graph.needed].sum())
         searched = exact.solve(graph, weights, limit=peak, nodes=max(1, int(SETTINGS.sets_per_s * seconds / 2)))
-        found = max(found, searched.cost_bound - once * (1 + 1e-9))
+        found = max(found, searched.cost_bound - once * (1 + EPS))
     return found

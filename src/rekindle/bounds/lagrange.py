@@ -21,6 +21,7 @@ import numpy as np
 from ..kernels import lagrange as kernel
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
+from ..shares import EPS
 from .staged import path_through
 from .waiting import at_overhead
 
@@ -64,11 +65,11 @@ def lagrangian(
     op = floor.op if through is None else through
     if op is None or not graph.needed[op]:
         return floor
-    extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + 1e-9)
+    extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + EPS)
     best = Relaxed(graph, weights, [op], extra).best(np.ones(1))[0]
     if stages > 1:
         best = max(best, _climb(graph, weights, path_through(graph, op, stages), op, extra, iterations))
-    found = graph.resident_bytes + int(np.ceil(best * (1 - 1e-9) - 1e-6))
+    found = graph.resident_bytes + int(np.ceil(best * (1 - EPS) - 1e-6))
     return Bound(found, op) if found > floor.bytes else floor
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from ..exact.rows import Rows
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
+from ..shares import EPS
 from .waiting import at_overhead
 
 MARGIN = 2e-6  # HiGHS's tolerances, of the largest value or of all costs
@@ -60,7 +61,7 @@ def staged(
     model = Staged(graph, weights, path_through(graph, op, stages))
     if not model.path or not model.values:
         return floor
-    extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + 1e-9)
+    extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + EPS)
     found = graph.resident_bytes + int(np.ceil(model.least(extra, integer, seconds)))
     return Bound(found, op) if found > floor.bytes else floor
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..kernels import waiting as kernel
 from ..model.floor import Bound, remembered, single_op, working_set
 from ..model.graph import Graph
+from ..shares import EPS
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> Bound:
 def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) -> list[Bound]:
     """`at_overhead` for several overheads at once: what waits at an op is looked up once."""
     once = float(weights[graph.needed].sum())
-    extra = np.array([max(0.0, overhead) * once * (1 + 1e-9) for overhead in overheads])
+    extra = np.array([max(0.0, overhead) * once * (1 + EPS) for overhead in overheads])
     best = [single_op(graph)] * len(extra)
     for v, total in _all_waiting(graph).items():
         if total <= min((b.bytes for b in best), default=0):
@@ -62,7 +63,7 @@ def at_overheads(graph: Graph, weights: np.ndarray, overheads: Sequence[float]) 
 def waits_at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> int:
     """Bytes that wait beside some op's first run in every schedule whose extra cost is at most `overhead`, the op's own working
     set not counted: about as much waits however the op is computed."""
-    extra = np.array([max(0.0, overhead) * float(weights[graph.needed].sum()) * (1 + 1e-9)])
+    extra = np.array([max(0.0, overhead) * float(weights[graph.needed].sum()) * (1 + EPS)])
     found = 0
     for v, total in _all_waiting(graph).items():
         if total - graph.resident_bytes <= found:
@@ -86,7 +87,7 @@ def extras_at(graph: Graph, weights: np.ndarray, peaks: Sequence[int]) -> list[f
         if not (excess > 0).any():
             break
         found = np.maximum(found, kernel.least_cost(*_cheapest_first(*_rows(graph, weights, v)), excess))
-    return (found * (1 - 1e-9)).tolist()
+    return (found * (1 - EPS)).tolist()
 
 
 def most_waiting(graph: Graph, count: int) -> list[int]:

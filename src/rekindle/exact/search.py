@@ -28,6 +28,7 @@ from ..kernels import needed as kernel
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
+from ..shares import EPS
 from .labels import Search
 from .needed import MOST, Needed
 
@@ -92,7 +93,7 @@ def solve(
     safe : writes over nothing that the caller may hold; else wherever the judge allows it.
     """
     once = float(weights[graph.needed].sum())
-    slack = np.inf if max_cost is None else max_cost - once + 1e-9 * once
+    slack = np.inf if max_cost is None else max_cost - once + EPS * once
     result = Solution(None, 0, once, False)
     # Small values make a search long and hardly matter. Each model bounds the next one, and the last one is exact.
     models = _models(graph, weights, safe)
@@ -127,7 +128,7 @@ def least_peak(graph: Graph, weights: np.ndarray, overhead: float, nodes: int, u
     within a given peak; `upper` is known to be reached.
     """
     once = float(weights[graph.needed].sum())
-    slack = once * (max(0.0, overhead) + 1e-9)
+    slack = once * (max(0.0, overhead) + EPS)
     top = simulate(graph, Schedule.baseline(graph)).peak_bytes if upper is None else upper
     bound, met = 0, []
     for model in _models(graph, weights):
@@ -201,5 +202,5 @@ def _better(graph: Graph, weights: np.ndarray, one: Solution, two: Solution, lim
             continue
         if figure < best:
             best, schedule = figure, s
-    proven = best[0] <= (peak_bound if limit is None else cost_bound * (1 + 1e-9))
+    proven = best[0] <= (peak_bound if limit is None else cost_bound * (1 + EPS))
     return Solution(schedule, peak_bound, cost_bound, proven)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..shares import EPS
 from .compiled import inner
 
 BEYOND = 20.0  # weight in the soft score of peak and cost beyond their limits
@@ -44,7 +45,7 @@ def soft(top, extra, aim):
 @inner
 def score(top, extra, aim):
     """The score by which the best is chosen: a point within the limits, however narrowly, comes before any beyond them."""
-    beyond = top > aim.limit or extra > aim.max_extra * (1 + 1e-9) + 1e-12
+    beyond = top > aim.limit or extra > aim.max_extra * (1 + EPS) + 1e-12
     return soft(top, extra, aim) + (BEYOND_PENALTY if beyond else 0.0)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..shares import EPS
 from .aim import ANY, BEYOND, soft
 from .arrays import Arrays, Rows
 from .compiled import entry, inner
@@ -16,7 +17,7 @@ from .modes import KEEP, TRANSIENT, expand, new_scratch, peak
 from .order import Regions
 
 INFEASIBLE = 1e18  # peak and cost of a point that is given up
-MARGIN = 1 + 1e-9  # beyond rounding
+MARGIN = 1 + EPS
 
 
 class Point(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import allowance, bounds
 from ..ask import Goal, PlanOptions
-from ..candidates import EPS, Finish, Scorer
+from ..candidates import Finish, Scorer
 from ..certify import Certificate
 from ..compiling import Compiled
 from ..frontiers import frontier_graph
@@ -23,6 +23,7 @@ from ..model.judge import simulate
 from ..model.plan import Plan
 from ..model.schedule import FREE, RUN, Schedule
 from ..planner import as_plan
+from ..shares import EPS
 from .figures import Figures
 from .save_rule import SaveRule
 

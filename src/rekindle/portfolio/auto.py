@@ -50,6 +50,7 @@ from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
+from ..shares import EPS
 from ..solvers.rotor import thin
 from ..structure.archive import pareto
 from . import anew, proposals, recent, small, way_down
@@ -57,7 +58,6 @@ from .curve import curve_of
 from .quick import small_plans
 from .stretches import stretches_of
 
-EPS = 1e-9  # of an overhead
 JOINED = ("hierarchical", "storages", "anneal")  # the solvers that `auto` is made of
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from .. import bounds
 from ..problem import Problem
+from ..shares import EPS
 from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
 from ..structure.saved import Dropping
@@ -36,8 +37,6 @@ from .focus import Focus
 from .hierarchical import Levels
 from .news import teller
 from .threads import in_threads
-
-EPS = 1e-9  # of a cost
 
 
 @dataclass(frozen=True)

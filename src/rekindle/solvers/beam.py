@@ -39,8 +39,7 @@ from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
-
-EPS = 1e-9  # of an overhead
+from ..shares import EPS
 
 
 class Way(NamedTuple):

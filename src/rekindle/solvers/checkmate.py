@@ -33,6 +33,7 @@ from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
+from ..shares import EPS
 
 TOLERANCE = 2e-6  # HiGHS's, of the largest value
 
@@ -171,7 +172,7 @@ class Program:
         spent = [(column, float(self.cost[i])) for (_, i), column in run.items()]
         unit = float(self.cost.sum()) or 1.0
         if slack is not None:
-            rows.add([(c, w / unit) for c, w in spent], 1 + slack / unit + 1e-9)
+            rows.add([(c, w / unit) for c, w in spent], 1 + slack / unit + EPS)
         objective = np.zeros(len(rows.upper))
         if limit is None:
             objective[peak] = 1.0

@@ -30,6 +30,7 @@ import numpy as np
 from ..kernels import rotor as kernel
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
+from ..shares import EPS
 from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import Chain, chain_of
 
@@ -114,7 +115,7 @@ class Curve:
     def choices(self) -> list[int]:
         """The numbers of slots in which something is faster than in fewer."""
         before = np.append(np.inf, self.times[:-1])
-        return np.flatnonzero(self.times < np.where(np.isfinite(before), before * (1 - 1e-9), np.inf)).tolist()
+        return np.flatnonzero(self.times < np.where(np.isfinite(before), before * (1 - EPS), np.inf)).tolist()
 
     def bytes(self, slots: int) -> int:
         """The memory in so many slots."""
@@ -171,7 +172,7 @@ def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
         if not len(choices):
             return
         by_time = np.searchsorted(
-            -curve.times[choices], -problem.base_cost * (1 + np.array(SETTINGS.overheads)) * (1 + 1e-9)
+            -curve.times[choices], -problem.base_cost * (1 + np.array(SETTINGS.overheads)) * (1 + EPS)
         )
         by_memory = (
             np.searchsorted(choices, np.linspace(choices[0], curve.slots, SETTINGS.plans_per_table_least), side="right")
@@ -204,7 +205,7 @@ def _within(problem: Problem, curve: Curve, limit: int) -> Iterator[Entry]:
 
 def _smallest(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans of the least memory in which the time is within what is allowed."""
-    more = np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead * (1 + 1e-9) + 1e-12
+    more = np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead * (1 + EPS) + 1e-12
     fit, found, beyond = -1, [], 0.0  # beyond: what judged plans take that the table does not know of
     for _ in range(SETTINGS.tables_most):
         curve.aim(curve.whole if fit < 0 else curve.bytes(fit + curve.slots // 32))

@@ -16,7 +16,7 @@ from ...model.judge import simulate
 from ...model.plan import Plan
 from ...model.schedule import RUN, Schedule
 from ...own_terms import beside_captured
-from ...plan_files import EPS
+from ...plan_files import FILE_EPS
 from ...printed import name, value
 from ...progress import Progress, announce, telling
 from ..time_axis import TimeAxis
@@ -143,9 +143,9 @@ def _contradiction(p: Point) -> str:
         return f"its status {value(p.status)} is neither optimal nor feasible"
     if not 0 <= p.bound_bytes <= p.peak_bytes:
         return f"its bound {p.bound_bytes} does not lie between 0 and its peak {p.peak_bytes}"
-    if not 0 <= p.least_overhead <= p.overhead + EPS:
+    if not 0 <= p.least_overhead <= p.overhead + FILE_EPS:
         return f"its least overhead {p.least_overhead:g} does not lie between 0 and its overhead {p.overhead:g}"
-    if p.flops_overhead < -EPS:
+    if p.flops_overhead < -FILE_EPS:
         return f"its extra FLOPs {p.flops_overhead:g} are negative"
     return ""
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from ...ask import Goal, PlanOptions, TraceOptions
-from ...candidates import EPS
 from ...compiling import CompileOptions
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError, UsageError
 from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
 from ...progress import announce
+from ...shares import EPS
 from ..costs.optimizers import not_counted, state_bytes
 from ..measure.caches import without_caches
 from ..measure.comparison import compare

@@ -10,12 +10,12 @@ from torch import nn
 
 from ... import notices
 from ...ask import Goal
-from ...candidates import EPS
 from ...certify import Claim, least_overhead
 from ...errors import InfeasibleBudget, ParityError
 from ...infeasible import bound_words, choices, floor_of
 from ...model.plan import Plan
 from ...own_terms import beside_captured, in_own_terms
+from ...shares import EPS
 from ...sizes import format_bytes
 from ..operators import rules
 from ..operators.node_tensors import tensors_of
