@@ -49,7 +49,8 @@ def compiled_choices(
     every = sum(count[k] * n for k, n in held.items())
     begin = time.monotonic()
     for unit, kind in named:
-        saves = OF_WHOLE if unit.path == WHOLE else QUICK if options.effort == "quick" else OF_PARTS
+        few, tried = (("min-cut", "blocks"), OF_WHOLE) if unit.path == WHOLE else (QUICK, OF_PARTS)
+        saves = few if options.effort == "quick" else tried
         if not all_of_them and count[kind] * held[kind] < SEARCHING.matters * every:
             if found.staged is None:
                 found.plain.append(f"{class_name(unit.module)} (holds next to nothing)")

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from ...compiling import CompileOptions
 from ...errors import InfeasibleBudget, ParityError, RekindleError, TraceError
 from ...parts.plan import PartsPlan
@@ -78,9 +76,9 @@ def _in_one_piece(request: Request, s: Subject, found: Found, keeps_caches: bool
         with without_caches(request.model, keeps_caches):
             whole = compiled_finding.in_one_piece(s, how, options.progress)
             choices = compiled_choices(s, whole, options, how.compile or CompileOptions(), False)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as e:  # the compiler's own errors have no common class
+    except (
+        Exception
+    ) as e:  # the compiler's own errors have no common class; one piece may not fit the device where stages do
         log.debug("the model does not compile in one piece: %s", e)
         return None
     return Dividing(request, s, whole, replace(choices, keeps_caches=keeps_caches)) if choices.units else None
