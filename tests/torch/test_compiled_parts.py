@@ -248,7 +248,7 @@ def wrong_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_way_with_other_gradients_is_not_offered(wrong_way: None) -> None:
-    model, x = net(depth=2)
+    model, x = net(depth=5)
     plan = rekindle.checkpoint(model, x, 1.0, compile=True, effort="quick", **QUIET).forward.plan
     assert 'blocks.1 in its way "inputs" (its numbers are' in plan.sentence
     assert all(p.compiled is None or p.compiled.saves != "inputs" for p in plan.parts)

@@ -119,3 +119,31 @@ class Equal(nn.Module):
 def test_equal_blocks_are_not_compiled_in_one_piece(in_one: list[int]) -> None:
     rekindle.checkpoint(Equal(), torch.randn(64, 8), budget=0.9, or_least=True, compile=True, progress=False)
     assert not in_one
+
+
+def test_a_later_call_that_draws_is_not_cut_by_torchs_budget() -> None:
+    """The way was chosen where nothing was drawn; masks that backward draws anew would be others."""
+    torch.manual_seed(0)
+    model = Levels(0.5)
+    gradients = []
+    for saves in ("min-cut", "half"):
+        forward = StagedForward(model, CompileOptions(), None, in_one=True)
+        forward.run_by({WHOLE: Compiled(saves)})
+        torch.manual_seed(3)
+        gradients.append(numbers(model, forward)[: 1 + len(list(model.parameters()))])
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_plan_in_stages_outlives_a_failure_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planning.Dividing.plan
+
+    def fails(dividing: planning.Dividing, begin: float) -> object:
+        if dividing.found.stages == (WHOLE,):
+            raise torch.OutOfMemoryError("the step does not fit")
+        return plan(dividing, begin)
+
+    monkeypatch.setattr(planning.Dividing, "plan", fails)
+    model = Levels()
+    rekindle.checkpoint(model, sample(), budget=0.9, or_least=True, compile=True, progress=False)
+    assert len(model.forward.plan.stages) > 1

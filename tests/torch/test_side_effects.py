@@ -19,6 +19,8 @@ from torch.nn.utils import parametrizations
 import rekindle
 from marks import every
 from rekindle import RekindleWarning, Trace
+from rekindle.torch.situation.restorable import PutBack
+from rekindle.torch.situation.side_effects import SideEffects
 
 HISTORY: list[Any] = []
 COUNTS: collections.Counter[str] = collections.Counter()
@@ -347,3 +349,47 @@ def test_capture_tells_whether_the_next_call_is_another(model: nn.Module, settle
     assert rekindle.trace(model, x).lowered.captured.settles is settles
     model(x)
     assert not rekindle.trace(model, x).lowered.captured.settles
+
+
+class Lazy:
+    """A descriptor of the user's, which keeps its function as a property does."""
+
+    def __init__(self, f: Any) -> None:
+        self.fget = f
+
+    def __get__(self, x: Any, kind: Any = None) -> Any:
+        return self.fget(x)
+
+
+class Large(bytearray):
+    calls: int
+
+
+LARGE, DEEP = Large(500_000), {"calls": {"n": [0]}}
+
+
+class ReadsLazily(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    @Lazy
+    def scale(self) -> float:
+        DEEP["calls"]["n"].append(1)
+        return 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LARGE.calls += 1
+        return self.inner(x) * self.scale  # type: ignore[operator]
+
+
+def test_what_users_descriptors_and_large_buffers_reach_is_put_back() -> None:
+    LARGE.calls = 0
+    model = ReadsLazily()
+    effects = SideEffects(model, {})
+    effects.watch()
+    model(torch.ones(1, 2))
+    effects.put_back(back := PutBack())
+    back.finish()
+    assert (LARGE.calls, DEEP) == (0, {"calls": {"n": [0]}})
+    assert {"the global LARGE", "the global DEEP"} <= {*effects.dropped}

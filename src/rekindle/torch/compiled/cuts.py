@@ -19,6 +19,7 @@ from torch import fx, nn
 from ..tensors.op_tensors import written_by
 from .blocks import chain_of_leaves, find_blocks
 from .compiler import is_operator
+from .saving import mark_block
 
 _IN_PLACE = {getattr(operator, k) for k in dir(operator) if k.startswith("i") and hasattr(operator, f"__{k}__")}
 _IN_PLACE.add(operator.setitem)
@@ -65,7 +66,7 @@ class Cuts:
         for number, inside in enumerate(self._stages):
             for node in inside:
                 if self._block(node) is not None:
-                    node.meta["ac_graph_id"] = number
+                    mark_block(node, number)
         self._stages, self.paths = [[n for inside in self._stages for n in inside]], [path]
         self._number()
 

@@ -14,8 +14,10 @@ from ..operators.rules import draws_random
 from .compiler import min_cut
 from .saved_results import PRODUCTS, price
 
-BLOCK = "ac_graph_id"  # where torch.compile looks for the number of a node's block; in a whole forward, `Cuts.join_all` sets it
-VERSION = 6  # raise it whenever a way saves other results: what was compiled and measured before is then not used
+VERSION = 7  # raise it whenever a way saves other results: what was compiled and measured before is then not used
+
+
+_BLOCK = "rekindle block"
 
 
 class Saving:
@@ -30,19 +32,21 @@ class Saving:
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
         """(the graph of forward, the graph of backward)."""
-        if self.saves == "half":
-            return min_cut(gm, joint_inputs, budget=0.5, **kwargs)
         forward = _forward_of(gm.graph)
+        if self.saves == "half":
+            # Drawn anew, random numbers would be others. A later call may draw where the measured one did not.
+            draws = any(draws_random(_operator(n)) for n in forward if n.op == "call_function")
+            return min_cut(gm, joint_inputs, budget=1.0 if draws else 0.5, **kwargs)
         saved = self._saved(gm.graph, forward)
-        in_one = any(BLOCK in n.meta for n in forward)
+        blocks = {n: block for n in forward if (block := block_of(n)) is not None}  # of a forward in one piece
         for node in forward:
             op = _operator(node)
-            runs_again = node.op == "call_function" and (BLOCK in node.meta or not in_one)
+            runs_again = node.op == "call_function" and (node in blocks or not blocks)
             if runs_again and "inductor_seed" not in str(op):  # torch.compile saves the seeds
                 # Random numbers that are drawn anew would be others, or cost the saving of the generator's state.
                 keeps = node in saved or draws_random(op)
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
-                node.meta["ac_graph_id"] = node.meta.get(BLOCK, 0)
+                node.meta["ac_graph_id"] = blocks.get(node, 0)
         return min_cut(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
@@ -59,6 +63,16 @@ class Saving:
         return (
             _costly(products, graph, forward) if self.saves == "costly" else set()
         )  # the inputs, of a part or of its blocks
+
+
+def mark_block(node: fx.Node, number: int) -> None:
+    """Note the block in which a node of a forward lies. Nodes of the graphs that are made of it have the mark too."""
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), _BLOCK: number}
+
+
+def block_of(node: fx.Node) -> int | None:
+    """The number of the block in which a node lies; None: it lies in none, or nobody has noted it."""
+    return (node.meta.get("custom") or {}).get(_BLOCK)
 
 
 def _forward_of(graph: fx.Graph) -> dict[fx.Node, None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +99,7 @@ class Dividing:
         self.apart: float | None = None  # of that step from eager's, as `reference` gives it
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
-        self.chosen: Chosen | None = None  # the ways of the plan, once it is made
+        self.seconds = math.inf  # of all parts in a step by the plan, once it is made
         self.resident = resident_bytes(self.model, s.sample.tensors, (), request.captured.gradients) + state
 
     @property
@@ -110,12 +111,6 @@ class Dividing:
     def has_limit(self) -> bool:
         """Whether the goal is a budget."""
         return self._limit() is not None
-
-    def seconds(self) -> float:
-        """Seconds of one step by the plan."""
-        assert self.chosen is not None
-        with without_caches(self.model, self.choices.keeps_caches), self.choices.applied(self.chosen):
-            return self._run("planned").seconds
 
     def plan(self, begin: float) -> PartsPlan:
         """The plans. begin : when work on the request began, in seconds of `time.monotonic`."""
@@ -317,8 +312,8 @@ class Dividing:
     # -- the answer --------------------------------------------------------------------------------------------------
     def _as_plan(self, before: Between, step: Step, answer: _Answer, begin: float) -> PartsPlan:
         goal, division = self.goal, answer.division
-        self.chosen = division.chosen
         plain = self.choices.plain_cost(step.calls)
+        self.seconds = plain + division.extra
         parts, used = self.choices.parts(division.chosen)
         budget = goal.budget is not None or goal.fraction is not None
         return PartsPlan(

@@ -27,7 +27,6 @@ from .finding import Finder, Found
 from .searching import search
 
 log = logging.getLogger("rekindle")
-STEPS = 5  # by each of two plans, of which the fastest counts; a guess
 
 
 def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool | None = None) -> PartsPlan:
@@ -85,7 +84,8 @@ def _in_one_piece(request: Request, s: Subject, found: Found, keeps_caches: bool
 
 
 def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
-    """The better of several plans: of two that keep a budget the one whose step is faster, else the one of the lower peak.
+    """The better of several plans: of two that keep a budget the one whose parts take less time, else the one of the lower
+    peak. Times are those that were measured of the ways, and remembered, so that the next start takes the same one.
 
     Raises
     ------
@@ -98,6 +98,10 @@ def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
             made.append((dividing, dividing.plan(begin)))
         except (InfeasibleBudget, ParityError) as e:
             errors.append(e)
+        except Exception as e:  # in one piece the step may not fit the device, or fail in the compiler
+            if not made and not errors:
+                raise
+            log.debug("no plan of the model in one piece: %s", e)
     if not made:
         raise errors[0]
     if any(d.keeps_goal for d, _ in made):
@@ -106,9 +110,7 @@ def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
         return made[0][1]
     if not made[0][0].has_limit:
         return min((p for _, p in made), key=lambda p: p.peak_bytes)
-    seconds = [[d.seconds() for d, _ in made] for _ in range(STEPS)]
-    fastest = [min(of_one) for of_one in zip(*seconds, strict=True)]
-    return made[fastest.index(min(fastest))][1]
+    return min(made, key=lambda x: x[0].seconds)[1]
 
 
 def find(request: Request, s: Subject) -> Found:

@@ -168,7 +168,8 @@ def _kind_of(x: Any) -> Kind | None:
     if isinstance(x, tuple):
         return _TUPLE
     with contextlib.suppress(TypeError), memoryview(x) as memory:
-        return None if memory.readonly or memory.nbytes > SETTINGS.bytes_most else _MEMORY
+        if not memory.readonly and memory.nbytes <= SETTINGS.bytes_most:
+            return _MEMORY
     gives = getattr(type(x), "__getstate__", None) is not getattr(object, "__getstate__", None)
     if type(x).__module__ == "_io" and gives and hasattr(type(x), "__setstate__"):
         return _STREAM

@@ -226,8 +226,8 @@ class Walk:
     def _closure(self, f: types.FunctionType, deep: int) -> Key:
         self.watch.functions.append(f)
         cells = cells_of(f)
-        found = [self.key(c.cell_contents, deep) for c in cells]
         self.watch.cells += cells
+        found = [self.key(c.cell_contents, deep) for c in cells]
         return (*found, self.key(f.__defaults__, deep), self.key(f.__kwdefaults__, deep))
 
     def _module(self, x: nn.Module, deep: int) -> Key:

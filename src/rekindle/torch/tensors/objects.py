@@ -50,10 +50,15 @@ def is_simple(x: Any) -> bool:
 
 
 def function_in(x: Any) -> Any:
-    """The function in a bound, static or class method, a property or a cached property; any other object as it is."""
+    """The function in a bound, static or class method, a property, a cached property, or a descriptor of the user's that keeps
+    it as they do; any other object as it is."""
     while issubclass(type(x), _AROUND_FUNCTIONS):  # by its type alone: a weak proxy would be asked for its object
         x = x.fget if isinstance(x, property) else x.func if isinstance(x, functools.cached_property) else x.__func__
-    return x
+    if not isinstance(getattr(type(x), "__get__", None), types.FunctionType):
+        return x
+    held = getattr(x, "__dict__", None)
+    inner = [held[k] for k in ("__func__", "fget") if k in held] if isinstance(held, dict) else []
+    return next((f for f in inner if isinstance(f, types.FunctionType)), x)
 
 
 def cells_of(f: types.FunctionType) -> list[types.CellType]:
