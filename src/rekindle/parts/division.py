@@ -236,16 +236,18 @@ class _Program:
     def _free(self) -> list[int]:
         """The cheapest way of every part."""
         step, chosen = self.step, [OPEN] * len(self.step.parts)
+        inside: dict[int | None, list[int]] = {}
+        for p, around in enumerate(step.within):
+            inside.setdefault(around, []).append(p)
 
         def cost(p: int) -> float:
-            inner = sum(cost(q) for q, around in enumerate(step.within) if around == p)
+            inner = sum(map(cost, inside.get(p, ())))
             costs = [step.calls[p] * w.extra + (inner if c == OPEN else 0.0) for c, w in enumerate(step.parts[p])]
             chosen[p] = costs.index(min(costs))
             return costs[chosen[p]]
 
-        for p, around in enumerate(step.within):
-            if around is None:
-                cost(p)
+        for p in inside.get(None, ()):
+            cost(p)
         return chosen
 
     def _exactly(self, budget: int) -> Division | None:

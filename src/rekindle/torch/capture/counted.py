@@ -52,7 +52,10 @@ def counted(x: Any, name: str, asked: Asked) -> Any:
 
 @contextlib.contextmanager
 def lengths_counted(names: dict[int, str], asked: Asked) -> Iterator[None]:
-    """Inside, `len` gives this thread a counted number for each of these containers. names : id of a container -> its name."""
+    """Inside, `len` of one of these containers gives a number that records its uses, in this thread alone.
+
+    names : id of a container -> its name.
+    """
     plain, here = builtins.len, threading.get_ident()
 
     def length(x: Any, /) -> int:

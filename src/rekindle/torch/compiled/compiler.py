@@ -15,8 +15,10 @@ from torch import fx
 def compile_graph(
     graph: fx.GraphModule, tensors: Sequence[torch.Tensor], settings: dict[str, Any]
 ) -> Callable[..., Any]:
-    """A function that runs the graph by Inductor's kernels, forward and backward, for tensors of these shapes. settings : name
-    of a setting of Inductor -> its value."""
+    """Compile a graph by Inductor, for tensors of these shapes; its backward is compiled too.
+
+    settings : name of a setting of Inductor -> its value.
+    """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
     from torch._subclasses import FakeTensorMode
@@ -45,8 +47,11 @@ def as_partitioner(kind: type) -> None:
 
 def min_cut(joint: fx.GraphModule, inputs: Sequence[object], budget: float = 1.0, **kwargs: Any) -> Any:
     """(the graph of forward, the graph of backward) between which the fewest bytes are saved, among the cuts that the policies
-    of the nodes allow. budget : torch.compile's memory budget, a share of these bytes. Below 1, numbers that the graph draws at
-    random may differ between forward and backward."""
+    of the nodes allow.
+
+    budget : torch.compile's memory budget, as a share of the bytes that the cut saves at 1. Below 1, backward may draw other
+        random numbers than forward did.
+    """
     from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 

@@ -15,9 +15,7 @@ from .compiler import min_cut
 from .saved_results import PRODUCTS, price
 
 VERSION = 7  # raise it whenever a way saves other results: what was compiled and measured before is then not used
-
-
-_BLOCK = "rekindle block"
+_BLOCK = "rekindle block"  # under "custom" in the notes of a node, which torch.compile copies to the nodes made of it
 
 
 class Saving:
@@ -34,11 +32,12 @@ class Saving:
         """(the graph of forward, the graph of backward)."""
         forward = _forward_of(gm.graph)
         if self.saves == "half":
-            # Drawn anew, random numbers would be others. A later call may draw where the measured one did not.
+            # Below a budget of 1, backward may draw other random numbers than forward did. The measured call drew none, but a
+            # later one may, as where dropout is switched on.
             draws = any(draws_random(_operator(n)) for n in forward if n.op == "call_function")
             return min_cut(gm, joint_inputs, budget=1.0 if draws else 0.5, **kwargs)
         saved = self._saved(gm.graph, forward)
-        blocks = {n: block for n in forward if (block := block_of(n)) is not None}  # of a forward in one piece
+        blocks = {n: block for n in forward if (block := block_number(n)) is not None}  # of a forward in one piece
         for node in forward:
             op = _operator(node)
             runs_again = node.op == "call_function" and (node in blocks or not blocks)
@@ -60,18 +59,16 @@ class Saving:
             return set(products)
         if self.saves == "attention":
             return {n for n in products if "attention" in str(packet[n])}
-        return (
-            _costly(products, graph, forward) if self.saves == "costly" else set()
-        )  # the inputs, of a part or of its blocks
+        return _costly(products, graph, forward) if self.saves == "costly" else set()
 
 
 def mark_block(node: fx.Node, number: int) -> None:
-    """Note the block in which a node of a forward lies. Nodes of the graphs that are made of it have the mark too."""
+    """Note the block in which a node of a forward lies, for this graph and the graphs that torch.compile makes of it."""
     node.meta["custom"] = {**(node.meta.get("custom") or {}), _BLOCK: number}
 
 
-def block_of(node: fx.Node) -> int | None:
-    """The number of the block in which a node lies; None: it lies in none, or nobody has noted it."""
+def block_number(node: fx.Node) -> int | None:
+    """The number of the block in which a node lies, as `mark_block` noted it; None: no block."""
     return (node.meta.get("custom") or {}).get(_BLOCK)
 
 

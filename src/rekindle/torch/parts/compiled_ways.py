@@ -105,7 +105,7 @@ class _Trial(TrialSteps):
         wrong = []
         drew = self._drew()
         for how in tried:
-            if how == MIN_CUT or how.saves == "half" and drew:  # torch.compile's budget gives wrong numbers there
+            if how == MIN_CUT or how.saves == "half" and drew:  # where it draws, "half" is min-cut
                 continue
             try:
                 off = _apart(self._compiled(how, path, progress), plain)

@@ -65,7 +65,7 @@ class Request:
 
     named : paths of the submodules that the user names; None: those that can be captured are found.
     error : why the whole model cannot be captured; None: nobody tried.
-    turns : of a sharded model, how the other processes are told to take a step too.
+    turns : tells the other processes of a sharded model to take a step too; None: the model is not sharded.
     """
 
     model: nn.Module
@@ -95,11 +95,11 @@ class Dividing:
         self.model, self.options, self.goal = request.model, request.options, request.options.goal
         self._uses_up = request.captured.gradients == "consumed"
         self.theirs: Outcome | None = None  # the plain step; of compiled parts, with every part compiled as it is
-        self.eager: Outcome | None = None
+        self.eager: Outcome | None = None  # the plain step, which another division of the same request may have run
         self.apart: float | None = None  # of that step from eager's, as `reference` gives it
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
-        state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
         self.seconds = math.inf  # of all parts in a step by the plan, once it is made
+        state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
         self.resident = resident_bytes(self.model, s.sample.tensors, (), request.captured.gradients) + state
 
     @property
@@ -150,7 +150,8 @@ class Dividing:
     # -- measured steps ----------------------------------------------------------------------------------------------
     def _run_plain(self) -> None:
         """One plain step, with whose numbers and peak the others are compared; none if it does not fit the device."""
-        if not self.request.check and self.goal.fraction is None:
+        if self.eager is not None or not self.request.check and self.goal.fraction is None:
+            self.theirs = self.eager
             return
         announce(self.options.progress, "running a plain step")
         with contextlib.suppress(torch.OutOfMemoryError):
@@ -339,7 +340,7 @@ class Dividing:
         )
 
     def _covers(self, before: Between, used: list[int], step: Step, division: Division) -> Covered:
-        """Which parts are planned, and their share of the bytes that the plain step holds between forward and backward."""
+        """The planned parts, and the share that they have of the bytes held between forward and backward in the plain step."""
         units, ways = self.choices.units, self.choices.ways
         plain = [n * w[0].figures.held_bytes for w, n in zip(ways, before.calls, strict=True)]
         inside = [u for u in range(len(units)) if any(u == v or units[u].is_inside(units[v].path) for v in used)]

@@ -94,6 +94,7 @@ def _better(tried: Sequence[Dividing], begin: float) -> PartsPlan:
     made: list[tuple[Dividing, PartsPlan]] = []
     errors: list[RekindleError] = []
     for dividing in tried:
+        dividing.eager = tried[0].eager
         try:
             made.append((dividing, dividing.plan(begin)))
         except (InfeasibleBudget, ParityError) as e:

@@ -146,7 +146,7 @@ def _kind(code: CodeType, module: str) -> str | None:
 
 
 def short_file(path: str, module: str) -> str:
-    """A file as its module names it, so that no folder of the user's machine is told.
+    """The path of a file from the folder of its package on: messages name no other folder of the user's machine.
 
     >>> short_file("/home/me/train.py", "__main__"), short_file("/home/me/project/models/train.py", "project.models.train")
     ('train.py', 'models/train.py')
