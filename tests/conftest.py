@@ -52,7 +52,8 @@ def cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def no_plans_of_other_tests(cache_of_tests: Path) -> None:
     """Processes that a test starts remember their plans: those of earlier tests are gone."""
-    shutil.rmtree(cache_of_tests / "plans", ignore_errors=True)
+    for folder in ("plans", "parts"):
+        shutil.rmtree(cache_of_tests / folder, ignore_errors=True)
 
 
 @pytest.fixture

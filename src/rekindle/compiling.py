@@ -11,6 +11,7 @@ from .printed import value
 
 SAVES = {
     "min-cut": "as torch.compile partitions it",
+    "all": "every result that backward reads, and recomputes none",
     "products": "results of matrix products, convolutions and attention",
     "costly": "those of them that cost most to recompute for their bytes, up to half of the bytes",
     "attention": "results of attention",

@@ -76,6 +76,11 @@ class CompiledForward(SwitchedForward):
             return self.plain(*args, **kwargs)
         return self._compiled(model, args, kwargs)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls of the shapes that were measured surely compile nothing."""
+        return self.way is None
+
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:
         """A function of (module, *arguments), whose first call compiles."""
         assert self.way is not None

@@ -55,6 +55,8 @@ class Saving:
     def _saved(self, graph: fx.Graph, forward: Container[fx.Node]) -> set[fx.Node]:
         packet = {n: getattr(_operator(n), "overloadpacket", None) for n in graph.nodes if n in forward}
         products = [n for n, p in packet.items() if p in PRODUCTS]
+        if self.saves == "all":
+            return set(forward)
         if self.saves == "products":
             return set(products)
         if self.saves == "attention":

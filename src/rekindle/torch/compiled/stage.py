@@ -68,6 +68,11 @@ class Stage(nn.Module):
 class StageForward(CompiledForward):
     """The forward of a stage that runs compiled. Dynamo's guards of the whole forward choose the stages that a call runs."""
 
+    @property
+    def is_ready(self) -> bool:
+        known = _compiled.get((self.kind, self.way, self.options.key))
+        return super().is_ready or known is not None and known.is_compiled
+
     def _make_call(self, model: nn.Module) -> Callable[..., Any]:
         assert isinstance(model, Stage)
         assert self.way is not None
@@ -95,6 +100,10 @@ class _Lazily:
         self._body: fx.GraphModule | None = body
         self._how = how
         self._call: Any = None
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._call is not None
 
     def __call__(self, _: nn.Module, *tensors: torch.Tensor) -> Any:
         if self._call is None:

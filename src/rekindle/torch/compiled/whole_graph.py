@@ -57,6 +57,7 @@ class StagedForward(CompiledForward):
         super().__init__(model, Compiled(), options, "", keeps_caches=True)  # the caller says whether caches are made
         self._own, self.unused, self.in_one = own, tuple(unused), in_one
         self.left_out = 0  # results that the last traced graph does not make
+        self.graphs: list[str] = []  # a digest of how the stages are linked in each graph that was traced
         self.ways: Mapping[str, Compiled] = {}
         self._planned: Collection[str] | None = None
         self._known: dict[tuple[str, str], Stage] = {}
@@ -145,6 +146,7 @@ class StagedForward(CompiledForward):
                 self._set(stage)
             delattr(whole, name)
             setattr(whole, name, stage)
+        self.graphs.append(kind_of(whole))
         return whole
 
 

@@ -19,6 +19,7 @@ from ...parts.division import OPEN, Division, Step, divide, offer
 from ...parts.plan import PartsPlan
 from ...progress import announce
 from ...shares import EPS
+from ..compiled.compiled_forward import CompiledForward
 from ..costs.optimizers import not_counted, state_bytes
 from ..measure.caches import without_caches
 from ..measure.comparison import compare
@@ -78,6 +79,13 @@ class Request:
     turns: Turns | None = None
 
 
+def held_throughout(request: Request, s: Subject) -> int:
+    """Bytes that are held during the whole step: parameters, gradients, inputs, and the optimizer's state if it is counted."""
+    optimizer = request.captured.optimizer
+    state = 0 if optimizer is None else state_bytes(optimizer, request.model)
+    return resident_bytes(request.model, s.sample.tensors, (), request.captured.gradients) + state
+
+
 @dataclass(frozen=True)
 class _Answer:
     """A division with the peak of a step that calls every unit, and of the measured one, in bytes without resident ones."""
@@ -99,8 +107,7 @@ class Dividing:
         self.apart: float | None = None  # of that step from eager's, as `reference` gives it
         self.plain_peak: int | None = None  # of a plain step that calls every unit, without resident bytes
         self.seconds = math.inf  # of all parts in a step by the plan, once it is made
-        state = 0 if request.captured.optimizer is None else state_bytes(request.captured.optimizer, self.model)
-        self.resident = resident_bytes(self.model, s.sample.tensors, (), request.captured.gradients) + state
+        self.resident = held_throughout(request, s)
 
     @property
     def keeps_goal(self) -> bool:
@@ -189,8 +196,8 @@ class Dividing:
             self.choices.applied(chosen) as forwards,
         ):
             try:
-                if self.choices.compile is not None:  # compile first what is not compiled yet: it takes memory
-                    self._run("planned")
+                if any(isinstance(f, CompiledForward) and not f.is_ready for f, _, _ in forwards):
+                    self._run("planned")  # compiling takes memory
                 with watched.watching(forwards):
                     ours = self._run("planned", levels)
                 if self._uses_up:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-from torch import nn
 
 from ...errors import ParityError, PlanMismatch, RekindleError, UsageError
-from ...model import options_file
 from ...model.plan import Plan
 from ...notices import warn
 from ...parts.files import parts_plan_from_json
@@ -24,12 +19,13 @@ from ..measure.as_before import as_before
 from ..measure.caches import matter, without_caches
 from ..measure.measured_step import Way, run
 from ..serve.verify import subject
-from ..tensors import ranks, tree
+from ..tensors import ranks
 from ..tensors.precision import deterministic
 from ..tensors.sharded import any_fully_sharded, class_name
-from ..trace import call_arguments, plain_forward
+from ..trace import plain_forward
 from .applied import Replan
 from .finding import Found, Unit
+from .known_plans import question
 from .planning import Request, find, plan_parts
 from .verify import verify
 
@@ -44,7 +40,7 @@ def parts_for_all(request: Request) -> PartsPlan:
     if any_fully_sharded(request.model):
         return _parts_of_sharded(request)
     found = ranks.once(
-        "the plans of parts", _question(request), lambda: plan_parts(request), PartsPlan.to_json, request.options.report
+        "the plans of parts", question(request), lambda: plan_parts(request), PartsPlan.to_json, request.options.report
     )
     if not isinstance(found, ranks.Received):
         return found
@@ -80,7 +76,7 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
             found = find(request, s)
         turns = ranks.Turns(lambda: run(s, plain_forward(model), "plain", Way.HELD))
         made = ranks.once(
-            "the plans of parts", _question(request) | {"inputs": [], "sharded": next(_SHARDED)},
+            "the plans of parts", question(request) | {"inputs": [], "sharded": next(_SHARDED)},
             lambda: plan_parts(replace(request, turns=turns), found, keeps), PartsPlan.to_json, request.options.report, turns,
         )  # fmt: skip
     if not isinstance(made, ranks.Received):
@@ -90,26 +86,6 @@ def _parts_of_sharded(request: Request) -> PartsPlan:
         return _with_traces(plan, request, found)
     except PlanMismatch:  # the inputs of this process have other shapes
         return _carried_over(plan, request, found)
-
-
-def _question(request: Request) -> dict[str, Any]:
-    """All on which the plans depend, but for measured costs and the state of the model: processes should not differ there."""
-    options, captured = request.options, request.captured
-    args, kwargs = call_arguments(request.sample)
-    tensors = tree.flatten((args, kwargs))[0]
-    return {
-        "model": hashlib.sha256(repr(_shapes(request.model)).encode()).hexdigest(),
-        "inputs": [[[*t.shape], str(t.dtype), t.device.type, t.requires_grad] for t in tensors],
-        "arguments": [len(args), *kwargs], "goal": options.goal.to_json(), "solver": options.solver, "cost": options.cost,
-        "options": options_file.to_json(options, captured), "check": request.check, "named": request.named,
-        "fake": subject(request.model, request.sample).fake is not None,
-    }  # fmt: skip
-
-
-def _shapes(model: nn.Module) -> Sequence[Any]:
-    modules = [(name, type(m).__qualname__, m.training) for name, m in model.named_modules()]
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return [*modules, *((k, tuple(t.shape), str(t.dtype), t.device.type, t.requires_grad) for k, t in tensors)]
 
 
 def bound_here(request: Request, plan: PartsPlan) -> PartsPlan:

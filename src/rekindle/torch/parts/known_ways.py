@@ -57,8 +57,7 @@ def place(unit: Unit, kind: str, device: torch.device, options: CompileOptions, 
         code,
         settings,
     ]
-    text = json.dumps(told, sort_keys=True)
-    return None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return None if folder is None else folder / digest(told)
 
 
 def recall(path: Path | None) -> Measured | None:
@@ -66,7 +65,7 @@ def recall(path: Path | None) -> Measured | None:
     if path is None:
         return None
     try:
-        r = formats.Reader(formats.parse_json(read_own(path, MOST_BYTES), str(path)), str(path), FORMAT)
+        r = read(path, FORMAT)
         ways = [_way(formats.Reader(doc, str(path))) for doc in r.items("ways")]
         if not ways or ways[0].compiled != Compiled():
             raise FormatError(f"{path} does not begin with the part compiled as it is")
@@ -86,13 +85,27 @@ def keep(path: Path | None, measured: Measured) -> None:
         {"saves": None if w.compiled is None else w.compiled.saves, "figures": astuple(w.figures), "exact": w.is_exact}
         for w in measured.ways
     ]
-    doc = {"format": FORMAT, "ways": rows, "wrong": [*measured.wrong], "eager_seconds": measured.eager_seconds}
+    write(path, {"format": FORMAT, "ways": rows, "wrong": [*measured.wrong], "eager_seconds": measured.eager_seconds})
+
+
+def digest(told: Any) -> str:
+    """The name of the file that holds what depends on these values alone."""
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32] + ".json"
+
+
+def read(path: Path, format: str) -> formats.Reader:
+    """The document in a file of the cache folder. Raises OSError, and FormatError where it is damaged or of another format."""
+    return formats.Reader(formats.parse_json(read_own(path, MOST_BYTES), str(path)), str(path), format)
+
+
+def write(path: Path, doc: dict[str, Any]) -> None:
+    """Write a document to a file of the cache folder; the log says why where it cannot be."""
     try:
         make_private(path.parent.parent)
         make_private(path.parent)
         write_own(path, formats.as_text(doc))
     except (OSError, RekindleError) as e:
-        log.debug("ways not remembered: %s", e)
+        log.debug("%s is not remembered: %s", doc["format"], e)
 
 
 def _way(r: formats.Reader) -> Way:

@@ -20,8 +20,9 @@ from ..measure.measured_step import Subject
 from ..serve.verify import subject
 from ..tensors.precision import deterministic
 from ..tensors.sharded import class_name
-from . import compiled_finding, refusals
+from . import compiled_finding, known_plans, refusals
 from .compiled_search import compiled_choices
+from .compiled_ways import SETTINGS as WAYS
 from .dividing import Dividing, Request
 from .finding import Finder, Found
 from .searching import search
@@ -50,6 +51,9 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
         keeps = matter(s) if keeps_caches is None else keeps_caches
         with without_caches(request.model, keeps):
             found = found or find(request, s)
+            path = None if how.compile is None else known_plans.place(request, s, found)
+            if (known := known_plans.recall(path, request, time.monotonic() - begin)) is not None:
+                return known
             if how.compile is not None:
                 choices = compiled_choices(s, found, request.options, how.compile, request.named is not None)
             else:
@@ -61,7 +65,10 @@ def plan_parts(request: Request, found: Found | None = None, keeps_caches: bool 
             raise refusals.nothing(found.plain, request.error, how.compile is not None)
         dividing = Dividing(request, s, found, choices)
         in_one = _in_one_piece(request, s, found, keeps)
-        return dividing.plan(begin) if in_one is None else _better([dividing, in_one], begin)
+        plan = dividing.plan(begin) if in_one is None else _better([dividing, in_one], begin)
+        if dividing.apart is None or dividing.apart <= WAYS.half_most:  # else the next start should warn again
+            known_plans.keep(path, plan)
+        return plan
 
 
 def _in_one_piece(request: Request, s: Subject, found: Found, keeps_caches: bool) -> Dividing | None:
@@ -77,7 +84,7 @@ def _in_one_piece(request: Request, s: Subject, found: Found, keeps_caches: bool
             choices = compiled_choices(s, whole, options, how.compile or CompileOptions(), False)
     except (
         Exception
-    ) as e:  # the compiler's own errors have no common class; one piece may not fit the device where stages do
+    ) as e:  # the compiler's errors have no common class; one piece may not fit the device where stages do
         log.debug("the model does not compile in one piece: %s", e)
         return None
     return Dividing(request, s, whole, replace(choices, keeps_caches=keeps_caches)) if choices.units else None
