@@ -57,6 +57,8 @@ def recall(path: Path | None, request: Request, seconds: float) -> PartsPlan | N
         offer = r.doc.get("offer")
         if offer is not None and (not isinstance(offer, list) or [type(x) for x in offer] != [int, float]):
             raise FormatError(f"{path} offers {offer!r}")
+        if plan.goal != request.options.goal and not request.options.or_least:
+            raise FormatError(f"{path} holds a plan for another goal")
     except FileNotFoundError:
         return None
     except (OSError, FormatError) as e:
