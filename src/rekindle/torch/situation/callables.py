@@ -22,6 +22,7 @@ _TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals by which co
 # Methods that print, log or write.
 _TELLS = {"log", "info", "warning", "warn", "debug", "error", "write", "writelines", "add_scalar"}
 _NUMERIC = {"torch", "math", "np", "numpy", "F"}  # names whose `log` is a logarithm
+CLOSURE_MOST = 2_000  # objects that are found in the closures of one function; a guess
 _PASSED = frozenset({"EXTENDED_ARG", "CACHE", "COPY", "DUP_TOP"})
 _READS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 
@@ -46,12 +47,12 @@ def functions_of(fn: Any) -> Iterator[types.FunctionType]:
             yield call
 
 
-def closure_of(f: Any, most: int = 2_000) -> Iterator[Any]:
+def closure_of(f: Any) -> Iterator[Any]:
     """The function in f, which may be a partial or a method, and the objects in its closure, in closures of functions there,
-    and so on, each once. Any other f is the only object. most : objects; a guess."""
+    and so on, each once. Any other f is the only object."""
     found: dict[int, Any] = {}
     pending = [f]
-    while pending and len(found) < most:
+    while pending and len(found) < CLOSURE_MOST:
         x = pending.pop()
         x = function_in(x.func if type(x) is functools.partial else x)
         if id(x) not in found:

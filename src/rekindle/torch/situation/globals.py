@@ -14,7 +14,6 @@ import os
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,18 +22,9 @@ from torch import nn
 from ..tensors.objects import PLAIN, fields_of, is_elsewhere, is_installed, is_simple, slots_of
 from .callables import closure_of, codes_in, global_paths, imports
 from .hooks import is_torchs
-from .keys import Same
-from .values import Key, Walk, Watch, key_of
+from .values import Key, Same, Walk, Watch, key_of
 
-
-@dataclass(frozen=True)
-class GlobalsSettings:
-    """functions_most : functions whose globals are guarded; a guess."""
-
-    functions_most: int = 2_000
-
-
-SETTINGS = GlobalsSettings()
+FUNCTIONS_MOST = 2_000  # functions whose globals are guarded; a guess
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARY = os.path.dirname(os.__file__)
 _GENERATED = (
@@ -64,7 +54,7 @@ class Globals:
         ] = []  # of fields of objects: name in `keys`, and the places that hold its value
         self._pending = [g for f in functions for g in _with_inner(f) if not is_torchs(g)]
         done: dict[int, types.FunctionType] = {}
-        while (self._pending or self._take_met()) and len(done) < SETTINGS.functions_most:
+        while (self._pending or self._take_met()) and len(done) < FUNCTIONS_MOST:
             f = self._pending.pop()
             if id(f) not in done:
                 done[id(f)] = f
@@ -175,7 +165,7 @@ def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:
 
 def _with_inner(f: Any) -> list[types.FunctionType]:
     """The function in f, which may be a partial or a method, and the functions in its closure, such as decorated ones."""
-    return [g for g in closure_of(f, SETTINGS.functions_most) if type(g) is types.FunctionType]
+    return [g for g in closure_of(f) if type(g) is types.FunctionType]
 
 
 def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:

@@ -22,8 +22,7 @@ from ..tensors.sharded import own_class
 from .attribute_reads import INTERNAL
 from .globals import Globals
 from .hooks import HOOKS
-from .keys import apart_from_identity
-from .values import Key, Watch, key_of
+from .values import Key, Watch, apart_from_identity, key_of
 
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 _KIND = attrgetter("requires_grad", "dtype", "shape", "device")

@@ -33,21 +33,9 @@ from ..tensors.objects import (
 from .callables import GlobalName
 from .hooks import is_torchs
 
-
-@dataclass(frozen=True)
-class RestoreSettings:
-    """How much is copied. Both are guesses.
-
-    entries_most : a container of more entries, or an array of more elements, is not put back. bytes_most : nor is a tensor of
-    more bytes that belongs neither to the module nor to its call.
-    """
-
-    entries_most: int = 100_000
-    bytes_most: int = 400_000
-
-
-SETTINGS = RestoreSettings()
-
+# How much is copied; guesses.
+ENTRIES_MOST = 100_000  # a container of more entries, or an array of more elements, is not put back
+BYTES_MOST = 400_000  # nor is a tensor of more bytes that belongs neither to the module nor to its call
 
 _OPAQUE = (type, types.ModuleType, logging.Logger, logging.Handler, torch.dtype, torch.device,
            torch.utils.hooks.RemovableHandle, *PLAIN)  # fmt: skip
@@ -159,16 +147,16 @@ def _kind_of(x: Any) -> Kind | None:
     if isinstance(x, type):
         return _CLASS
     if isinstance(x, np.ndarray):
-        return None if x.dtype.hasobject or x.size > SETTINGS.entries_most else _ARRAY
+        return None if x.dtype.hasobject or x.size > ENTRIES_MOST else _ARRAY
     if isinstance(x, (*generators.OTHERS, torch.Generator)):
         was = generators.state(x)
         return Kind(lambda g: generators.key(generators.state(g)), lambda g, _: generators.set_state(g, was))
-    if isinstance(x, list | deque | dict | set) and len(x) <= SETTINGS.entries_most:
+    if isinstance(x, list | deque | dict | set) and len(x) <= ENTRIES_MOST:
         return _TABLE if isinstance(x, dict) else _ROW
     if isinstance(x, tuple):
         return _TUPLE
     with contextlib.suppress(TypeError), memoryview(x) as memory:
-        if not memory.readonly and memory.nbytes <= SETTINGS.bytes_most:
+        if not memory.readonly and memory.nbytes <= BYTES_MOST:
             return _MEMORY
     gives = getattr(type(x), "__getstate__", None) is not getattr(object, "__getstate__", None)
     if type(x).__module__ == "_io" and gives and hasattr(type(x), "__setstate__"):

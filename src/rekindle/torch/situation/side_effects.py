@@ -13,7 +13,6 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,24 +22,13 @@ from ..tensors import generators
 from ..tensors.objects import entries, function_in, is_elsewhere, is_installed, is_simple, is_users
 from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
 from .hooks import HOOKS, is_torchs, user_hooks
-from .restorable import SETTINGS as RESTORE
-from .restorable import PutBack, Restorable, is_opaque, restorable
+from .restorable import ENTRIES_MOST, PutBack, Restorable, is_opaque, restorable
 
+# How far objects are followed; guesses.
+OBJECTS_MOST = 20_000  # objects that are watched
+STEPS_MOST = 20 * OBJECTS_MOST  # steps of the walk: it comes to one object on several ways
+REFERENCES_DEEP = 3  # references that are followed from a function or an attribute
 
-@dataclass(frozen=True)
-class SideEffectSettings:
-    """How far objects are followed. All are guesses.
-
-    objects_most : objects that are watched. steps_per_object : how many steps the walk takes at most, per watched object.
-    references_deep : how many references are followed from a function or an attribute.
-    """
-
-    objects_most: int = 20_000
-    steps_per_object: int = 20
-    references_deep: int = 3
-
-
-SETTINGS = SideEffectSettings()
 VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "
 CLASS, ARGUMENT = "the class ", "the argument "
 VARIABLES = (VARIABLE, GLOBAL, DEFAULT, CLASS, ARGUMENT)  # of names in `SideEffects.dropped` that are no attributes
@@ -89,9 +77,7 @@ class SideEffects:
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
                     continue
                 inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
-                self._name(
-                    f"{path}.{k}".lstrip("."), (h for y in inside[: RESTORE.entries_most] for h in self._walk(y, 1))
-                )
+                self._name(f"{path}.{k}".lstrip("."), (h for y in inside[:ENTRIES_MOST] for h in self._walk(y, 1)))
         for name, x in self._arguments.items():
             self._name(f"{ARGUMENT}{name}", self._walk(x, 1))
         for kind in dict.fromkeys(k for m in self._model.modules() for k in type(m).__mro__ if not is_elsewhere(k)):
@@ -189,12 +175,11 @@ class SideEffects:
     def _walk(self, x: Any, depth: int) -> Iterator[Any]:
         """Watch x and the objects that it reaches, and yield their keys."""
         self._steps += 1
-        s = SETTINGS
-        full = len(self._watched) >= s.objects_most or self._steps > s.steps_per_object * s.objects_most
+        full = len(self._watched) >= OBJECTS_MOST or self._steps > STEPS_MOST
         if full or id(x) in self._own or is_opaque(x):
             return
         if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
-            further = references(x) if depth < s.references_deep else [getattr(x, "__dict__", None)]
+            further = references(x) if depth < REFERENCES_DEEP else [getattr(x, "__dict__", None)]
             for y in () if is_torchs(x) else further:
                 yield from self._walk(y, depth + 1)
             return
@@ -210,7 +195,7 @@ class SideEffects:
             self._watched[key] = made
         yield key
         stands = isinstance(x, GlobalName | types.CellType)  # a name is no step towards what it stands for
-        if depth < s.references_deep or stands:
+        if depth < REFERENCES_DEEP or stands:
             for y in made.inside():
                 yield from self._walk(y, depth + (not stands))
 
