@@ -17,10 +17,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..operators import hidden_writes
 from ..private import FunctionalTensor, OpOverload, TorchDispatchMode, disable_modes, pytree
 from ..situation.recorded_ops import ELEMENTS_MOST, Held, Input, Question, RecordedOp, Recording, Result, result_of
-from ..tensors.generators import refuse_own
 from ..tensors.op_tensors import memory_state, same_state, written_by
 from .extents import SELECTIONS, selected
 from .random_ranges import Drawn
+from .random_state import refuse_own
 from .recordable import by_shape, filled, literal, tells, with_references
 
 aten = torch.ops.aten

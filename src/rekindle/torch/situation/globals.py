@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..tensors.objects import PLAIN, fields_of, is_elsewhere, is_installed, is_simple, slots_of
+from ..tensors.objects import PLAIN, fields_of, has_fields, is_elsewhere, is_installed, is_simple, slots_of
 from .callables import closure_of, codes_in, global_paths, imports
 from .hooks import is_torchs
 from .values import Key, Same, Walk, Watch, key_of
@@ -27,11 +27,8 @@ from .values import Key, Same, Walk, Watch, key_of
 FUNCTIONS_MOST = 2_000  # functions whose globals are guarded; a guess
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARY = os.path.dirname(os.__file__)
-_GENERATED = (
-    "<frozen",
-    "<string>",
-    "<attrs",
-)  # file names of code that Python, named tuples, dataclasses and attrs generate
+# File names of code that Python, named tuples, dataclasses and attrs generate.
+_GENERATED = ("<frozen", "<string>", "<attrs")
 # Types that `key_of` looks into although they come from Python itself, torch or NumPy.
 _OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *PLAIN)
 
@@ -49,9 +46,8 @@ class Globals:
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
         self._watch, self._ignored = watch, ignored
-        self._places: list[
-            tuple[str, set[Any]]
-        ] = []  # of fields of objects: name in `keys`, and the places that hold its value
+        # Of fields of objects: name in `keys`, and the places that hold its value.
+        self._places: list[tuple[str, set[Any]]] = []
         self._pending = [g for f in functions for g in _with_inner(f) if not is_torchs(g)]
         done: dict[int, types.FunctionType] = {}
         while (self._pending or self._take_met()) and len(done) < FUNCTIONS_MOST:
@@ -121,7 +117,7 @@ class Globals:
 
     def _whole(self, text: str, x: Any) -> None:
         """Guard all fields of an object, a class or a Python module."""
-        if isinstance(x, _OPEN) or not _has_fields(x):
+        if isinstance(x, _OPEN) or not has_fields(x):
             self.keys[text] = key_of(x, self._watch)
             return
         if is_elsewhere(x):
@@ -141,10 +137,6 @@ class Globals:
         for s in slots_of(type(x)):
             if s in left or s not in fields:
                 self._watch.slots.append((x, s))
-
-
-def _has_fields(x: Any) -> bool:
-    return isinstance(getattr(x, "__dict__", None), dict) or bool(slots_of(type(x)))
 
 
 def _holder(x: Any, name: str) -> Mapping[str, Any] | None:

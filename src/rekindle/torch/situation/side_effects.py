@@ -18,14 +18,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..tensors import generators
-from ..tensors.objects import entries, function_in, is_elsewhere, is_installed, is_simple, is_users
+from ..tensors.objects import (
+    OBJECTS_MOST,
+    function_in,
+    is_elsewhere,
+    is_installed,
+    is_simple,
+    is_users,
+    reached,
+    values_of,
+)
 from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
 from .hooks import HOOKS, is_torchs, user_hooks
-from .restorable import ENTRIES_MOST, PutBack, Restorable, is_opaque, restorable
+from .restorable import ENTRIES_MOST, GENERATORS, PutBack, Restorable, is_opaque, restorable
 
-# How far objects are followed; guesses.
-OBJECTS_MOST = 20_000  # objects that are watched
+# How far objects are followed; guesses. At most `OBJECTS_MOST` are watched.
 STEPS_MOST = 20 * OBJECTS_MOST  # steps of the walk: it comes to one object on several ways
 REFERENCES_DEEP = 3  # references that are followed from a function or an attribute
 
@@ -76,7 +83,7 @@ class SideEffects:
             for k, x in m.__dict__.items():
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
                     continue
-                inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
+                inside = values_of(x) if isinstance(x, dict | list) else [x]
                 self._name(f"{path}.{k}".lstrip("."), (h for y in inside[:ENTRIES_MOST] for h in self._walk(y, 1)))
         for name, x in self._arguments.items():
             self._name(f"{ARGUMENT}{name}", self._walk(x, 1))
@@ -107,7 +114,7 @@ class SideEffects:
             name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
             if changed & holders or prints_or_logs(fn)
         ]  # fmt: skip
-        drawn = {k for k in changed if isinstance(self._watched[k].x, generators.OTHERS)}
+        drawn = {k for k in changed if isinstance(self._watched[k].x, GENERATORS)}
         self.drawn = [name for name, holders in self._by_name.items() if drawn & holders]
         self.drawn += [
             name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
@@ -202,15 +209,13 @@ class SideEffects:
 
 def _methods(kind: type[nn.Module]) -> list[Any]:
     """`forward`, and of the user's classes the methods that it names, and those that they name."""
-    found, pending = [], [kind.forward]
-    while pending:
-        fn = pending.pop()
-        found.append(fn)
-        for name in {k for code in codes_of(fn) for k in code.co_names} if is_users(kind) else ():
-            x = function_in(inspect.getattr_static(kind, name, None))
-            if isinstance(x, types.FunctionType) and x not in found and not is_torchs(x):
-                pending.append(x)
-    return found
+
+    def named(fn: Any) -> list[Any]:
+        names = {k for code in codes_of(fn) for k in code.co_names} if is_users(kind) else ()
+        found = [function_in(inspect.getattr_static(kind, k, None)) for k in names]
+        return [x for x in found if isinstance(x, types.FunctionType) and not is_torchs(x)]
+
+    return [*reached([kind.forward], named)]
 
 
 def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:

@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 import zlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from operator import is_, itemgetter
@@ -27,7 +27,17 @@ import torch
 from torch import nn
 
 from ..tensors import tree
-from ..tensors.objects import PLAIN, cells_of, entries, fields_of, function_in, is_elsewhere, is_simple, slots_of
+from ..tensors.objects import (
+    OBJECTS_MOST,
+    PLAIN,
+    cells_of,
+    entries,
+    fields_of,
+    function_in,
+    is_elsewhere,
+    is_simple,
+    slots_of,
+)
 
 Key = Any
 
@@ -36,9 +46,9 @@ KEPT_MOST_BYTES = 2**12  # arrays up to this size are kept byte by byte; of larg
 CHECKSUM_MOST_BYTES = 2**26  # of arrays beyond this size the key holds only elements that are evenly spread
 SPREAD_ELEMENTS = 2**12  # how many
 
-# Limits of one walk; objects beyond them count by identity; guesses.
-OBJECTS_MOST = 20_000  # objects that are looked into
-LEVELS_MOST = 32  # nested containers, objects and closures
+# Nested containers, objects and closures that a walk looks into; a guess. Deeper objects, and those after `OBJECTS_MOST`, count
+# by identity.
+LEVELS_MOST = 32
 
 
 class Watch:
@@ -59,6 +69,7 @@ class Watch:
         self._named: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}  # tables of which some names count
         self._getters: list[tuple[Mapping[str, Any], Any]] = []  # of the values under some names of a table
         self._counted: list[Mapping[str, Any]] = []
+        self._empty: list[dict[Any, Any]] = []
         self._held: list[Any] = []
         self._counts: list[Any] = []
 
@@ -75,11 +86,17 @@ class Watch:
     def close(self) -> None:
         """Remember the objects that stand in all places now."""
         self._getters += [(t, itemgetter(*found, next(iter(found)))) for t, found in self._named.values()]
+        # Most tables of hooks, parameters and submodules are empty, and `any` finds out at once whether they still are.
+        plain = (dict, OrderedDict)  # a subclass may count its entries in another way
+        self._empty = [t for t in self.tables if type(t) in plain and not t]
+        self.tables = [t for t in self.tables if type(t) not in plain or t]
         self._held = [*self._values()]
         self._counts = self._sizes()
 
     def unchanged(self) -> bool:
         """Whether every place holds the very same object as when the walk ended."""
+        if any(self._empty):
+            return False
         try:
             now = [*self._values()]
         except (RuntimeError, ValueError, KeyError):  # a container changed meanwhile; a cell is empty; a name is gone

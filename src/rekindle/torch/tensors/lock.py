@@ -126,9 +126,8 @@ class _Call:
     def __enter__(self) -> None:
         lock, me = self._lock, threading.get_ident()
         self._calls = calls = lock._inside.setdefault(me, [])
-        calls.append(
-            self._model
-        )  # before looking whether it is planned; a planner says so before it looks at the calls
+        # Before looking whether it is planned; a planner says so before it looks at the calls.
+        calls.append(self._model)
         if not lock._busy or lock._planner == me or backward_number() != -1:
             return  # a backward's thread may work for the planner, which waits for it
         if lock._any_concerned(calls[:-1]) or not lock._any_concerned(calls[-1:]):
