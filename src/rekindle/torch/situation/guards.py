@@ -126,7 +126,7 @@ class ModuleState:
 
     def _of_class(self, kind: type, k: str) -> Key:
         if (kind, k) not in self._classes:
-            x = _static(kind, k)
+            x = next((c.__dict__[k] for c in kind.__mro__ if k in c.__dict__), _MISSING)
             self._classes[kind, k] = getattr(kind, k, _MISSING)
             self._class_keys[kind, k] = None if x is _MISSING else key_of(x, self._watch)
             self._function(x)
@@ -178,10 +178,6 @@ def _sharing(tensors: list[torch.Tensor | None]) -> Key:
     at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided]
     first: dict[int, int] = {}
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
-
-
-def _static(kind: type, name: str) -> Any:
-    return next((k.__dict__[name] for k in kind.__mro__ if name in k.__dict__), _MISSING)
 
 
 @dataclass(frozen=True)

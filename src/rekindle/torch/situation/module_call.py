@@ -70,7 +70,7 @@ class ModuleCall:
         It holds shapes, strides, dtypes, devices, requires_grad, which tensors share memory, constants, `surroundings`, and
         under autocast the numbers of the tensors that it casts once for all their uses; it casts others at each use.
         """
-        shapes = tuple([_described(t) for t in self.tensors])
+        shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad, type(t)) for t in self.tensors]
         once = tuple([i for i, t in enumerate(self.tensors) if is_cast_once(t)]) if shares_casts() else ()
         return (*shapes, _shared(self.tensors)), constants(self.spec), (*surroundings(), once)
 
@@ -113,10 +113,6 @@ class ModuleCall:
 def as_arguments(spec: Any) -> Any:
     """The structure of (args, kwargs) in which every argument is a keyword, for a structure by parameter name."""
     return tree.Branch((), None, (tree.Branch((), None, ()), spec))
-
-
-def _described(t: torch.Tensor) -> Key:
-    return tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad, type(t)
 
 
 def _shared(tensors: list[torch.Tensor]) -> Key:

@@ -313,7 +313,7 @@ class Same:
         try:
             self._of = weakref.ref(x)
         except TypeError:
-            self._of = functools.partial(_itself, x)
+            self._of = lambda: x
 
     def __hash__(self) -> int:
         return self._hash
@@ -334,7 +334,3 @@ def apart_from_identity(key: Any) -> Any:
     if isinstance(key, tuple | frozenset):
         return type(key)(map(apart_from_identity, key)) if type(key) in (tuple, frozenset) else key
     return Same if isinstance(key, Same) else key
-
-
-def _itself(x: Any) -> Any:
-    return x
