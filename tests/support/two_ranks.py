@@ -159,9 +159,10 @@ def too_long(rank: int, traced: Any) -> dict[str, Any]:
     if rank != REMOTE:
         return {"met": ask(slow)}
     store.wait(["slow"])
-    ranks.SETTINGS = replace(ranks.SETTINGS, wait_most_s=0.5, news_s=0.1)
+    wait_most_s, news_s = ranks.WAIT_MOST_S, ranks.NEWS_S
+    ranks.WAIT_MOST_S, ranks.NEWS_S = 0.5, 0.1
     met = error_of(lambda: ask(lambda: 1))
-    ranks.SETTINGS = ranks.RanksSettings()
+    ranks.WAIT_MOST_S, ranks.NEWS_S = wait_most_s, news_s
     store.set("gave up", "yes")
     return {"met": met, "news": news, "later": ask(lambda: 1)}
 

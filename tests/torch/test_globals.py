@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import enum
 import functools
 import sys
@@ -362,9 +361,9 @@ def test_a_class_attribute_of_what_an_attribute_holds(where: Any, name: str, mon
 
 
 def test_of_a_very_large_array_elements_spread_evenly_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rekindle.torch.situation import keys, values
+    from rekindle.torch.situation import values
 
-    monkeypatch.setattr(keys, "SETTINGS", dataclasses.replace(keys.SETTINGS, checksum_most_bytes=2**16))
+    monkeypatch.setattr(values, "CHECKSUM_MOST_BYTES", 2**16)
     x = np.zeros(2**16)
     before = values.key_of(x)
     x[1] = 1.0

@@ -18,7 +18,7 @@ from branching import Linear, ops
 from rekindle.errors import TraceError
 from rekindle.torch.capture import known_values
 from rekindle.torch.capture.known_values import KnownValues
-from rekindle.torch.situation.recorded_ops import QuestionSettings, Result, result_of
+from rekindle.torch.situation.recorded_ops import Result, result_of
 from steps_compared import assert_same_steps, planned_and_eager, plans
 
 
@@ -161,7 +161,7 @@ def test_a_question_with_too_much_to_compute_is_not_answered(monkeypatch: pytest
 
     model, sample = Linear(asks_of_many), (torch.randn(4, 4), torch.arange(4))
     rekindle.trace(model, sample)
-    monkeypatch.setattr(known_values, "SETTINGS", QuestionSettings(elements_most=1000))
+    monkeypatch.setattr(known_values, "ELEMENTS_MOST", 1000)
     with pytest.raises(TraceError):
         rekindle.trace(model, sample)
 

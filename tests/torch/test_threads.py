@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -166,7 +165,7 @@ def test_steps_of_other_modules_go_on_while_one_is_planned() -> None:
 
 
 def test_threads_that_plan_take_turns_and_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(locks, "SETTINGS", replace(locks.SETTINGS, named_after_s=0.01))
+    monkeypatch.setattr(locks, "NAMED_AFTER_S", 0.01)
     began, failed, nets = threading.Event(), [], [Net() for _ in range(3)]
 
     class First(Net):

@@ -16,11 +16,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..operators import hidden_writes
 from ..private import FunctionalTensor, OpOverload, TorchDispatchMode, disable_modes, pytree
-from ..situation.recorded_ops import SETTINGS, Held, Input, Question, RecordedOp, Recording, Result, result_of
-from ..tensors.generators import refuse_own
+from ..situation.recorded_ops import ELEMENTS_MOST, Held, Input, Question, RecordedOp, Recording, Result, result_of
 from ..tensors.op_tensors import memory_state, same_state, written_by
 from .extents import SELECTIONS, selected
 from .random_ranges import Drawn
+from .random_state import refuse_own
 from .recordable import by_shape, filled, literal, tells, with_references
 
 aten = torch.ops.aten
@@ -151,7 +151,7 @@ class KnownValues(TorchDispatchMode):
 
     def _answer(self, op: RecordedOp, by_inputs: bool) -> Any:
         """The answer of an op to a question; None: there is too much to compute."""
-        ops = self._recording.with_needed(op, SETTINGS.elements_most)
+        ops = self._recording.with_needed(op, ELEMENTS_MOST)
         if ops is None:
             return None
         answer = self._result(ops)
@@ -179,7 +179,7 @@ class KnownValues(TorchDispatchMode):
         if not known.by_inputs:
             return self._answer((aten.count_nonzero.default, ((known.reference,), {})), False)
         for op, answer, count in ((aten.all.default, True, mask.numel()), (aten.any.default, False, 0)):
-            ops = self._recording.with_needed((op, ((known.reference,), {})), SETTINGS.elements_most)
+            ops = self._recording.with_needed((op, ((known.reference,), {})), ELEMENTS_MOST)
             if ops is not None and self._result(ops) == answer:
                 self._note_question(Question(ops, answer), True)
                 return count

@@ -15,9 +15,8 @@ from torch import nn
 
 from ..private import FakeTensorMode, TorchDispatchMode, is_fake, pytree
 from ..situation.attributes import Attributes
-from ..situation.restorable import Restorable, restorable
+from ..situation.restorable import GENERATORS, Restorable, restorable
 from ..situation.side_effects import SideEffects
-from ..tensors import generators
 from ..tensors.objects import same_entry
 from ..tensors.op_tensors import written_by
 from .counted import Asked, counted, lengths_counted
@@ -51,7 +50,7 @@ def check_later_calls(
     """
     moved = effects.changed_now()
     names = sorted({*flat.changes.other, *flat.changes.collected})
-    if not names and not moved or any(isinstance(w.x, generators.OTHERS) for _, w in moved):
+    if not names and not moved or any(isinstance(w.x, GENERATORS) for _, w in moved):
         return
     saved, state, left = dict(flat.__dict__), Attributes(flat.model), [(w, w.read()) for _, w in moved]
     flat.goes_on = True

@@ -7,12 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ...errors import TraceError
-from ...frames import in_short, is_users, line_of
+from ...frames import in_short, is_users, line_of, users_frame
 from ..private import disable_modes
 from ..situation.other_random import numpys, pythons
 
@@ -119,3 +119,21 @@ def no_other_random() -> Iterator[None]:
             refuse_use()
             raise
         refuse_use()
+
+
+def refuse_own(op: Any, generator: torch.Generator) -> NoReturn:
+    """Raise TraceError for an op of forward that draws from this generator, with the user's name for it and the line."""
+    frame = users_frame()
+    local = {} if frame is None else frame.f_locals
+    owner = next(iter(local)) if local else ""  # the first parameter: `self` in a method
+    seen = [*local.items(), *({} if frame is None else frame.f_globals).items()]
+    seen += [(f"{owner}.{k}", x) for k, x in getattr(local.get(owner), "__dict__", {}).items()]
+    names = [k for k, x in seen if isinstance(x, torch.Generator) and x._cdata == generator._cdata]  # type: ignore[attr-defined]
+    which = f", {names[0]}," if names else ""
+    where = f" at {line_of(frame)}" if frame is not None else ""
+    raise TraceError(
+        f"the model draws from a generator of its own{which} by {op}{where}. A plan cannot put its state back to draw the "
+        "same numbers again: draw from torch's default generator, which torch.manual_seed seeds, or draw outside of forward "
+        "and pass the numbers in",
+        reason="draws from a generator of its own",
+    )

@@ -10,8 +10,8 @@ from torch import nn
 
 from ..run.bound import Bound
 from ..situation.guards import Expected, Guards
-from ..situation.keys import apart_from_identity
 from ..situation.module_call import Key
+from ..situation.values import apart_from_identity
 from .bound_plans import BoundPlans
 
 

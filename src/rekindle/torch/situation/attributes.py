@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..private import script_attributes
-from ..tensors.objects import content, refill, same_content, same_entry
+from ..tensors.objects import content, refill, same_content, same_entry, values_of
 from .hooks import added_by_torch
 
 
@@ -78,28 +78,11 @@ class Attributes:
                 for k in added.keys() - before.get(id(table), added).keys():
                     before[id(table)][k] = added[k]
         for name, m, old in self._kept:
-            now = m._buffers | m.__dict__  # forward may write past `nn.Module.__setattr__`: Python looks there first
-            was = old | before[id(m._buffers)]
-            for k in now.keys() | was.keys():
-                x, y = now.get(k, _NONE), was.get(k, _NONE)
-                y = before.get(id(y), y) if k != "_buffers" else y
-                if x is y or _equal(x, y):
-                    continue
-                path = f"{name}.{k}".lstrip(".")
-                if x is _NONE and isinstance(y, torch.Tensor):
-                    found.gone.append(path)
-                if isinstance(x, torch.Tensor):
-                    found.assigned[path] = x
-                elif k in _OF_TORCH:
-                    continue
-                elif not _holds_tensors(x):
-                    found.other.append(path)
-                else:
-                    found.collected.append(path)
+            found.note(name, m, old, before)
             stay = {k: x for k, x in m.__dict__.items() if only_tensors and not isinstance(x, torch.Tensor)}
             for k, x in stay.items():
                 if isinstance(x, list | dict) and id(x) not in before and _holds_tensors(x):  # a new one
-                    refill(x, _with_zeros(content(x), before.get(id(old.get(k)), ())))
+                    refill(x, _with_zeros(content(x), before.get(id(old.get(k)), [])))
             for k in m.__dict__.keys() - old.keys() - stay.keys():
                 del m.__dict__[k]
             m.__dict__.update(old | stay)
@@ -118,7 +101,7 @@ class Attributes:
 
 def _with_zeros(now: Any, held: Any) -> Any:
     """The present content of a container, with zeros instead of tensors that it did not hold before."""
-    before = {id(t) for t in (held.values() if isinstance(held, dict) else held)}
+    before = set(map(id, values_of(held)))
 
     def settled(x: Any) -> Any:
         new = isinstance(x, torch.Tensor) and id(x) not in before
@@ -142,6 +125,23 @@ class Changes:
     other: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
 
+    def note(self, name: str, m: nn.Module, old: dict[str, Any], before: dict[int, Any]) -> None:
+        """Add what changed in a module. old : its attributes at first. before : contents at first, by id of the container."""
+        now = m._buffers | m.__dict__  # forward may write past `nn.Module.__setattr__`: Python looks there first
+        was = old | before[id(m._buffers)]
+        for k in now.keys() | was.keys():
+            x, y = now.get(k, _NONE), was.get(k, _NONE)
+            y = before.get(id(y), y) if k != "_buffers" else y
+            if x is y or _equal(x, y):
+                continue
+            path = f"{name}.{k}".lstrip(".")
+            if x is _NONE and isinstance(y, torch.Tensor):
+                self.gone.append(path)
+            if isinstance(x, torch.Tensor):
+                self.assigned[path] = x
+            elif k not in _OF_TORCH:
+                (self.collected if _holds_tensors(x) else self.other).append(path)
+
 
 _CONTAINERS = (dict, list, set)
 _OF_TORCH = {"_flat_weights", "_flat_weight_refs"}  # lists of their parameters in recurrent layers
@@ -149,7 +149,7 @@ _OF_TORCH = {"_flat_weights", "_flat_weight_refs"}  # lists of their parameters 
 
 def _holds_tensors(x: Any) -> bool:
     if isinstance(x, _CONTAINERS):
-        return any(isinstance(t, torch.Tensor) for t in (content(x).values() if isinstance(x, dict) else x))
+        return any(isinstance(t, torch.Tensor) for t in values_of(x))
     return isinstance(x, torch.Tensor)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from ...frames import in_words
-from ..tensors.objects import cells_of, function_in, is_users
+from ..tensors.objects import cells_of, function_in, is_users, reached
 
 _TOLD = {"print", "log", "logger", "logging", "warnings"}  # globals by which code prints or logs
 # Methods that print, log or write.
@@ -46,18 +46,17 @@ def functions_of(fn: Any) -> Iterator[types.FunctionType]:
             yield call
 
 
-def closure_of(f: Any, most: int = 2_000) -> Iterator[Any]:
+def closure_of(f: Any) -> Iterator[Any]:
     """The function in f, which may be a partial or a method, and the objects in its closure, in closures of functions there,
-    and so on, each once. Any other f is the only object. most : objects; a guess."""
-    found: dict[int, Any] = {}
-    pending = [f]
-    while pending and len(found) < most:
-        x = pending.pop()
-        x = function_in(x.func if type(x) is functools.partial else x)
-        if id(x) not in found:
-            found[id(x)] = x
-            pending += [c.cell_contents for c in cells_of(x)] if type(x) is types.FunctionType else []
-    yield from found.values()
+    and so on, each once. Any other f is the only object."""
+
+    def bare(x: Any) -> Any:
+        return function_in(x.func if type(x) is functools.partial else x)
+
+    def inside(x: Any) -> list[Any]:
+        return [bare(c.cell_contents) for c in cells_of(x)] if type(x) is types.FunctionType else []
+
+    return reached([bare(f)], inside)
 
 
 def codes_of(fn: Any) -> Iterator[types.CodeType]:

@@ -14,34 +14,21 @@ import os
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..tensors.objects import PLAIN, fields_of, is_elsewhere, is_installed, is_simple, slots_of
+from ..tensors.objects import PLAIN, fields_of, has_fields, is_elsewhere, is_installed, is_simple, slots_of
 from .callables import closure_of, codes_in, global_paths, imports
 from .hooks import is_torchs
-from .keys import Same
-from .values import Key, Walk, Watch, key_of
+from .values import Key, Same, Walk, Watch, key_of
 
-
-@dataclass(frozen=True)
-class GlobalsSettings:
-    """functions_most : functions whose globals are guarded; a guess."""
-
-    functions_most: int = 2_000
-
-
-SETTINGS = GlobalsSettings()
+FUNCTIONS_MOST = 2_000  # functions whose globals are guarded; a guess
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _LIBRARY = os.path.dirname(os.__file__)
-_GENERATED = (
-    "<frozen",
-    "<string>",
-    "<attrs",
-)  # file names of code that Python, named tuples, dataclasses and attrs generate
+# File names of code that Python, named tuples, dataclasses and attrs generate.
+_GENERATED = ("<frozen", "<string>", "<attrs")
 # Types that `key_of` looks into although they come from Python itself, torch or NumPy.
 _OPEN = (type, types.ModuleType, torch.Tensor, nn.Module, functools.partial, types.MethodType, *PLAIN)
 
@@ -59,12 +46,11 @@ class Globals:
         self.keys: dict[str, Key] = {}
         self.names: set[str] = set()
         self._watch, self._ignored = watch, ignored
-        self._places: list[
-            tuple[str, set[Any]]
-        ] = []  # of fields of objects: name in `keys`, and the places that hold its value
+        # Of fields of objects: name in `keys`, and the places that hold its value.
+        self._places: list[tuple[str, set[Any]]] = []
         self._pending = [g for f in functions for g in _with_inner(f) if not is_torchs(g)]
         done: dict[int, types.FunctionType] = {}
-        while (self._pending or self._take_met()) and len(done) < SETTINGS.functions_most:
+        while (self._pending or self._take_met()) and len(done) < FUNCTIONS_MOST:
             f = self._pending.pop()
             if id(f) not in done:
                 done[id(f)] = f
@@ -131,7 +117,7 @@ class Globals:
 
     def _whole(self, text: str, x: Any) -> None:
         """Guard all fields of an object, a class or a Python module."""
-        if isinstance(x, _OPEN) or not _has_fields(x):
+        if isinstance(x, _OPEN) or not has_fields(x):
             self.keys[text] = key_of(x, self._watch)
             return
         if is_elsewhere(x):
@@ -153,10 +139,6 @@ class Globals:
                 self._watch.slots.append((x, s))
 
 
-def _has_fields(x: Any) -> bool:
-    return isinstance(getattr(x, "__dict__", None), dict) or bool(slots_of(type(x)))
-
-
 def _holder(x: Any, name: str) -> Mapping[str, Any] | None:
     """The table in which Python finds the attribute; None: code computes it."""
     own = getattr(x, "__dict__", None)
@@ -175,7 +157,7 @@ def _by_code(x: Any, name: str, holder: Mapping[str, Any]) -> bool:
 
 def _with_inner(f: Any) -> list[types.FunctionType]:
     """The function in f, which may be a partial or a method, and the functions in its closure, such as decorated ones."""
-    return [g for g in closure_of(f, SETTINGS.functions_most) if type(g) is types.FunctionType]
+    return [g for g in closure_of(f) if type(g) is types.FunctionType]
 
 
 def _is_followed(g: types.FunctionType, table: Mapping[str, Any]) -> bool:

@@ -22,8 +22,7 @@ from ..tensors.sharded import own_class
 from .attribute_reads import INTERNAL
 from .globals import Globals
 from .hooks import HOOKS
-from .keys import apart_from_identity
-from .values import Key, Watch, key_of
+from .values import Key, Watch, apart_from_identity, key_of
 
 _OF_TORCH = frozenset(dir(nn.Module)) - {"forward", "training"}
 _KIND = attrgetter("requires_grad", "dtype", "shape", "device")
@@ -44,16 +43,14 @@ class ModuleState:
         self._modules = [m for m in modules.values() if m is not model]
         self._of_root: Any = None  # getter of the guarded names in the module itself, whose `__dict__` is not kept
         self._tables: list[dict[str, Any]] = []  # of parameters
-        self._empty: list[Any] = []  # tables that were empty
         self._held_by: list[tuple[dict[str, Any] | None, str]] = []  # places of tensors that are no parameters
         self._classes: dict[tuple[type, str], Any] = {}
         self._class_keys: dict[tuple[type, str], Key] = {}
         self._functions: dict[int, types.FunctionType] = {}
         self.keys["the submodules"] = tuple([(path, own_class(m)) for path, m in modules.items()])
         for path, m in modules.items():
-            if m is not model and not isinstance(
-                m, torch.jit.ScriptModule
-            ):  # such a submodule is never called in a capture
+            # A submodule of TorchScript is never called in a capture.
+            if m is not model and not isinstance(m, torch.jit.ScriptModule):
                 self._module(path, m, False)
         self._module("", model, True)
         self._parameters(model)
@@ -63,10 +60,6 @@ class ModuleState:
         self.keys = {k: x for k, x in self.keys.items() if k not in ignored}
         self._watch.close()
         self._seen = self._look(model)
-
-    def written(self, places: Collection[Any]) -> set[str]:
-        """Names of the guarded globals in these places."""
-        return self._globals.written(places) if places else set()
 
     def unchanged(self, model: nn.Module) -> bool:
         """Whether every guarded value is the very same object as before."""
@@ -80,7 +73,6 @@ class ModuleState:
             and len(now[1]) == len(values)
             and all(map(is_, now[1], values))
             and now[2] == tensors
-            and not any(self._empty)
             and self._watch.unchanged()
             and all(getattr(c, name, _MISSING) is x for (c, name), x in self._classes.items())
         )
@@ -95,7 +87,7 @@ class ModuleState:
             [*map(type, params)],
             [*map(_KIND, params)],
             [p.stride() for p in params if p.layout is torch.strided],
-            [None if t is None else (*_KIND(t), _strides(t)) for t in held],
+            [*map(_kind, held)],
             _sharing(held),
         )
         return len(root) - ("forward" in root), values, tensors  # a plan comes and goes in the module's own `__dict__`
@@ -125,11 +117,8 @@ class ModuleState:
             self._watch.part(own, [*got, *HOOKS])
             self._hooks(path, m)
         self._watch.part(m._buffers, ())
-        (self._tables if m._parameters else self._empty).append(m._parameters)
-        if m._modules:
-            self._watch.tables.append(m._modules)
-        else:
-            self._empty.append(m._modules)
+        (self._tables if m._parameters else self._watch.tables).append(m._parameters)
+        self._watch.tables.append(m._modules)
         of_instance = own.keys() | m._parameters.keys() | m._buffers.keys() | m._modules.keys()
         of_instance -= {"forward"} if is_root else set()  # the planned forward stands there
         for k in ({"forward", *(names or ())}) - of_instance - _OF_TORCH - {"*"}:
@@ -137,7 +126,7 @@ class ModuleState:
 
     def _of_class(self, kind: type, k: str) -> Key:
         if (kind, k) not in self._classes:
-            x = _static(kind, k)
+            x = next((c.__dict__[k] for c in kind.__mro__ if k in c.__dict__), _MISSING)
             self._classes[kind, k] = getattr(kind, k, _MISSING)
             self._class_keys[kind, k] = None if x is _MISSING else key_of(x, self._watch)
             self._function(x)
@@ -149,18 +138,16 @@ class ModuleState:
             self._functions[id(f)] = f
 
     def _tensor(self, name: str, table: dict[str, Any] | None, k: str, t: torch.Tensor | None) -> None:
-        self.keys[name] = None if t is None else (t.requires_grad, t.dtype, tuple(t.shape), _strides(t), t.device)
+        self.keys[name] = _kind(t)
         self._held_by.append((table, k))
 
     def _hooks(self, path: str, m: nn.Module) -> None:
         found = []
         for kind in HOOKS:
             table = getattr(m, kind)
+            self._watch.tables.append(table)
             if table:
-                self._watch.tables.append(table)
                 found.append((kind, tuple([key_of(h, self._watch) for h in table.values()])))
-            else:
-                self._empty.append(table)
         if found:
             self.keys[f"the hooks of {path}"] = tuple(found)
 
@@ -168,29 +155,22 @@ class ModuleState:
         order: dict[int, int] = {}
         for name, p in model.named_parameters(remove_duplicate=False):
             which = order.setdefault(id(p), len(order))  # tied parameters have one number
-            self.keys[f"the parameter {name}"] = (
-                which,
-                type(p),
-                p.requires_grad,
-                p.dtype,
-                tuple(p.shape),
-                _strides(p),
-                p.device,
-            )
+            self.keys[f"the parameter {name}"] = (which, type(p), _kind(p))
 
     def _read_globals(self, model: nn.Module) -> None:
         """Guard the globals that forwards read, and plain class attributes whose names occur in their code."""
-        self._globals = Globals(self._functions.values(), self._watch, self._ignored)
-        self.keys |= self._globals.keys
+        self.globals = Globals(self._functions.values(), self._watch, self._ignored)
+        self.keys |= self.globals.keys
         for kind in dict.fromkeys(k for m in [*self._modules, model] for k in type(m).__mro__ if not is_elsewhere(k)):
             for name, x in vars(kind).items():
-                if name in self._globals.names and not name.startswith("__") and is_simple(x):
+                if name in self.globals.names and not name.startswith("__") and is_simple(x):
                     self._of_class(kind, name)
                     self.keys[f"{kind.__qualname__}.{name}"] = self._class_keys[kind, name]
 
 
-def _strides(t: torch.Tensor) -> tuple[int, ...]:
-    return t.stride() if t.layout is torch.strided else ()
+def _kind(t: torch.Tensor | None) -> Key:
+    """A key of the properties of a tensor on which the graph depends."""
+    return None if t is None else (*_KIND(t), t.stride() if t.layout is torch.strided else ())
 
 
 def _sharing(tensors: list[torch.Tensor | None]) -> Key:
@@ -198,10 +178,6 @@ def _sharing(tensors: list[torch.Tensor | None]) -> Key:
     at = [t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided]
     first: dict[int, int] = {}
     return None if len(set(at)) == len(at) else tuple([first.setdefault(a, i) for i, a in enumerate(at)])
-
-
-def _static(kind: type, name: str) -> Any:
-    return next((k.__dict__[name] for k in kind.__mro__ if name in k.__dict__), _MISSING)
 
 
 @dataclass(frozen=True)
@@ -232,7 +208,7 @@ class Expected:
         names = None if reads is None else {path: frozenset(found) for path, found in reads.items()}
         left_out = frozenset(ignored)
         state = ModuleState(model, names, left_out)
-        if more := state.written(written):
+        if more := state.globals.written(written):
             left_out |= more
             state = ModuleState(model, names, left_out)
         return cls(names, left_out, state.keys)
@@ -269,7 +245,7 @@ class Guards:
 
     def hold(self, model: nn.Module) -> bool:
         """Whether nothing differs. The second check of an unchanged module is quick."""
-        if self._now is not None and self._now.unchanged(model):
+        if self.unchanged(model):
             return True
         now = ModuleState(model, self.expected.reads, self.expected.ignored)
         if now.keys != self.expected.keys:

@@ -15,7 +15,7 @@ from ..private import tree_leaves
 from ..tensors.rng import cuda_indices
 from .attributes import Attributes, Changes, plain_tensors
 from .iterators import Iterators
-from .restorable import SETTINGS, PutBack
+from .restorable import BYTES_MOST, PutBack
 from .side_effects import SideEffects
 from .tensor_state import Tensors, plainly
 
@@ -48,7 +48,7 @@ def kept(
     Python objects that forward and hooks reach, generators among them. Taking items of an iterator is refused.
 
     given : the arguments of forward, and the objects in them; a mapping gives them names for `SideEffects`.
-    captures : no step runs inside on real tensors, so that contents are copied up to `RestoreSettings.bytes_most` alone.
+    captures : no step runs inside on real tensors, so that contents are copied up to `BYTES_MOST` alone.
     fake : the tensors hold no numbers that could be put back.
 
     Raises
@@ -61,10 +61,10 @@ def kept(
     effects, back = SideEffects(model, {k: x for k, x in objects.items() if not isinstance(x, torch.Tensor)}), PutBack()
     with contextlib.nullcontext() if fake else torch.random.fork_rng(devices=cuda_indices(t for _, t in own)):
         effects.watch()
-        most, far = SETTINGS.bytes_most, effects.tensors(of_module=False)
-        near = [(k, t, most if captures else None) for k, t in (*own, *effects.tensors(of_module=True))]
+        near = [(k, t, BYTES_MOST if captures else None) for k, t in (*own, *effects.tensors(of_module=True))]
+        far = [(k, t, BYTES_MOST) for k, t in effects.tensors(of_module=False)]
         with plainly():
-            tensors = Tensors([*near, *((k, t, most) for k, t in far)])
+            tensors = Tensors([*near, *far])
         attributes, before = Attributes(model), Before(tensors, effects)
         iterators = Iterators(model, effects.watched)
         python, numpy = random.getstate(), np.random.get_state(legacy=False)

@@ -68,16 +68,11 @@ class ModuleCall:
         """A key of everything outside of the module that shapes the graph.
 
         It holds shapes, strides, dtypes, devices, requires_grad, which tensors share memory, constants, `surroundings`, and
-        under autocast which tensors it casts once.
+        under autocast the numbers of the tensors that it casts once for all their uses; it casts others at each use.
         """
-        shapes = tuple([_described(t) for t in self.tensors])
-        once = self.cast_once if shares_casts() else ()
+        shapes = [(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad, type(t)) for t in self.tensors]
+        once = tuple([i for i, t in enumerate(self.tensors) if is_cast_once(t)]) if shares_casts() else ()
         return (*shapes, _shared(self.tensors)), constants(self.spec), (*surroundings(), once)
-
-    @property
-    def cast_once(self) -> tuple[int, ...]:
-        """Numbers of the tensors that autocast casts once for all their uses: leaves. It casts others at each use."""
-        return tuple([i for i, t in enumerate(self.tensors) if is_cast_once(t)])
 
     def taken_apart(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A function of arguments by parameter name that calls forward as the caller did."""
@@ -120,19 +115,15 @@ def as_arguments(spec: Any) -> Any:
     return tree.Branch((), None, (tree.Branch((), None, ()), spec))
 
 
-def _described(t: torch.Tensor) -> Key:
-    return tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad, type(t)
-
-
 def _shared(tensors: list[torch.Tensor]) -> Key:
     """A key of which tensors share memory, and at which offsets, since forward may write to one of them."""
     if len(tensors) < 2:
         return ()
     first: dict[int, int] = {}
     at = [first.setdefault(t.untyped_storage()._cdata, i) for i, t in enumerate(tensors)]
-    return (
-        () if len(first) == len(tensors) else tuple([(i, t.storage_offset()) for i, t in zip(at, tensors, strict=True)])
-    )
+    if len(first) == len(tensors):
+        return ()
+    return tuple([(i, t.storage_offset()) for i, t in zip(at, tensors, strict=True)])
 
 
 def bind(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:

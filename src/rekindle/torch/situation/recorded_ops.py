@@ -14,6 +14,10 @@ from torch import nn
 
 from ..private import FakeTensor, disable_autocast, pytree
 
+# A question is answered only if its ops compute at most so many elements, not all of which live at once. A guess: it admits the
+# comparison that torch's own transformer makes of its mask, up to about 7,000 positions.
+ELEMENTS_MOST = 2**28
+
 
 class Input(NamedTuple):
     """A reference to an input, by its index."""
@@ -146,19 +150,6 @@ class Recording:
 
 def _results_in(op: RecordedOp) -> set[int]:
     return {x.op for x in pytree.tree_leaves(op[1], is_leaf=is_reference) if isinstance(x, Result)}
-
-
-@dataclass(frozen=True)
-class QuestionSettings:
-    """elements_most : a question is answered only if its ops compute at most so many elements, not all of which live at once.
-
-    A guess. It admits the comparison that torch's own transformer makes of its mask, up to about 7,000 positions.
-    """
-
-    elements_most: int = 2**28
-
-
-SETTINGS = QuestionSettings()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from ...errors import RekindleError
-from ..tensors import generators
+from ..private import disable_modes
 from ..tensors.objects import (
     PLAIN,
     content,
@@ -29,26 +30,16 @@ from ..tensors.objects import (
     same_content,
     same_entry,
     slots_of,
+    values_of,
 )
 from .callables import GlobalName
 from .hooks import is_torchs
 
+# How much is copied; guesses.
+ENTRIES_MOST = 100_000  # a container of more entries, or an array of more elements, is not put back
+BYTES_MOST = 400_000  # nor is a tensor of more bytes that belongs neither to the module nor to its call
 
-@dataclass(frozen=True)
-class RestoreSettings:
-    """How much is copied. Both are guesses.
-
-    entries_most : a container of more entries, or an array of more elements, is not put back. bytes_most : nor is a tensor of
-    more bytes that belongs neither to the module nor to its call.
-    """
-
-    entries_most: int = 100_000
-    bytes_most: int = 400_000
-
-
-SETTINGS = RestoreSettings()
-
-
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)  # all but torch's
 _OPAQUE = (type, types.ModuleType, logging.Logger, logging.Handler, torch.dtype, torch.device,
            torch.utils.hooks.RemovableHandle, *PLAIN)  # fmt: skip
 
@@ -136,7 +127,8 @@ class Restorable:
     def inside(self) -> list[Any]:
         """The objects that it held at first; the class of an object of the user's is one."""
         held, kind = [*self._kind.inside(self.before)], type(self.x)
-        return [*held, kind] if self._kind in (_TABLE, _FIELDS) and is_users(kind) else held
+        has_fields = self._kind is _FIELDS or isinstance(self.x, dict)
+        return [*held, kind] if has_fields and is_users(kind) else held
 
 
 _NOTHING: Any = object()
@@ -159,16 +151,16 @@ def _kind_of(x: Any) -> Kind | None:
     if isinstance(x, type):
         return _CLASS
     if isinstance(x, np.ndarray):
-        return None if x.dtype.hasobject or x.size > SETTINGS.entries_most else _ARRAY
-    if isinstance(x, (*generators.OTHERS, torch.Generator)):
-        was = generators.state(x)
-        return Kind(lambda g: generators.key(generators.state(g)), lambda g, _: generators.set_state(g, was))
-    if isinstance(x, list | deque | dict | set) and len(x) <= SETTINGS.entries_most:
-        return _TABLE if isinstance(x, dict) else _ROW
+        return None if x.dtype.hasobject or x.size > ENTRIES_MOST else _ARRAY
+    if isinstance(x, (*GENERATORS, torch.Generator)):
+        was = _state(x)
+        return Kind(lambda g: _comparable(_state(g)), lambda g, _: _set_state(g, was))
+    if isinstance(x, list | deque | dict | set) and len(x) <= ENTRIES_MOST:
+        return _CONTAINER
     if isinstance(x, tuple):
         return _TUPLE
     with contextlib.suppress(TypeError), memoryview(x) as memory:
-        if not memory.readonly and memory.nbytes <= SETTINGS.bytes_most:
+        if not memory.readonly and memory.nbytes <= BYTES_MOST:
             return _MEMORY
     gives = getattr(type(x), "__getstate__", None) is not getattr(object, "__getstate__", None)
     if type(x).__module__ == "_io" and gives and hasattr(type(x), "__setstate__"):
@@ -208,6 +200,35 @@ def _set_memory(x: Any, old: bytes) -> None:
         now.cast("B")[:] = old
 
 
+def _state(x: Any) -> Any:
+    """The state of a random generator. From two states that are equal when made `_comparable` it draws the same numbers."""
+    if isinstance(x, random.Random):
+        return x.getstate()
+    if isinstance(x, np.random.RandomState):
+        return x.get_state(legacy=False)
+    if isinstance(x, torch.Generator):
+        with disable_modes():
+            return x.get_state()
+    return (x.bit_generator if isinstance(x, np.random.Generator) else x).state
+
+
+def _set_state(x: Any, to: Any) -> None:
+    if isinstance(x, random.Random):
+        x.setstate(to)
+    elif isinstance(x, np.random.RandomState | torch.Generator):
+        with disable_modes():
+            x.set_state(to)
+    else:
+        (x.bit_generator if isinstance(x, np.random.Generator) else x).state = to
+
+
+def _comparable(state: Any) -> Any:
+    if isinstance(state, dict):
+        return tuple((k, _comparable(x)) for k, x in state.items())
+    state = state.numpy() if isinstance(state, torch.Tensor) else state
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
 def _slots(x: Any) -> tuple[str, ...]:
     return () if is_elsewhere(x) else slots_of(type(x))
 
@@ -233,8 +254,7 @@ _CELL = Kind(lambda x: x.cell_contents if is_full(x) else _NOTHING, _set_cell, l
 _TENSOR = Kind(lambda t: t._version, lambda t, old: None)
 _CLASS = Kind(_variables_of, _set_variables, lambda held: map(function_in, held.values()))
 _ARRAY = Kind(lambda x: x.tobytes(), _set_array)
-_TABLE = Kind(content, refill, lambda held: held.values())
-_ROW = Kind(content, refill, lambda held: held)
+_CONTAINER = Kind(content, refill, values_of)
 _TUPLE = Kind(list, lambda x, old: None, lambda held: held)
 _MEMORY = Kind(lambda x: bytes(memoryview(x)), _set_memory)  # lent by Python's own objects: arrays, bytearrays, ctypes
 _STREAM = Kind(lambda x: x.__getstate__(), lambda x, old: x.__setstate__(old))  # text and bytes in memory

@@ -13,34 +13,29 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..tensors import generators
-from ..tensors.objects import entries, function_in, is_elsewhere, is_installed, is_simple, is_users
+from ..tensors.objects import (
+    OBJECTS_MOST,
+    function_in,
+    is_elsewhere,
+    is_installed,
+    is_simple,
+    is_users,
+    reached,
+    values_of,
+)
 from .callables import GlobalName, codes_of, global_names, names_in, prints_or_logs, references
 from .hooks import HOOKS, is_torchs, user_hooks
-from .restorable import SETTINGS as RESTORE
-from .restorable import PutBack, Restorable, is_opaque, restorable
+from .restorable import ENTRIES_MOST, GENERATORS, PutBack, Restorable, is_opaque, restorable
 
+# How far objects are followed; guesses. At most `OBJECTS_MOST` are watched.
+STEPS_MOST = 20 * OBJECTS_MOST  # steps of the walk: it comes to one object on several ways
+REFERENCES_DEEP = 3  # references that are followed from a function or an attribute
 
-@dataclass(frozen=True)
-class SideEffectSettings:
-    """How far objects are followed. All are guesses.
-
-    objects_most : objects that are watched. steps_per_object : how many steps the walk takes at most, per watched object.
-    references_deep : how many references are followed from a function or an attribute.
-    """
-
-    objects_most: int = 20_000
-    steps_per_object: int = 20
-    references_deep: int = 3
-
-
-SETTINGS = SideEffectSettings()
 VARIABLE, GLOBAL, DEFAULT = "the variable ", "the global ", "the default argument "
 CLASS, ARGUMENT = "the class ", "the argument "
 VARIABLES = (VARIABLE, GLOBAL, DEFAULT, CLASS, ARGUMENT)  # of names in `SideEffects.dropped` that are no attributes
@@ -88,10 +83,8 @@ class SideEffects:
             for k, x in m.__dict__.items():
                 if k in _OF_EVERY_MODULE or k == "forward" or isinstance(x, torch.Tensor):
                     continue
-                inside = [y for _, y in entries(x)] if isinstance(x, dict) else x if isinstance(x, list) else [x]
-                self._name(
-                    f"{path}.{k}".lstrip("."), (h for y in inside[: RESTORE.entries_most] for h in self._walk(y, 1))
-                )
+                inside = values_of(x) if isinstance(x, dict | list) else [x]
+                self._name(f"{path}.{k}".lstrip("."), (h for y in inside[:ENTRIES_MOST] for h in self._walk(y, 1)))
         for name, x in self._arguments.items():
             self._name(f"{ARGUMENT}{name}", self._walk(x, 1))
         for kind in dict.fromkeys(k for m in self._model.modules() for k in type(m).__mro__ if not is_elsewhere(k)):
@@ -121,7 +114,7 @@ class SideEffects:
             name for (name, _, fn), holders in zip(self._hooks, self._by_hook, strict=True)
             if changed & holders or prints_or_logs(fn)
         ]  # fmt: skip
-        drawn = {k for k in changed if isinstance(self._watched[k].x, generators.OTHERS)}
+        drawn = {k for k in changed if isinstance(self._watched[k].x, GENERATORS)}
         self.drawn = [name for name, holders in self._by_name.items() if drawn & holders]
         self.drawn += [
             name for (name, _, _), holders in zip(self._hooks, self._by_hook, strict=True) if drawn & holders
@@ -189,12 +182,11 @@ class SideEffects:
     def _walk(self, x: Any, depth: int) -> Iterator[Any]:
         """Watch x and the objects that it reaches, and yield their keys."""
         self._steps += 1
-        s = SETTINGS
-        full = len(self._watched) >= s.objects_most or self._steps > s.steps_per_object * s.objects_most
+        full = len(self._watched) >= OBJECTS_MOST or self._steps > STEPS_MOST
         if full or id(x) in self._own or is_opaque(x):
             return
         if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
-            further = references(x) if depth < s.references_deep else [getattr(x, "__dict__", None)]
+            further = references(x) if depth < REFERENCES_DEEP else [getattr(x, "__dict__", None)]
             for y in () if is_torchs(x) else further:
                 yield from self._walk(y, depth + 1)
             return
@@ -210,22 +202,20 @@ class SideEffects:
             self._watched[key] = made
         yield key
         stands = isinstance(x, GlobalName | types.CellType)  # a name is no step towards what it stands for
-        if depth < s.references_deep or stands:
+        if depth < REFERENCES_DEEP or stands:
             for y in made.inside():
                 yield from self._walk(y, depth + (not stands))
 
 
 def _methods(kind: type[nn.Module]) -> list[Any]:
     """`forward`, and of the user's classes the methods that it names, and those that they name."""
-    found, pending = [], [kind.forward]
-    while pending:
-        fn = pending.pop()
-        found.append(fn)
-        for name in {k for code in codes_of(fn) for k in code.co_names} if is_users(kind) else ():
-            x = function_in(inspect.getattr_static(kind, name, None))
-            if isinstance(x, types.FunctionType) and x not in found and not is_torchs(x):
-                pending.append(x)
-    return found
+
+    def named(fn: Any) -> list[Any]:
+        names = {k for code in codes_of(fn) for k in code.co_names} if is_users(kind) else ()
+        found = [function_in(inspect.getattr_static(kind, k, None)) for k in names]
+        return [x for x in found if isinstance(x, types.FunctionType) and not is_torchs(x)]
+
+    return [*reached([kind.forward], named)]
 
 
 def is_kept_for_itself(model: nn.Module, attribute: str) -> bool:

@@ -12,8 +12,7 @@ from torch.nn.modules import module as torch_module
 from ..private import DeviceContext, function_modes, function_modes_number
 from ..tensors import precision
 from .hooks import HOOKS, is_torchs
-from .keys import Same
-from .values import key_of
+from .values import Same, key_of
 
 
 def surroundings() -> tuple[Any, ...]:
@@ -21,9 +20,8 @@ def surroundings() -> tuple[Any, ...]:
 
     It holds autocast, the default dtype, flags of torch's backends, function modes, and hooks on all modules.
     """
-    kinds = ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]
     cuda = torch.backends.cuda
-    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)])
+    cast = tuple([(k, torch.get_autocast_dtype(k)) for k in _KINDS if torch.is_autocast_enabled(k)])
     return (
         (*cast, torch.is_autocast_cache_enabled()) if cast else (),
         torch.get_default_dtype(),
@@ -39,7 +37,7 @@ def autocast_of(found: tuple[Any, ...]) -> Iterator[None]:
     """Inside, autocast is as it was when `surroundings` gave this key."""
     *cast, cached = found[0] or (True,)
     with contextlib.ExitStack() as stack:
-        for kind in ["cpu", "cuda"] if _HAS_CUDA else ["cpu"]:
+        for kind in _KINDS:
             dtype = dict(cast).get(kind)
             stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=cached))
         yield
@@ -52,8 +50,7 @@ def shares_casts() -> bool:
 
 def casting_device() -> str:
     """The kind of device on which autocast casts; "" where it is off."""
-    kinds = ("cuda", "cpu") if _HAS_CUDA else ("cpu",)
-    return next((k for k in kinds if torch.is_autocast_enabled(k)), "")
+    return next((k for k in reversed(_KINDS) if torch.is_autocast_enabled(k)), "")
 
 
 def is_cast_once(t: torch.Tensor) -> bool:
@@ -61,9 +58,7 @@ def is_cast_once(t: torch.Tensor) -> bool:
     return t.requires_grad and t.is_leaf and t.dtype == torch.float32 and not t._is_view()
 
 
-_HAS_CUDA = torch.cuda.is_available()
-
-
+_KINDS = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)  # of devices that autocast knows
 _HOOKS = [getattr(torch_module, f"_global{kind}") for kind in HOOKS]
 
 

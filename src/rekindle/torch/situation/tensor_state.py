@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ..private import disable_function_overrides, disable_modes, is_fake, set_version_counter
+from ..tensors.op_tensors import sparse_parts
 
-WORDS_AT_ONCE = (
-    1 << 21
-)  # of a GPU's memory, of 8 bytes, that a fingerprint mixes at once: it should take little memory itself
+# Words of a GPU's memory, of 8 bytes, that a fingerprint mixes at once: it should take little memory itself.
+WORDS_AT_ONCE = 1 << 21
 _FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # of splitmix64, as signed numbers
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _AROUND: ContextVar[tuple[Tensors, ...]] = ContextVar("tensors noted by the contexts around", default=())
@@ -213,11 +213,4 @@ def _inside(t: Any) -> dict[str, torch.Tensor]:
     if hasattr(t, "__tensor_flatten__"):
         inside = {k: getattr(t, k) for k in t.__tensor_flatten__()[0]}
         return {k: x for k, x in inside.items() if isinstance(x, torch.Tensor)}  # a DTensor names its mesh too
-    if t.layout is torch.sparse_coo:
-        return {"indices": t._indices(), "values": t._values()}
-    names: tuple[str, ...] = ()
-    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
-        names = "crow_indices", "col_indices", "values"
-    elif t.layout in (torch.sparse_csc, torch.sparse_bsc):
-        names = "ccol_indices", "row_indices", "values"
-    return {k: getattr(t, k)() for k in names}
+    return sparse_parts(t)

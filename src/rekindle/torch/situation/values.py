@@ -9,14 +9,16 @@ no second walk while each place holds the same object.
 
 from __future__ import annotations
 
+import array
 import functools
 import logging
 import pathlib
+import sys
 import types
 import weakref
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -25,8 +27,28 @@ import torch
 from torch import nn
 
 from ..tensors import tree
-from ..tensors.objects import PLAIN, cells_of, entries, fields_of, function_in, is_elsewhere, is_simple, slots_of
-from .keys import Key, Same, array_key, is_array
+from ..tensors.objects import (
+    OBJECTS_MOST,
+    PLAIN,
+    cells_of,
+    entries,
+    fields_of,
+    function_in,
+    is_elsewhere,
+    is_simple,
+    slots_of,
+)
+
+Key = Any
+
+# How much of an array its key holds; guesses.
+KEPT_MOST_BYTES = 2**12  # arrays up to this size are kept byte by byte; of larger ones the key holds a checksum
+CHECKSUM_MOST_BYTES = 2**26  # of arrays beyond this size the key holds only elements that are evenly spread
+SPREAD_ELEMENTS = 2**12  # how many
+
+# Nested containers, objects and closures that a walk looks into; a guess. Deeper objects, and those after `OBJECTS_MOST`, count
+# by identity.
+LEVELS_MOST = 32
 
 
 class Watch:
@@ -47,6 +69,7 @@ class Watch:
         self._named: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}  # tables of which some names count
         self._getters: list[tuple[Mapping[str, Any], Any]] = []  # of the values under some names of a table
         self._counted: list[Mapping[str, Any]] = []
+        self._empty: list[dict[Any, Any]] = []
         self._held: list[Any] = []
         self._counts: list[Any] = []
 
@@ -63,11 +86,17 @@ class Watch:
     def close(self) -> None:
         """Remember the objects that stand in all places now."""
         self._getters += [(t, itemgetter(*found, next(iter(found)))) for t, found in self._named.values()]
+        # Most tables of hooks, parameters and submodules are empty, and `any` finds out at once whether they still are.
+        plain = (dict, OrderedDict)  # a subclass may count its entries in another way
+        self._empty = [t for t in self.tables if type(t) in plain and not t]
+        self.tables = [t for t in self.tables if type(t) not in plain or t]
         self._held = [*self._values()]
         self._counts = self._sizes()
 
     def unchanged(self) -> bool:
         """Whether every place holds the very same object as when the walk ended."""
+        if any(self._empty):
+            return False
         try:
             now = [*self._values()]
         except (RuntimeError, ValueError, KeyError):  # a container changed meanwhile; a cell is empty; a name is gone
@@ -87,19 +116,6 @@ class Watch:
 
 _MISSING: Any = object()
 
-
-@dataclass(frozen=True)
-class WalkSettings:
-    """Limits of one walk; objects beyond them count by identity. Both are guesses.
-
-    entries_most : objects that are looked into. levels_most : nested containers, objects and closures.
-    """
-
-    entries_most: int = 20_000
-    levels_most: int = 32
-
-
-SETTINGS = WalkSettings()
 
 _PLAIN_TYPES = frozenset({bool, int, float, complex, str, bytes, type(None), range, slice, torch.dtype, torch.device,
                           torch.Size, torch.layout, torch.memory_format})  # fmt: skip
@@ -130,11 +146,11 @@ class Walk:
 
     def __init__(self, watch: Watch):
         self.watch = watch
-        self.left = SETTINGS.entries_most
+        self.left = OBJECTS_MOST
         self.seen: dict[int, int] = {}  # id of each object met -> its number
         self.alive: list[Any] = []  # keeps ids from being reused during the walk
 
-    def key(self, x: Any, deep: int = SETTINGS.levels_most) -> Key:
+    def key(self, x: Any, deep: int = LEVELS_MOST) -> Key:
         """A hashable key of the value. deep : levels that may still be looked into."""
         kind = type(x)
         if kind in _STAND_INS:  # a weak proxy passes every question to its object, which may be gone
@@ -261,3 +277,60 @@ def constants(spec: Any) -> Key:
         more += () if spec.place is None else (spec.place,)
         return (kind, spec.keys, tuple([constants(c) for c in spec.children]), *more)
     return spec if isinstance(spec, tree.Leaf | tree.Opaque | tree.LeftOut | tree.Kept) else key_of(spec)
+
+
+def is_array(x: Any) -> bool:
+    """Whether x holds bytes that can be written to in place, or is a NumPy number."""
+    numpy: Any = sys.modules.get("numpy")
+    numpys = () if numpy is None else (numpy.ndarray, numpy.generic)
+    return isinstance(x, bytearray | array.array) or isinstance(x, numpys) and not x.dtype.hasobject
+
+
+def array_key(x: Any) -> Key:
+    """A key of an array's content: its bytes, their checksum, or some of its elements."""
+    head = (str(x.dtype), x.shape) if hasattr(x, "dtype") else (len(x),)
+    size = x.nbytes if hasattr(x, "nbytes") else len(x) * getattr(x, "itemsize", 1)
+    if size <= KEPT_MOST_BYTES:
+        return (*head, x.tobytes() if hasattr(x, "tobytes") else bytes(x))
+    if size > CHECKSUM_MOST_BYTES:
+        flat = getattr(x, "flat", x)
+        some = flat[:: len(flat) // SPREAD_ELEMENTS]
+        return (*head, some.tobytes() if hasattr(some, "tobytes") else bytes(some))
+    try:
+        return (*head, zlib.crc32(x.T if hasattr(x, "T") and not x.flags.c_contiguous else x))
+    except (BufferError, ValueError, TypeError):  # not contiguous, or a type that no buffer supports
+        return (*head, zlib.crc32(x.tobytes()))
+
+
+class Same:
+    """A key that equals only the key of the same object, and keeps it alive only where Python has no weak reference."""
+
+    __slots__ = ("_hash", "_of")
+
+    def __init__(self, x: Any):
+        self._hash = id(x)
+        self._of: Callable[[], Any]
+        try:
+            self._of = weakref.ref(x)
+        except TypeError:
+            self._of = lambda: x
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Same):
+            return NotImplemented
+        mine = self._of()
+        return mine is not None and mine is other._of()
+
+    def __repr__(self) -> str:
+        x = self._of()
+        return getattr(x, "__qualname__", None) or f"a {type(x).__name__}"
+
+
+def apart_from_identity(key: Any) -> Any:
+    """The key without the identities in it: equal for keys that differ only in which objects they name."""
+    if isinstance(key, tuple | frozenset):
+        return type(key)(map(apart_from_identity, key)) if type(key) in (tuple, frozenset) else key
+    return Same if isinstance(key, Same) else key

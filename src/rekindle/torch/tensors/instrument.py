@@ -8,9 +8,8 @@ import torch
 
 from ..private import OpOverload, TorchDispatchMode
 
-WHICH_DEVICE = (
-    torch.ops.prim.device.default
-)  # it only asks for a device and runs nothing. A step of a fake DenseNet asks 5,000 times
+# It only asks for a device and runs nothing. A step of a fake DenseNet asks 5,000 times.
+WHICH_DEVICE = torch.ops.prim.device.default
 
 
 class Instrument(TorchDispatchMode):

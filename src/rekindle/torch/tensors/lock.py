@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -20,22 +19,9 @@ from ... import notices
 from ...progress import Progress
 from ..private import backward_number, no_compiling
 
-
-@dataclass(frozen=True)
-class LockSettings:
-    """Waiting for other threads. `named_after_s` is the product's promise; the others are guesses.
-
-    named_after_s : after it a waiting thread says for what it waits.
-    patience_s : after it planning begins although another thread is in a call, which may be waiting for this thread.
-    poll_s : seconds between two looks.
-    """
-
-    named_after_s: float = 2.0
-    patience_s: float = 30.0
-    poll_s: float = 0.0005
-
-
-SETTINGS = LockSettings()
+NAMED_AFTER_S = 2.0  # after it a waiting thread says for what it waits; the product's promise
+PATIENCE_S = 30.0  # after it planning begins although another thread is in a call, which may wait for this one; a guess
+POLL_S = 0.0005  # between two looks; a guess
 
 
 class Lock:
@@ -105,17 +91,17 @@ class Lock:
         self._inside = {t: calls for t, calls in self._inside.items() if t == me}
 
     def _acquire(self, progress: Progress) -> None:
-        if self._lock.acquire(timeout=SETTINGS.named_after_s):
+        if self._lock.acquire(timeout=NAMED_AFTER_S):
             return
         line = f"waiting for another thread that {self.doing or 'plans'}"
         progress(line) if callable(progress) else notices.say(line, aloud=progress is not False)
         self._lock.acquire()
 
     def _wait(self) -> None:
-        """Wait until no other thread is in a call that concerns the plan, for `LockSettings.patience_s` at most."""
-        until = time.monotonic() + SETTINGS.patience_s
+        """Wait until no other thread is in a call that concerns the plan, for `PATIENCE_S` at most."""
+        until = time.monotonic() + PATIENCE_S
         while any(map(self._any_concerned, list(self._inside.values()))) and time.monotonic() < until:
-            time.sleep(SETTINGS.poll_s)
+            time.sleep(POLL_S)
 
     def _any_concerned(self, calls: list[nn.Module | None]) -> bool:
         """Whether one of the modules has a part or a parameter in common with those that are planned."""
@@ -140,9 +126,8 @@ class _Call:
     def __enter__(self) -> None:
         lock, me = self._lock, threading.get_ident()
         self._calls = calls = lock._inside.setdefault(me, [])
-        calls.append(
-            self._model
-        )  # before looking whether it is planned; a planner says so before it looks at the calls
+        # Before looking whether it is planned; a planner says so before it looks at the calls.
+        calls.append(self._model)
         if not lock._busy or lock._planner == me or backward_number() != -1:
             return  # a backward's thread may work for the planner, which waits for it
         if lock._any_concerned(calls[:-1]) or not lock._any_concerned(calls[-1:]):

@@ -13,11 +13,12 @@ import functools
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+OBJECTS_MOST = 20_000  # objects that one walk looks into; a guess
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, frozenset, enum.Enum, type(None), torch.dtype, torch.device,
          torch.Size, torch.layout)  # fmt: skip
 _SIMPLE = (bool, int, float, complex, str, type(None), torch.dtype, tuple, list, dict, set)
@@ -61,6 +62,18 @@ def function_in(x: Any) -> Any:
     return next((f for f in inner if isinstance(f, types.FunctionType)), x)
 
 
+def reached(start: Iterable[Any], inside: Callable[[Any], Iterable[Any]], most: int = OBJECTS_MOST) -> Iterator[Any]:
+    """These objects and all that `inside` finds in them, in what it found there, and so on, each once; at most so many."""
+    found: dict[int, Any] = {}  # it keeps the objects alive, so that no id is used again
+    pending = [*start]
+    while pending and len(found) < most:
+        x = pending.pop()
+        if id(x) not in found:
+            found[id(x)] = x
+            yield x
+            pending += inside(x)
+
+
 def cells_of(f: types.FunctionType) -> list[types.CellType]:
     """The variables of enclosing functions that a function uses, without those that have no value."""
     return [c for c in f.__closure__ or () if is_full(c)]
@@ -82,6 +95,11 @@ def fields_of(x: Any) -> dict[str, Any]:
     return found | {s: getattr(x, s) for s in slots_of(type(x)) if hasattr(x, s)}
 
 
+def has_fields(x: Any) -> bool:
+    """Whether an object has a `__dict__` or slots."""
+    return isinstance(getattr(x, "__dict__", None), dict) or bool(slots_of(type(x)))
+
+
 def slots_of(kind: type) -> tuple[str, ...]:
     """The names in `__slots__` of a class and its bases."""
     return tuple([s for k in kind.__mro__ if "__slots__" in k.__dict__ for s in _slots(k)])
@@ -98,9 +116,8 @@ def entries(x: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
     """The stored (key, value) pairs of a dict, in its order."""
     if not isinstance(x, OrderedDict):
         return iter(dict.items(x))
-    return (
-        (k, dict.__getitem__(x, k)) for k in OrderedDict.__iter__(x)
-    )  # an OrderedDict keeps its order apart from its dict's
+    # An OrderedDict keeps its order apart from its dict's.
+    return ((k, dict.__getitem__(x, k)) for k in OrderedDict.__iter__(x))
 
 
 def content(x: Any) -> Any:
@@ -110,6 +127,12 @@ def content(x: Any) -> Any:
     if isinstance(x, set):
         return set(set.__iter__(x))
     return list(deque.__iter__(x) if isinstance(x, deque) else list.__iter__(x))
+
+
+def values_of(x: Any) -> list[Any]:
+    """The values of a dict, or the items of a list, deque or set."""
+    held = content(x)
+    return [*(held.values() if isinstance(held, dict) else held)]
 
 
 def refill(x: Any, held: Any) -> None:

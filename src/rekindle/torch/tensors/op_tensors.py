@@ -33,13 +33,18 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 def dense_parts(t: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors of which a tensor is made: itself, or the indices and values of a sparse one."""
+    return [*sparse_parts(t).values()] or [t]
+
+
+def sparse_parts(t: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The indices and values of a sparse tensor, by name; nothing for a dense one."""
     if t.layout is torch.sparse_coo:
-        return [t._indices(), t._values()]
+        return {"indices": t._indices(), "values": t._values()}
     if t.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [t.crow_indices(), t.col_indices(), t.values()]
+        return {k: getattr(t, k)() for k in ("crow_indices", "col_indices", "values")}
     if t.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [t.ccol_indices(), t.row_indices(), t.values()]
-    return [t]
+        return {k: getattr(t, k)() for k in ("ccol_indices", "row_indices", "values")}
+    return {}
 
 
 def storage_of(t: torch.Tensor) -> Any:

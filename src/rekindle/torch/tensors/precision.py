@@ -12,11 +12,8 @@ from typing import Any
 
 import torch
 
-_EXACT = (
-    "highest",
-    "ieee",
-    "none",
-)  # float32 is not rounded; "none": nothing is set, and that is the default of products
+# Settings by which float32 is not rounded; "none": nothing is set, and that is the default of products.
+_EXACT = ("highest", "ieee", "none")
 
 
 def of_products() -> str:

@@ -29,24 +29,10 @@ from ..private import store_of_processes
 log = logging.getLogger("rekindle")
 T = TypeVar("T")
 _REFUSALS = (errors.UsageError, errors.TraceError, errors.FormatError, errors.PlanMismatch, errors.ParityError)
+WAIT_MOST_S = 1800.0  # a guess; after it a process gives up to wait for another one's answer: that one may have died
+POLL_S = 0.05  # between two looks; a guess
+NEWS_S = 5.0  # between two lines of progress; a guess
 NUMBERS = ("budget", "smallest_peak", "bound_bytes")  # of an InfeasibleBudget
-
-
-@dataclass(frozen=True)
-class RanksSettings:
-    """How a process waits for another's answer; guesses.
-
-    wait_most_s : seconds after which a process gives up: the other one may have died.
-    poll_s : seconds between two looks.
-    news_s : seconds between two lines of progress.
-    """
-
-    wait_most_s: float = 1800.0
-    poll_s: float = 0.05
-    news_s: float = 5.0
-
-
-SETTINGS = RanksSettings()
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,7 @@ def once(
 
     Raises
     ------
-    RekindleError : the refusal of the process that answered; it failed; or it did not answer within `wait_most_s`.
+    RekindleError : the refusal of the process that answered; it failed; or it did not answer within `WAIT_MOST_S`.
     """
     store = store_of_processes()
     if store is None:
@@ -155,15 +141,15 @@ def _received(store: Any, key: str, what: str, progress: Callable[[str], None] |
         if turns is not None:
             turns.join_those_taken()
         now = time.monotonic()
-        if now - start > SETTINGS.wait_most_s:
+        if now - start > WAIT_MOST_S:
             raise RekindleError(
                 f"{what} was asked for, which {_maker(store, key)} was first to make, but it gave no answer within "
-                f"{SETTINGS.wait_most_s:g} s; look at what that process does, or start the run again"
+                f"{WAIT_MOST_S:g} s; look at what that process does, or start the run again"
             )
-        if progress is not None and now - told > SETTINGS.news_s:
+        if progress is not None and now - told > NEWS_S:
             told = now
             progress(f"waiting for {_maker(store, key)}, which makes {what} ({now - start:.0f} s)")
-        time.sleep(SETTINGS.poll_s)
+        time.sleep(POLL_S)
     log.info("%s comes from %s", what, _maker(store, key))
     doc = parse_json(zlib.decompress(store.get(f"{key}/answer")).decode(), f"{what} of {_maker(store, key)}")
     if "refusal" in doc:

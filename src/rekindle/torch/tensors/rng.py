@@ -34,9 +34,8 @@ def restore(saved: Any, device: str) -> None:
 
 
 _turn = threading.RLock()  # threads that train by plans draw in turns; others are noticed
-Kept = dict[
-    Any, tuple[Any, Any, int]
-]  # random op -> states of the generator before and after its first run, its digest
+# Random op -> states of the generator before and after its first run, its digest.
+Kept = dict[Any, tuple[Any, Any, int]]
 
 
 def draw(kept: Kept, op: int, device: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .objects import PLAIN as PLAIN
-from .objects import fields_of, refill, same_entry
+from .objects import fields_of, refill, same_content, same_entry
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ class Owned(NamedTuple):
     @property
     def is_changed(self) -> bool:
         """Whether its entries are other objects now, or other plain values."""
-        now = held_in(self.container)
-        return [*now] != [*self.before] or any(not same_entry(now[k], x) for k, x in self.before.items())
+        return not same_content(held_in(self.container), self.before)
 
 
 def flatten(
@@ -294,11 +293,7 @@ def leaves(spec: Any) -> Iterator[Any]:
 
 def opaque_kinds(spec: Any) -> list[str]:
     """Type names of all `Opaque` objects in a structure."""
-    if isinstance(spec, Opaque):
-        return [spec.kind]
-    if isinstance(spec, Branch):
-        return [k for c in spec.children for k in opaque_kinds(c)]
-    return []
+    return [x.kind for x in leaves(spec) if isinstance(x, Opaque)]
 
 
 def paths(spec: Any, at: str = "output") -> dict[int, str]:
