@@ -14,47 +14,28 @@ transformers that comes close to the linear program of one stage, in a fraction 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..kernels import lagrange as kernel
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
 from ..shares import EPS
-from .staged import path_through
+from .staged import PATH_OPS, path_through
 from .waiting import at_overhead
 
-
-@dataclass(frozen=True)
-class LagrangeSettings:
-    """How the prices are searched; guesses.
-
-    stages : ops whose first runs have a price of memory.
-    steps : subgradient steps.
-    step : size of the first step, as the logarithm of the largest change of a price.
-    first_share : share of the op where most waits in the first prices.
-    widenings : times that the interval of the price of cost is widened.
-    halvings : times that it is halved then.
-    """
-
-    stages: int = 24
-    steps: int = 60
-    step: float = 4.0
-    first_share: float = 0.5
-    widenings: int = 60
-    halvings: int = 12
-
-
-SETTINGS = LagrangeSettings()
+# How the prices are searched; guesses.
+SUBGRADIENT_STEPS = 60
+FIRST_STEP = 4.0  # the logarithm of the largest change of a price in the first step
+FIRST_SHARE = 0.5  # of the op where most waits, in the first prices
+WIDENINGS, HALVINGS = 60, 12  # times that the interval of the price of cost is widened, and then halved
 
 
 def lagrangian(
     graph: Graph,
     weights: np.ndarray,
     overhead: float,
-    stages: int = SETTINGS.stages,
-    iterations: int = SETTINGS.steps,
+    stages: int = PATH_OPS,
+    iterations: int = SUBGRADIENT_STEPS,
     through: int | None = None,
 ) -> Bound:
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
@@ -75,8 +56,8 @@ def lagrangian(
 
 def _climb(graph: Graph, weights: np.ndarray, path: list[int], op: int, extra: float, iterations: int) -> float:
     """The best bound met in so many steps, in bytes without the resident ones."""
-    prices = np.full(len(path), (1 - SETTINGS.first_share) / len(path))
-    prices[path.index(op)] += SETTINGS.first_share
+    prices = np.full(len(path), (1 - FIRST_SHARE) / len(path))
+    prices[path.index(op)] += FIRST_SHARE
     relaxed = Relaxed(graph, weights, path, extra)
     best = 0.0
     for t in range(iterations):
@@ -85,7 +66,7 @@ def _climb(graph: Graph, weights: np.ndarray, path: list[int], op: int, extra: f
         spread = float(memory.max() - memory.min())
         if spread <= 0:
             break
-        prices = prices * np.exp(SETTINGS.step / np.sqrt(t + 1) * (memory - memory.max()) / spread)
+        prices = prices * np.exp(FIRST_STEP / np.sqrt(t + 1) * (memory - memory.max()) / spread)
         prices = np.maximum(prices / prices.sum(), 1e-12)
         prices /= prices.sum()
     return best
@@ -126,7 +107,7 @@ class Relaxed:
         low = high = self.at(prices, self.run_price)
         low_price = high_price = self.run_price
         best = low[0]
-        for _ in range(SETTINGS.widenings):
+        for _ in range(WIDENINGS):
             if high[1] > self.extra:
                 high_price *= 4
                 high = self.at(prices, high_price)
@@ -136,7 +117,7 @@ class Relaxed:
             else:
                 break
             best = max(best, high[0], low[0])
-        for _ in range(SETTINGS.halvings):
+        for _ in range(HALVINGS):
             middle_price = float(np.sqrt(low_price * high_price))
             middle = self.at(prices, middle_price)
             best = max(best, middle[0])
