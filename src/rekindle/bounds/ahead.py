@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..exact.needed import overwritable
-from ..kernels import ahead as kernel
+from ..kernels import waiting as kernel
 from ..model.floor import Bound, remembered, single_op, working_set
 from ..model.graph import Graph
 

@@ -47,7 +47,7 @@ def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: flo
     ops = most_waiting(graph, LARGE_RELAXED_OPS if large else _cuts(graph, seconds))
     relaxed = []
     if large:
-        by_op = {v: lagrangian(graph, weights, overhead, 1, through=v) for v in ops}
+        by_op = {v: lagrangian(graph, weights, overhead, v) for v in ops}
         relaxed = list(by_op.values())
         ops = sorted(ops, key=lambda v: -by_op[v].bytes)[: int(PROGRAMS_TIMES_OPS_PER_S * seconds / len(graph.ops))]
     relaxed += [staged(graph, weights, overhead, 1, through=v) for v in ops]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..exact.rows import Rows
+from ..kernels import waiting as kernel
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
 from ..shares import EPS
@@ -212,10 +213,6 @@ def _spread(path: list[int], count: int, through: int | None) -> list[int]:
 
 def _after(graph: Graph, v: int) -> np.ndarray:
     """bool [ops]: what always runs after the first run of op v, v itself left out."""
-    a = graph.arrays
-    after = np.zeros(len(graph.ops), np.bool_)
-    after[v] = True
-    for i in range(v + 1, len(graph.ops)):
-        after[i] = any(a.producer[u] >= 0 and after[a.producer[u]] for u in graph.ops[i].inputs)
+    after: np.ndarray = kernel.depends(v, graph.arrays)
     after[v] = False
     return after

@@ -31,7 +31,6 @@ from copy import copy
 
 import numpy as np
 
-from ..kernels import levels as kernel
 from ..kernels.rotor import Stages
 from ..model.graph import Graph
 from ..model.schedule import Schedule
@@ -91,7 +90,7 @@ def curves(graph: Graph, weights: np.ndarray, forward: Forward, block_ops: Seque
 class Levels(Curve):
     """The curve of a chain of blocks, in all levels of values that forward saves.
 
-    levels, enter : as `kernels.levels` takes them.
+    levels, enter : as `kernels.rotor` takes them.
     programs : per level, block and option the ops that run as backward.
     again : per level and block the ops that run as forward.
     """
@@ -103,6 +102,7 @@ class Levels(Curve):
         """splits : vertices after which the forward is cut. known : options of blocks, shared by the curves of one graph.
         levels : beside the one on which nothing is saved."""
         plain = chain_at(graph, forward, splits)
+        super().__init__(plain, weights)
         chains = [plain, *with_kept(plain, reversed(costly(plain, weights, levels)))]
         known = known or Known(graph, weights)
         found = [options(c, known) for c in chains]
@@ -115,7 +115,6 @@ class Levels(Curve):
                 more = np.maximum(0.0, c.leaving(chains[there], weights) - skip[there])
                 self.enter[here, there, 1:] = np.cumsum(more)
         self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
-        super().__init__(plain, weights)
         self.slots = max(LEAST_SLOTS, min(SLOTS, SLOTS_TIMES_BLOCKS * SLOTS // len(plain)))
 
     def beside(self, wait: int) -> Levels:
@@ -127,14 +126,9 @@ class Levels(Curve):
         other.whole += wait
         return other
 
-    def solve(self) -> np.ndarray:
-        """The table of `kernels.levels` for the level on which nothing is saved."""
-        self.tables = kernel.solve(self.levels, self.enter, self.unit, self.slots)
-        return self.tables[0]
-
     def runs(self, slots: int) -> list[list[int]]:
         """Sequences of runs of least time in so many slots."""
-        rows = kernel.sequence(self.levels, self.enter, self.unit, self.tables, slots).tolist()
+        rows = self.rows(slots)
         found = [self._runs(rows, reuse) for reuse in (False, True)]
         return found if found[0] != found[1] else found[:1]
 

@@ -34,6 +34,7 @@ import numpy as np
 from .. import bounds
 from ..kernels import beam as kernel
 from ..kernels.arrays import compressed_rows
+from ..kernels.waiting import depends
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
@@ -222,9 +223,7 @@ def network(graph: Graph, weights: np.ndarray, small: float) -> kernel.Net:
     """The graph for the kernel. small : values of at most that many bytes are not dropped for their own sake."""
     a, needed = graph.arrays, graph.needed
     b = graph.boundary
-    after = np.full(len(graph.ops), b is None)
-    for i in range(b if b is not None else len(graph.ops), len(graph.ops)):
-        after[i] = i == b or any(a.producer[v] >= 0 and after[a.producer[v]] for v in graph.ops[i].inputs)
+    after = np.ones(len(graph.ops), np.bool_) if b is None else depends(b, a)
     shared = set(graph.ops[b].inputs + graph.ops[b].outputs) if b is not None else set()
     made = np.flatnonzero((a.producer >= 0) & (a.bytes > small))
     made = made[needed[a.producer[made]]]

@@ -72,6 +72,7 @@ def thin(frontier: list[Entry]) -> list[Entry]:
 class Curve:
     """The least time for every memory up to `top` bytes (beside what is resident).
 
+    levels, enter : as `kernels.rotor` takes them; here one level.
     unit : bytes of a slot.
     slots : how many there are. whole : bytes in which nothing runs twice.
     times : float64 [slots + 1]; the time in each number of slots, infinite where that is too little.
@@ -79,7 +80,8 @@ class Curve:
 
     def __init__(self, chain: Chain, weights: np.ndarray):
         self.chain, self.weights = chain, weights
-        self.stages, self.once = options(chain, weights)
+        self.levels, self.once = options(chain, weights)
+        self.enter = np.zeros((1, 1, len(chain) + 1))
         self.slots = SLOTS
         self.whole = chain.held + int(
             (np.cumsum(chain.saved) - chain.saved + np.maximum(chain.save_peak, chain.alone_peak)).max()
@@ -87,13 +89,18 @@ class Curve:
 
     def aim(self, top: int) -> None:
         """Find the times, with the slots spread over `top` bytes."""
-        self.unit = _unit(max(0, min(self.whole, top) - self.chain.held), self.slots, self.stages.saved)
-        self.table = self.solve()
-        self.times = self.once + self.table[kernel.row(0, len(self.chain) - 1)]
+        self.unit = _unit(max(0, min(self.whole, top) - self.chain.held), self.slots, self.chain.saved)
+        self.solve()
+        self.times = self.once + self.tables[0, kernel.row(0, len(self.chain) - 1)]
 
-    def solve(self) -> np.ndarray:
-        """The table of `kernels.rotor`."""
-        return kernel.solve(self.stages, self.unit, self.slots)
+    def solve(self) -> None:
+        """Find the tables of `kernels.rotor`."""
+        self.tables = kernel.solve(self.levels, self.enter, self.unit, self.slots)
+
+    def rows(self, slots: int) -> list[list[int]]:
+        """(operation, stage, option, level) of least time in so many slots."""
+        rows: list[list[int]] = kernel.sequence(self.levels, self.enter, self.unit, self.tables, slots).tolist()
+        return rows
 
     @property
     def choices(self) -> list[int]:
@@ -107,8 +114,7 @@ class Curve:
 
     def runs(self, slots: int) -> list[list[int]]:
         """Sequences of runs of least time in so many slots."""
-        rows = kernel.sequence(self.stages, self.unit, self.table, slots)
-        return self.chain.both([(what, stage) for what, stage, _ in rows.tolist()])
+        return self.chain.both([(what, stage) for what, stage, *_ in self.rows(slots)])
 
     def entries(self, slots: int) -> list[Entry]:
         """The same, with their peak and cost."""
@@ -124,7 +130,8 @@ def _unit(top: int, slots: int, sizes: np.ndarray) -> int:
 
 
 def options(chain: Chain, weights: np.ndarray) -> tuple[kernel.Stages, float]:
-    """The stages of a chain with one option each, to save all that backward reads, and what is run once in any case."""
+    """The stages of a chain on one level with one option each, to save all that backward reads, and what is run once in any
+    case."""
     times = chain.times(weights)
     column = (slice(None), None)
     stages = kernel.Stages(
@@ -132,7 +139,7 @@ def options(chain: Chain, weights: np.ndarray) -> tuple[kernel.Stages, float]:
         times.save[column], chain.alone_peak[column], times.alone[column], chain.backward_peak[column],
         times.backward[column],
     )  # fmt: skip
-    return kernel.Stages(*(np.ascontiguousarray(x) for x in stages)), times.once
+    return kernel.Stages(*(np.ascontiguousarray(x[None]) for x in stages)), times.once
 
 
 def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
