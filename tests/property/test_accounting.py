@@ -32,7 +32,6 @@ from rekindle.model.schedule import Free, Run, Schedule, Step
 from rekindle.solvers.beam import network
 from rekindle.structure.archive import peak_of
 from rekindle.structure.reduced import Reduced
-from rekindle.structure.saved import Dropping
 from strategies import examples, graphs, run_sequences
 
 
@@ -199,7 +198,7 @@ def test_the_working_set_of_one_op(graph: Graph, data: st.DataObject) -> None:
 def test_the_reduced_problem(case: tuple[Graph, list[int]]) -> None:
     """What it leaves out only adds to the peak; where it leaves out no op, no byte is missing."""
     graph, runs = case
-    reduced = Reduced(graph, Dropping(graph), negligible_share=0.0)
+    reduced = Reduced(graph, negligible_share=0.0)
     found = peak_of(reduced.arrays, reduced.shared, reduced.reduced_runs(runs))
     assert found <= plain(graph, runs)
     if len(reduced.ops) == len(graph.ops):

@@ -82,7 +82,9 @@ def cut_chains(draw: st.DrawFn, shapes: st.SearchStrategy[Graph]) -> tuple[Chain
 @given(cut_chains(graphs()), st.booleans())
 def test_any_segments_of_any_graph_are_a_valid_schedule(drawn: tuple[Chain, list[int]], last_again: bool) -> None:
     chain, cuts = drawn
-    judged = simulate(chain.graph, chain.lower(segmented(chain.turn, cuts, last_again), "test"))
+    judged = simulate(
+        chain.graph, Schedule.from_runs(chain.graph, chain.runs(segmented(chain.turn, cuts, last_again)), "test")
+    )
     assert judged.runs.max(initial=0) <= 2
     assert (judged.runs[~chain.graph.needed] == 0).all()
     if not cuts and not last_again:
@@ -149,12 +151,17 @@ def undominated(points: set[tuple[int, float]]) -> list[tuple[int, float]]:
 def test_hong_exact_finds_what_the_judge_finds_best_of_all_single_level_plans(graph: Graph) -> None:
     chain = chain_from(graph)
     assert len(chain) == sum(not op.backward for op in graph.ops)
-    plans = [chain.lower(segmented(chain.turn, cuts), "test") for cuts in subsets(chain, len(chain))]
+    plans = [
+        Schedule.from_runs(chain.graph, chain.runs(segmented(chain.turn, cuts)), "test")
+        for cuts in subsets(chain, len(chain))
+    ]
     points = undominated({(j.peak_bytes, j.seconds) for j in (simulate(graph, s) for s in plans)})
     found = Plans(chain, graph.weights())
     assert list(zip(found.peaks.tolist(), found.times.tolist(), strict=True)) == points
     for i, point in enumerate(points):
-        judged = simulate(graph, chain.lower(segmented(chain.turn, found.cuts(i)), "test"))
+        judged = simulate(
+            graph, Schedule.from_runs(chain.graph, chain.runs(segmented(chain.turn, found.cuts(i))), "test")
+        )
         assert (judged.peak_bytes, judged.seconds) == point
 
 
@@ -201,7 +208,7 @@ def test_the_least_peak_is_that_of_the_undominated_plans(graph: Graph) -> None:
     chain = chain_from(graph)
     peak, cuts = least(chain)
     assert peak == Plans(chain, graph.weights()).peaks[0]
-    judged = simulate(graph, chain.lower(segmented(chain.turn, cuts), "test"))
+    judged = simulate(graph, Schedule.from_runs(chain.graph, chain.runs(segmented(chain.turn, cuts)), "test"))
     assert judged.peak_bytes - graph.resident_bytes <= peak
 
 
@@ -215,7 +222,9 @@ def test_hong_exact_promises_no_less_than_the_judge_finds(graph: Graph) -> None:
     chain = chain_from(graph)
     found = Plans(chain, graph.weights())
     for i, (peak, time) in enumerate(zip(found.peaks, found.times, strict=True)):
-        judged = simulate(graph, chain.lower(segmented(chain.turn, found.cuts(i)), "test"))
+        judged = simulate(
+            graph, Schedule.from_runs(chain.graph, chain.runs(segmented(chain.turn, found.cuts(i))), "test")
+        )
         assert judged.peak_bytes - graph.resident_bytes <= peak
         assert judged.seconds <= time
 
@@ -326,7 +335,7 @@ def test_greedy_segments_exceed_the_budget_by_their_last_tensor_only(graph: Grap
 def test_recursion_takes_logarithmic_memory(n: int) -> None:
     graph = uniform(n)
     chain = chain_from(graph)
-    found = simulate(graph, chain.lower(recursive(0, n, 1, n), "test"))
+    found = simulate(graph, Schedule.from_runs(chain.graph, chain.runs(recursive(0, n, 1, n)), "test"))
     assert found.peak_bytes <= math.log2(n) + 3
     assert found.runs[:n].sum() <= n * (math.log2(n) / 2 + 2)
 

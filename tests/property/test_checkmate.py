@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -102,7 +101,7 @@ def test_a_chain_at_half_its_memory() -> None:
 
 @pytest.mark.parametrize("n", [45, 200])
 def test_larger_graphs_are_rounded_or_declined(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkmate, "SETTINGS", replace(checkmate.SETTINGS, whole_most_columns=0))
+    monkeypatch.setattr(checkmate, "WHOLE_MOST_COLUMNS", 0)
     graph = chain(n) if n > 100 else chain(12)
     limit = simulate(graph, Schedule.baseline(graph)).peak_bytes * 2 // 3
     found = [simulate(graph, s) for s in solve(Problem(graph, graph.weights(), limit=limit))]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rekindle.exact.search import ExactSettings, fits, least_peak, solve
+from rekindle.exact.search import fits, least_peak, solve
 from rekindle.model.graph import BOUNDARY, Graph, Op, Value
 from rekindle.model.judge import simulate
 from rekindle.model.schedule import Schedule
@@ -122,7 +122,7 @@ def test_ops_that_cost_nothing(graph: Graph, data: st.DataObject) -> None:
 def test_what_coarser_models_leave_out_is_not_lost(graph: Graph, more: int) -> None:
     weights = graph.weights()
     # Graphs this small have no negligible values.
-    with mock.patch("rekindle.exact.search.SETTINGS", ExactSettings(negligible_shares=(0.4, 0.15, 0.0))):
+    with mock.patch("rekindle.exact.search.NEGLIGIBLE_SHARES", (0.4, 0.15, 0.0)):
         least = solve(graph, weights).peak_bound
         assert least_peak(graph, weights, 1e9, 100_000).peak_bound == least
         found = solve(graph, weights, limit=least + more)

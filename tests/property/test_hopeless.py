@@ -19,7 +19,7 @@ from rekindle.model.held import held_peak
 from rekindle.model.plan import Plan
 from rekindle.model.schedule import Run
 from rekindle.planner import plan_graph
-from rekindle.portfolio import quick
+from rekindle.portfolio import proposals
 from rekindle.problem import REGISTERED, Problem
 
 
@@ -40,7 +40,7 @@ def slow() -> Iterator[str]:
     def search(problem: Problem) -> list[Schedule]:
         pytest.fail("searched for a plan where none exists")
 
-    with extra_solver("slow", search, quick=quick.small_plans) as name:
+    with extra_solver("slow", search, quick=proposals.small_plans) as name:
         yield name
 
 
@@ -134,7 +134,7 @@ def test_a_budget_between_the_bound_and_all_that_is_found_says_so_in_the_same_wo
 
 def test_points_nearby_cost_less_and_take_clearly_more() -> None:
     graph = chain(60)
-    found = Scorer(graph, "seconds").all(quick.small_plans(Problem(graph, graph.weights())))
+    found = Scorer(graph, "seconds").all(proposals.small_plans(Problem(graph, graph.weights())))
     points = nearest(found)
     assert 2 < len(points) <= 4
     assert points[0].needs == min(s.needs for s in found)

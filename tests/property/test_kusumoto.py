@@ -14,7 +14,7 @@ from rekindle import registry
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
 from rekindle.problem import Problem
-from rekindle.solvers.kusumoto import SETTINGS, all_lower_sets, budgets, in_levels, spanned, steps, strategies
+from rekindle.solvers.kusumoto import TIME_LEVELS, all_lower_sets, budgets, in_levels, spanned, steps, strategies
 from rekindle.structure.forward import Dag
 from strategies import examples, graphs
 
@@ -113,7 +113,7 @@ def test_where_there_are_more_lower_sets_than_asked_for_there_are_none() -> None
 def test_levels_add_up(weights: list[float]) -> None:
     levels = in_levels(np.array(weights))
     assert levels.min() >= 0
-    assert levels.sum() == pytest.approx(SETTINGS.time_levels, abs=1) or levels.tolist() == weights
+    assert levels.sum() == pytest.approx(TIME_LEVELS, abs=1) or levels.tolist() == weights
 
 
 @given(graphs())

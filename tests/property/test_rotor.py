@@ -44,6 +44,7 @@ class Sizes:
         return len(self.all)
 
     def stages(self) -> kernel.Stages:
+        """On one level."""
         n = len(self)
         passing = [[(self.a[j] if j > i else 0) + self.a[j + 1] + self.forget_extra[j] for j in range(n)]
                    for i in range(n)]  # fmt: skip
@@ -53,10 +54,17 @@ class Sizes:
         alone = np.maximum(forward_peak + gradient[:, None], backward_peak)
         time, back_time = np.array(self.all_time, float), np.array(self.backward_time, float)
         hold = np.tile(np.array(self.a[:-1], np.int64), (n, 1))
-        return kernel.Stages(
+        stages = kernel.Stages(
             hold, np.array(passing, np.int64), gradient, np.array(self.forget_time, float), saved, forward_peak, time,
             alone, time, backward_peak, back_time,
         )  # fmt: skip
+        return kernel.Stages(*(x[None] for x in stages))
+
+    def table(self, memory: int) -> np.ndarray:
+        return kernel.solve(self.stages(), self.enter(), 1, memory)[0]  # type: ignore[no-any-return]
+
+    def enter(self) -> np.ndarray:
+        return np.zeros((1, 1, len(self) + 1))
 
 
 @st.composite
@@ -136,7 +144,7 @@ def search(n: int, follow: Callable[[State], Iterable[tuple[int, State]]]) -> fl
 
 def least_times(c: Sizes, memory: int, back: bool) -> tuple[float, float]:
     """(the table's, the search's)"""
-    table = kernel.solve(c.stages(), 1, memory)
+    table = c.table(memory)
     return table[kernel.row(0, len(c) - 1), memory], search(len(c), lambda state: moves(c, memory, state, back))
 
 
@@ -169,12 +177,11 @@ def test_a_gradient_larger_than_its_value_can_make_going_back_faster() -> None:
 
 @given(sizes(most=7), st.integers(0, 60))
 def test_the_sequence_takes_the_time_and_the_memory_of_the_table(c: Sizes, memory: int) -> None:
-    stages = c.stages()
-    table = kernel.solve(stages, 1, memory)
-    time = table[kernel.row(0, len(c) - 1), memory]
+    tables = kernel.solve(c.stages(), c.enter(), 1, memory)
+    time = tables[0, kernel.row(0, len(c) - 1), memory]
     assume(np.isfinite(time))
     state: State = (len(c) - 1, -1, frozenset(), ())
-    for what, stage, option in kernel.sequence(stages, 1, table, memory).tolist():
+    for what, stage, option, _ in kernel.sequence(c.stages(), c.enter(), 1, tables, memory).tolist():
         t, head, kept, saved = state
         if what != kernel.FORGET and what != kernel.BACKWARD and head == stage:
             head, kept = -1, kept | {stage}  # the input stays
@@ -199,7 +206,7 @@ def uniform_sizes(n: int) -> Sizes:
 
 
 def test_the_time_falls_with_memory_to_that_of_nothing_twice() -> None:
-    table = kernel.solve(uniform_sizes(60).stages(), 1, 80)
+    table = uniform_sizes(60).table(80)
     times = table[kernel.row(0, 59)]
     assert (np.diff(times[np.isfinite(times)]) <= 0).all()
     assert times[-1] == 120
@@ -230,9 +237,9 @@ def test_on_chains_the_judge_finds_what_the_table_says(graph: Graph, part: float
     chain = chain_of(graph)
     assert chain is not None
     curve = Curve(chain, graph.weights())
-    curve.unit = 1
-    curve.table = kernel.solve(curve.stages, 1, 600)
-    times = curve.table[kernel.row(0, len(chain) - 1)]
+    curve.unit, curve.slots = 1, 600
+    curve.solve()
+    times = curve.tables[0, kernel.row(0, len(chain) - 1)]
     enough = np.flatnonzero(np.isfinite(times))
     memory = int(enough[int(part * (len(enough) - 1))])
     time = curve.once + times[memory]
@@ -319,7 +326,7 @@ def test_the_operations_run_as_many_steps_as_the_table_says(n: int, memory: int,
     done = list(operations(choice, memory, *sizes))
     assert sum(what != BACKWARD for what, _ in done) - 1 == found[n, memory]
     assert [stage for what, stage in done if what == BACKWARD] == list(range(n, -1, -1))
-    judged = simulate(graph, chain.lower(done, "test"))
+    judged = simulate(graph, Schedule.from_runs(chain.graph, chain.runs(done), "test"))
     assert judged.runs[:n].sum() <= found[n, memory]
     if sizes[1] == 0:
         assert judged.peak_bytes <= memory + 2, "a state less, which is the caller's; a stage and its gradients more"

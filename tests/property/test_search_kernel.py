@@ -13,7 +13,6 @@ from rekindle.model.graph import Graph
 from rekindle.portfolio.points import Points
 from rekindle.problem import Problem
 from rekindle.structure.reduced import Reduced
-from rekindle.structure.saved import Dropping
 from strategies import graphs
 
 shares = st.floats(0.1, 2.0)
@@ -23,7 +22,7 @@ shares = st.floats(0.1, 2.0)
 def test_what_is_given_up_early_scores_worse(
     graph: Graph, random, limit: float, most_extra: float, share: float
 ) -> None:
-    points = Points(Problem(graph, graph.weights("seconds")), Reduced(graph, Dropping(graph)))
+    points = Points(Problem(graph, graph.weights("seconds")), Reduced(graph))
     point = points.all_in(KEEP)
     for v in points.reduced.candidates:
         point.modes[v] = random.randrange(3)

@@ -16,7 +16,6 @@ from rekindle.portfolio.anneal import Polish
 from rekindle.problem import Problem
 from rekindle.structure.archive import entry, within_peak
 from rekindle.structure.reduced import Reduced
-from rekindle.structure.saved import Dropping
 from strategies import graphs, run_sequences
 
 
@@ -67,7 +66,7 @@ def test_first_runs_keep_an_order_that_no_value_carries() -> None:
     values = tuple(Value(b) for b in (8, 0, 8, 0, 8))
     ops = (Op("a", (), (0, 1)), Op("b", (1,), (2, 3)), Op("add", (0, 2), (4,)))
     graph = Graph(values, ops, (4,))
-    r = Reduced(graph, Dropping(graph))
+    r = Reduced(graph)
     s = kernel.build(np.arange(3), slots.pack(r.arrays, np.ones(3), r.shared, r.before))
     packed_ops = slots.pack(r.arrays, np.ones(3), r.shared, r.before)
     at = s.run[:3, slots.AT].tolist()
@@ -77,7 +76,7 @@ def test_first_runs_keep_an_order_that_no_value_carries() -> None:
 
 @given(graph=graphs(), seed=st.integers(0, 10**6))
 def test_what_annealing_records_is_valid_and_as_good_as_it_says(graph: Graph, seed: int) -> None:
-    reduced = Reduced(graph, Dropping(graph))
+    reduced = Reduced(graph)
     problem = Problem(graph, graph.weights(), seed=seed)
     assume(len(reduced.ops) >= 2 and len(reduced.values))
     polish = Polish(problem, reduced)
@@ -112,8 +111,8 @@ def test_pressing_sees_the_least_values_and_never_costs_more() -> None:
     problem = Problem(graph, graph.weights())
     plain = entry(graph, graph.weights(), np.arange(6))
     assert plain.peak == 16001
-    assert len(Reduced(graph, Dropping(graph)).values) == 6  # the byte is left out there
-    fine = Polish(problem, Reduced(graph, Dropping(graph), negligible_share=0.0))
+    assert len(Reduced(graph).values) == 6  # the byte is left out there
+    fine = Polish(problem, Reduced(graph, negligible_share=0.0))
     best = min(fine.press([plain]), key=lambda e: e.peak)
     assert (best.peak, best.extra) == (16000, 0.0)
 
@@ -124,7 +123,7 @@ def test_what_pressing_finds_is_as_good_as_it_says(graph: Graph, runs: st.DataOb
     assume(len(drawn))  # a step without runs has nothing to press
     start = entry(graph, graph.weights(), drawn)
     problem = Problem(graph, graph.weights(), seed=seed)
-    found = Polish(problem, Reduced(graph, Dropping(graph), negligible_share=0.0)).press([start])
+    found = Polish(problem, Reduced(graph, negligible_share=0.0)).press([start])
     assume(found)  # where no value holds anything there is nothing to press
     for e in found:
         judged = simulate(graph, Schedule.from_runs(graph, e.runs))

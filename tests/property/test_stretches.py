@@ -20,7 +20,6 @@ from rekindle.portfolio.stretches import Stretches
 from rekindle.problem import Problem, choose
 from rekindle.structure.archive import entry
 from rekindle.structure.reduced import Reduced
-from rekindle.structure.saved import Dropping
 from strategies import examples, joint_graphs, u_nets
 
 efforts = st.sampled_from(["quick", "normal"])
@@ -134,7 +133,7 @@ def with_a_large_gradient(stages: int) -> Graph:
 
 def test_a_large_gradient_that_nothing_reads_waits_for_the_end() -> None:
     graph = with_a_large_gradient(30)
-    reduced = Reduced(graph, Dropping(graph))
+    reduced = Reduced(graph)
     order = np.arange(len(reduced.ops))
     late = postponed(order, reduced.regions.second_begin, reduced.arrays, reduced.before)
     assert sorted(late) == sorted(order)
@@ -161,7 +160,7 @@ def awaited_by_a_left_out_op() -> Graph:
 @example(graph=awaited_by_a_left_out_op())
 @given(graph=st.one_of(joint_graphs(max_ops=9), u_nets()))
 def test_an_order_with_late_ends_is_valid(graph: Graph) -> None:
-    reduced = Reduced(graph, Dropping(graph))
+    reduced = Reduced(graph)
     begin = reduced.regions.second_begin
     if begin:
         late = postponed(np.arange(len(reduced.ops)), begin, reduced.arrays, reduced.before)

@@ -33,7 +33,7 @@ from rekindle import (
 )
 from rekindle.ask import Goal, PlanOptions
 from rekindle.exact import search as exact
-from rekindle.kernels import cuts
+from rekindle.kernels import hong
 from rekindle.kernels import modes as kernel
 from rekindle.planner import plan_graph
 from rekindle.portfolio import recent
@@ -134,7 +134,7 @@ def test_cuts_reach_the_least_of_the_revised_objective(cross: list[int], data: s
         return float(m)
 
     least = min(worth(at) for r in range(n) for at in itertools.combinations(range(1, n), r))
-    assert worth(tuple(cuts.revised(crossing, inside).tolist())) == least
+    assert worth(tuple(hong.revised_cuts(crossing, inside).tolist())) == least
 
 
 @pytest.mark.usefixtures("effort")

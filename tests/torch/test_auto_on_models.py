@@ -128,7 +128,7 @@ def test_near_the_floor_plans_by_flops_are_judged_by_the_cost_that_was_asked() -
     low = float(bounds.single_op(graph).bytes - graph.resident_bytes)
     groups = {c: anew.groups(Problem(graph, graph.weights(c)), low, 2 * low) for c in ("seconds", "flops")}
     assert len(groups["seconds"]) == len(groups["flops"]) + 1
-    for name in anew.SETTINGS.by_flops:
+    for name in anew.BY_FLOPS:
         found = list(proposals.proposed(Problem(graph, seconds), name, flops))
         theirs = [s.runs for s in registry.get(name).solve(Problem(graph, flops))]
         assert [e.runs.tolist() for e in found] == [list(runs) for runs in theirs]

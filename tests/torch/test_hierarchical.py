@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import rekindle
 from graphs_by_hand import chain as uniform
-from rekindle.kernels import levels as kernel
-from rekindle.kernels import rotor as rotor_kernel
+from rekindle.kernels import rotor as kernel
 from rekindle.kernels.rotor import BACKWARD, KEEP_ALL, KEEP_INPUT, Stages
 from rekindle.model.graph import Graph
 from rekindle.model.judge import simulate
@@ -201,7 +200,7 @@ def test_the_sequence_takes_the_time_and_the_memory_of_the_table(c: Small, memor
     levels, enter = c.arrays()
     table = kernel.solve(levels, enter, 1, memory)
     n = len(c.a)
-    time = table[0, rotor_kernel.row(0, n - 1), memory]
+    time = table[0, kernel.row(0, n - 1), memory]
     assume(np.isfinite(time))
     at_hand, inputs, whole = [0] * n, {0}, dict[int, int]()
     took, behind = 0.0, n
@@ -242,7 +241,7 @@ def test_the_sequence_takes_the_time_and_the_memory_of_the_table(c: Small, memor
 def test_levels_only_help_and_one_level_is_rotor(c: Small, memory: int) -> None:
     levels, enter = c.arrays()
     table = kernel.solve(levels, enter, 1, memory)
-    one = rotor_kernel.solve(Stages(*(np.ascontiguousarray(x[0]) for x in levels)), 1, memory)
+    one = kernel.solve(Stages(*(x[:1] for x in levels)), enter[:1, :1], 1, memory)[0]
     assert (table[0] <= one).all()
     if len(c.kept) == 1:
         assert (table[0] == one).all()
@@ -271,7 +270,7 @@ def test_the_table_is_the_least_of_all_ways_to_take_a_chain_apart(c: Small, memo
 
     table = kernel.solve(levels, enter, 1, memory)
     n = len(c.a)
-    assert table[0, rotor_kernel.row(0, n - 1), memory] == least(0, 0, n - 1, memory)
+    assert table[0, kernel.row(0, n - 1), memory] == least(0, 0, n - 1, memory)
 
 
 def enough(times: np.ndarray, part: float) -> int:
@@ -288,7 +287,8 @@ def test_no_plan_takes_more_time_than_the_table_says(graph: Graph, size: int, pa
     weights = graph.weights()
     curve = Levels(graph, weights, forward, cuts(graph, forward, size))
     curve.unit, curve.slots = 1, max(400, curve.whole)  # at least one memory in which nothing runs twice
-    table = curve.solve()[rotor_kernel.row(0, len(curve.chain) - 1)]
+    curve.solve()
+    table = curve.tables[0, kernel.row(0, len(curve.chain) - 1)]
     memory = enough(table, part)
     found = curve.runs(memory)
     assert found
@@ -317,8 +317,8 @@ def test_on_chains_the_judge_finds_no_larger_peak_than_the_table(graph: Graph, s
     assert forward is not None
     curve = Levels(graph, graph.weights(), forward, cuts(graph, forward, size))
     curve.unit, curve.slots = 1, 600
-    curve.table = curve.solve()
-    memory = enough(curve.table[rotor_kernel.row(0, len(curve.chain) - 1)], part)
+    curve.solve()
+    memory = enough(curve.tables[0, kernel.row(0, len(curve.chain) - 1)], part)
     judged = simulate(graph, Schedule.from_runs(graph, curve.runs(memory)[0]))
     # The pass that makes the saved sets of a level runs ops that no later pass on that level runs: the table counts their
     # cost and not their peak.

@@ -11,38 +11,23 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from ..exact.needed import overwritable
-from ..kernels import ahead as kernel
+from ..kernels import waiting as kernel
 from ..model.floor import Bound, remembered, single_op, working_set
 from ..model.graph import Graph
 
-
-@dataclass(frozen=True)
-class AheadSettings:
-    """How far is looked back; the work was measured to take less than a second in all, the rest are guesses.
-
-    work_most : values in the sets looked at, for each op.
-    work_per_set : what each set counts beside its values.
-    back_runs : runs looked back.
-    ops : ops looked at, those with the largest working sets.
-    """
-
-    work_most: int = 200_000
-    work_per_set: int = 20
-    back_runs: int = 4
-    ops: int = 8
-
-
-SETTINGS = AheadSettings()
+# Values in the sets looked at, for each op, each set counting as so many more; measured to take less than a second in all.
+MOST_WORK, WORK_PER_SET = 200_000, 20
+BACK_RUNS = 4  # how many runs are looked back; a guess
+LARGEST_OPS = 8  # how many ops are looked at, those with the largest working sets; a guess
 
 
 @remembered
-def look_ahead(graph: Graph, depth: int = SETTINGS.back_runs, ops: int = SETTINGS.ops) -> Bound:
+def look_ahead(graph: Graph, depth: int = BACK_RUNS, ops: int = LARGEST_OPS) -> Bound:
     """A bound on the peak of every schedule, whatever it costs; at least `single_op`.
 
     depth : runs looked back. ops : of how many ops, those with the largest working sets.
@@ -87,14 +72,14 @@ class _Looks:
         pushed = work = 0
         while True:
             memory, back, _, held, live = heapq.heappop(queue)
-            if not live or -back >= depth or work > SETTINGS.work_most:
+            if not live or -back >= depth or work > MOST_WORK:
                 return memory
             if done.get(live, 1) <= back:
                 continue
             done[live] = back
             for q in {self.made_by[v] for v in live}:
                 left = live.difference(self.ops[q].outputs)
-                work += len(live) + SETTINGS.work_per_set
+                work += len(live) + WORK_PER_SET
                 # An op that may run only once ran before all that is made from what it makes.
                 if not self.ops[q].recompute and any(self.depends(q)[self.made_by[v]] for v in left):
                     continue

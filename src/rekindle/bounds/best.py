@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..exact import search as exact
@@ -15,29 +13,13 @@ from .lagrange import lagrangian
 from .staged import staged, staged_cost
 from .waiting import at_overhead, extra_at, most_waiting
 
-
-@dataclass(frozen=True)
-class BestSettings:
-    """How the time allowance is turned into work. The rates were measured on a small CPU machine, the rest are guesses.
-
-    sets_per_s : sets of values that the exact search looks at, per second allowed.
-    programs_times_ops_per_s : linear programs (one per op at whose first run memory is looked at) times ops of the
-        graph, per second allowed.
-    programs_least : programs solved however large the graph is.
-    stages : stages of the programs in whole numbers, one program each.
-    staged_most_ops : ops of graphs that get programs of several stages.
-    large_relaxed_ops : ops looked at by Lagrangian relaxation on larger graphs.
-    """
-
-    sets_per_s: int = 100_000
-    programs_times_ops_per_s: int = 10_000
-    programs_least: int = 2
-    stages: tuple[int, ...] = (6, 12)
-    staged_most_ops: int = 500
-    large_relaxed_ops: int = 4
-
-
-SETTINGS = BestSettings()
+# How the time allowance is turned into work; the rates were measured on a small CPU machine.
+SETS_PER_S = 100_000  # of values, that the exact search looks at
+PROGRAMS_TIMES_OPS_PER_S = 10_000  # linear programs, one per op at whose first run memory is looked at, times all ops
+LEAST_PROGRAMS = 2  # solved however large the graph is; a guess
+SEVERAL_STAGES = (6, 12)  # of the programs in whole numbers, one program each; guesses
+STAGED_MOST_OPS = 500  # larger graphs get no programs of several stages; a guess
+LARGE_RELAXED_OPS = 4  # that Lagrangian relaxation looks at on larger graphs; a guess
 
 
 def best(graph: Graph, weights: np.ndarray, overhead: float, seconds: float = 1.0, upper: int | None = None) -> Bound:
@@ -61,15 +43,13 @@ def _looking_ahead(graph: Graph, weights: np.ndarray, overhead: float, seconds: 
 
 def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
     """One stage: relaxed at the ops where most waits, then in whole numbers at the one that says most."""
-    large = int(graph.needed.sum()) > SETTINGS.staged_most_ops
-    ops = most_waiting(graph, SETTINGS.large_relaxed_ops if large else _cuts(graph, seconds))
+    large = int(graph.needed.sum()) > STAGED_MOST_OPS
+    ops = most_waiting(graph, LARGE_RELAXED_OPS if large else _cuts(graph, seconds))
     relaxed = []
     if large:
-        by_op = {v: lagrangian(graph, weights, overhead, 1, through=v) for v in ops}
+        by_op = {v: lagrangian(graph, weights, overhead, v) for v in ops}
         relaxed = list(by_op.values())
-        ops = sorted(ops, key=lambda v: -by_op[v].bytes)[
-            : int(SETTINGS.programs_times_ops_per_s * seconds / len(graph.ops))
-        ]
+        ops = sorted(ops, key=lambda v: -by_op[v].bytes)[: int(PROGRAMS_TIMES_OPS_PER_S * seconds / len(graph.ops))]
     relaxed += [staged(graph, weights, overhead, 1, through=v) for v in ops]
     found = max(relaxed, key=lambda b: b.bytes, default=single_op(graph))
     whole = staged(graph, weights, overhead, 1, True, seconds / 4, found.op)
@@ -77,16 +57,16 @@ def _at_one_run(graph: Graph, weights: np.ndarray, overhead: float, seconds: flo
 
 
 def _cuts(graph: Graph, seconds: float) -> int:
-    return max(SETTINGS.programs_least, int(SETTINGS.programs_times_ops_per_s * seconds / max(1, len(graph.ops))))
+    return max(LEAST_PROGRAMS, int(PROGRAMS_TIMES_OPS_PER_S * seconds / max(1, len(graph.ops))))
 
 
 def _at_several_runs(graph: Graph, weights: np.ndarray, overhead: float, seconds: float, upper: int | None) -> Bound:
     """Several stages in whole numbers, through the op where most waits."""
     found = single_op(graph)
     ops = most_waiting(graph, 1)
-    if int(graph.needed.sum()) > SETTINGS.staged_most_ops or not ops:
+    if int(graph.needed.sum()) > STAGED_MOST_OPS or not ops:
         return found
-    for stages in SETTINGS.stages:
+    for stages in SEVERAL_STAGES:
         if upper is None or found.bytes < upper:
             more = staged(graph, weights, overhead, stages, True, seconds / 4)
             found = max(found, more, key=lambda b: b.bytes)
@@ -97,7 +77,7 @@ def _by_search(graph: Graph, weights: np.ndarray, overhead: float, seconds: floa
     """The exact search, on graphs small enough."""
     if not exact.fits(graph):
         return single_op(graph)
-    found = exact.least_peak(graph, weights, overhead, max(1, int(SETTINGS.sets_per_s * seconds)), upper)
+    found = exact.least_peak(graph, weights, overhead, max(1, int(SETS_PER_S * seconds)), upper)
     ops = most_waiting(graph, 1)
     return Bound(found.peak_bound, ops[0] if ops else None)
 
@@ -115,6 +95,6 @@ def time_at(graph: Graph, weights: np.ndarray, peak: int, seconds: float = 0.0) 
         found = max(found, relaxed[at], staged_cost(graph, weights, peak, at, True, seconds / 4))
     if exact.fits(graph):
         once = float(weights[graph.needed].sum())
-        searched = exact.solve(graph, weights, limit=peak, nodes=max(1, int(SETTINGS.sets_per_s * seconds / 2)))
+        searched = exact.solve(graph, weights, limit=peak, nodes=max(1, int(SETS_PER_S * seconds / 2)))
         found = max(found, searched.cost_bound - once * (1 + EPS))
     return found

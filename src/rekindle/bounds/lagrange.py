@@ -1,20 +1,19 @@
-"""A bound by Lagrangian relaxation, for graphs of any size: values live, or recomputed, at the first runs of a row of ops.
+"""A bound by Lagrangian relaxation, for graphs of any size: values live, or recomputed, at the first run of an op.
 
-A relaxation of the program of `staged` by prices: on memory at each of v_1, ..., v_K (together 1), and on cost. The
-relaxed program falls apart by value: each is saved or recomputed from stage to stage, at least price. Recomputing it
-takes its inputs, live then or recomputed too. An input that waits for its own sake at that time is free; the price of
-any other input is shared equally by the ops that read it (together no more than its price, so that the sum stays below
-the truth). The sum of all prices, less the price of the extra cost that is allowed, is a bound for any choice of prices
-(weak duality). The prices climb by subgradients (Held, Wolfe, Crowder, Validation of subgradient optimization, 1974;
-here with multiplicative steps, as the prices of memory are shares). O((edges + values * K) K) per evaluation, at the worst.
+A relaxation of the program of `staged` with one stage, by prices on memory at the op and on cost. The relaxed program falls
+apart by value: each is saved or recomputed, at least price. Recomputing it takes its inputs, live then or recomputed too. An
+input that waits for its own sake at that time is free; the price of any other input is shared equally by the ops that read
+it (together no more than its price, so that the sum stays below the truth). The sum of all prices, less the price of the
+extra cost that is allowed, is a bound for any price of cost (weak duality), and the best price is searched by halving.
+O(edges + values) per evaluation.
 
-First with the one op where most waits, where no price of memory is left to choose: on residual networks and
-transformers that comes close to the linear program of one stage, in a fraction of its time. More ops add little.
+At the op where most waits it comes close to the linear program of one stage on residual networks and transformers, in a
+fraction of its time. The first runs of more ops, with prices that climb by subgradients, added little.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 
@@ -22,81 +21,32 @@ from ..kernels import lagrange as kernel
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
 from ..shares import EPS
-from .staged import path_through
 from .waiting import at_overhead
 
-
-@dataclass(frozen=True)
-class LagrangeSettings:
-    """How the prices are searched; guesses.
-
-    stages : ops whose first runs have a price of memory.
-    steps : subgradient steps.
-    step : size of the first step, as the logarithm of the largest change of a price.
-    first_share : share of the op where most waits in the first prices.
-    widenings : times that the interval of the price of cost is widened.
-    halvings : times that it is halved then.
-    """
-
-    stages: int = 24
-    steps: int = 60
-    step: float = 4.0
-    first_share: float = 0.5
-    widenings: int = 60
-    halvings: int = 12
+WIDENINGS, HALVINGS = 60, 12  # times that the interval of the price of cost is widened, and then halved; guesses
 
 
-SETTINGS = LagrangeSettings()
-
-
-def lagrangian(
-    graph: Graph,
-    weights: np.ndarray,
-    overhead: float,
-    stages: int = SETTINGS.stages,
-    iterations: int = SETTINGS.steps,
-    through: int | None = None,
-) -> Bound:
+def lagrangian(graph: Graph, weights: np.ndarray, overhead: float, through: int | None = None) -> Bound:
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
 
-    through : an op to be among v_1, ..., v_K; else the one that says most by itself.
+    through : the op v; else the one that says most by itself.
     """
     floor = at_overhead(graph, weights, overhead) if through is None else single_op(graph)
     op = floor.op if through is None else through
     if op is None or not graph.needed[op]:
         return floor
     extra = float(weights[graph.needed].sum()) * max(0.0, overhead) * (1 + EPS)
-    best = Relaxed(graph, weights, [op], extra).best(np.ones(1))[0]
-    if stages > 1:
-        best = max(best, _climb(graph, weights, path_through(graph, op, stages), op, extra, iterations))
+    best = Relaxed(graph, weights, op, extra).best()
     found = graph.resident_bytes + int(np.ceil(best * (1 - EPS) - 1e-6))
     return Bound(found, op) if found > floor.bytes else floor
 
 
-def _climb(graph: Graph, weights: np.ndarray, path: list[int], op: int, extra: float, iterations: int) -> float:
-    """The best bound met in so many steps, in bytes without the resident ones."""
-    prices = np.full(len(path), (1 - SETTINGS.first_share) / len(path))
-    prices[path.index(op)] += SETTINGS.first_share
-    relaxed = Relaxed(graph, weights, path, extra)
-    best = 0.0
-    for t in range(iterations):
-        bound, memory = relaxed.best(prices)
-        best = max(best, bound)
-        spread = float(memory.max() - memory.min())
-        if spread <= 0:
-            break
-        prices = prices * np.exp(SETTINGS.step / np.sqrt(t + 1) * (memory - memory.max()) / spread)
-        prices = np.maximum(prices / prices.sum(), 1e-12)
-        prices /= prices.sum()
-    return best
-
-
 class Relaxed:
-    """The relaxed program of one path, as a function of its prices."""
+    """The relaxed program of one op, as a function of the price of cost."""
 
-    def __init__(self, graph: Graph, weights: np.ndarray, path: list[int], extra: float):
+    def __init__(self, graph: Graph, weights: np.ndarray, op: int, extra: float):
         a = graph.arrays
-        since, read = kernel.needs(np.array(path, np.int64), graph.needed, a)
+        since, read = kernel.needs(np.array([op], np.int64), graph.needed, a)
         self.arrays = a
         producing = a.producer >= 0
         made = np.bincount(a.producer[producing], a.bytes[producing], len(graph.ops))
@@ -104,46 +54,40 @@ class Relaxed:
         readers = np.bincount(a.in_ids[np.repeat(again, np.diff(a.in_ptr))], minlength=len(graph.values))
         share = 1 / np.maximum(1, readers)
         self.program = kernel.Program(np.ascontiguousarray(weights, np.float64), made, share, since, read)
-        self.own = np.array([working_set(graph, v) for v in path], np.float64)
+        self.own = float(working_set(graph, op))
         self.extra = extra
         once = float(weights[graph.needed].sum())
-        self.run_price = float(a.bytes.sum()) / once if once > 0 else 1.0
+        self.first_price = float(a.bytes.sum()) / once if once > 0 else 1.0
 
-    def at(self, prices: np.ndarray, run_price: float) -> tuple[float, float, np.ndarray]:
-        """(bound, cost of runs again, memory at each op of the path) at these prices."""
-        memory = np.zeros(len(prices) + 1)
-        price = np.concatenate([[0.0], prices])
+    def at(self, run_price: float) -> tuple[float, float]:
+        """(bound, cost of runs again) at this price of cost."""
+        price = np.array([0.0, 1.0])
         runs = kernel.run_prices(price, run_price, self.program, self.arrays)
-        total, spent = kernel.cheapest(price, run_price, runs, memory, self.program, self.arrays)
-        return total + float(prices @ self.own) - run_price * self.extra, spent, memory[1:] + self.own
+        total, spent = kernel.cheapest(price, run_price, runs, self.program, self.arrays)
+        return total + self.own - run_price * self.extra, spent
 
-    def best(self, prices: np.ndarray) -> tuple[float, np.ndarray]:
-        """(bound, memory at each op of the path) at these prices of memory and the best price of cost.
-
-        The higher that price, the less is spent: it lies where the allowance is just used up. There the memory is that
-        of a mixture of what is best a little below and a little above.
-        """
-        low = high = self.at(prices, self.run_price)
-        low_price = high_price = self.run_price
+    def best(self) -> float:
+        """The bound at the best price of cost. The higher the price, the less is spent: the best one lies where the allowance
+        is just used up."""
+        low_price = high_price = self.first_price
+        low = high = self.at(low_price)
         best = low[0]
-        for _ in range(SETTINGS.widenings):
+        for _ in range(WIDENINGS):
             if high[1] > self.extra:
                 high_price *= 4
-                high = self.at(prices, high_price)
+                high = self.at(high_price)
             elif low[1] <= self.extra:
                 low_price /= 4
-                low = self.at(prices, low_price)
+                low = self.at(low_price)
             else:
                 break
             best = max(best, high[0], low[0])
-        for _ in range(SETTINGS.halvings):
-            middle_price = float(np.sqrt(low_price * high_price))
-            middle = self.at(prices, middle_price)
-            best = max(best, middle[0])
-            if middle[1] > self.extra:
-                low, low_price = middle, middle_price
+        for _ in range(HALVINGS):
+            middle_price = math.sqrt(low_price * high_price)
+            bound, spent = self.at(middle_price)
+            best = max(best, bound)
+            if spent > self.extra:
+                low_price = middle_price
             else:
-                high, high_price = middle, middle_price
-        self.run_price = high_price if np.isfinite(high_price) and high_price > 0 else self.run_price
-        share = (self.extra - high[1]) / (low[1] - high[1]) if low[1] > self.extra >= high[1] else 0.0
-        return best, share * low[2] + (1 - share) * high[2]
+                high_price = middle_price
+        return best

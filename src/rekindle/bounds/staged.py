@@ -12,11 +12,10 @@ Checkmate (Jain et al., MLSys 2020, arXiv:1910.02653) has one stage per op, of o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..exact.rows import Rows
+from ..kernels import waiting as kernel
 from ..model.floor import Bound, single_op, working_set
 from ..model.graph import Graph
 from ..shares import EPS
@@ -29,26 +28,15 @@ SLACK = 1e-5
 INFEASIBLE = 2  # `status` of scipy.optimize.milp
 
 
-@dataclass(frozen=True)
-class StagedSettings:
-    """How large the programs are; guesses.
-
-    stages : stages before the last one.
-    branches_most : branches of the mixed-integer search; a count, so that the answer is the same on every machine that
-        is fast enough for the time limit.
-    heavy_share : the largest values that together hold this share of all bytes are looked at.
-    """
-
-    stages: int = 24
-    branches_most: int = 2000
-    heavy_share: float = 0.999
-
-
-SETTINGS = StagedSettings()
+# How large the programs are; guesses.
+PATH_OPS = 24  # ops at whose first runs memory is looked at: stages before the last one
+# Of the mixed-integer search: a count, so that all machines that are fast enough for the time limit give the same answer.
+MOST_BRANCHES = 2000
+HEAVY_SHARE = 0.999  # of all bytes: the largest values that together hold it are looked at
 
 
 def staged(
-    graph: Graph, weights: np.ndarray, overhead: float, stages: int = SETTINGS.stages, integer: bool = False,
+    graph: Graph, weights: np.ndarray, overhead: float, stages: int = PATH_OPS, integer: bool = False,
     seconds: float | None = None, through: int | None = None,
 ) -> Bound:  # fmt: skip
     """A bound on the peak of every schedule whose extra cost is at most `overhead` of running each needed op once.
@@ -88,9 +76,7 @@ class Staged:
         ids = np.flatnonzero(read & (a.producer >= 0) & (a.bytes > 0))
         ids = ids[np.argsort(-a.bytes[ids], kind="stable")]
         total = np.cumsum(a.bytes[ids])
-        self.values = (
-            ids[: int(np.searchsorted(total, SETTINGS.heavy_share * total[-1])) + 1].tolist() if len(ids) else []
-        )
+        self.values = ids[: int(np.searchsorted(total, HEAVY_SHARE * total[-1])) + 1].tolist() if len(ids) else []
         self.ops = sorted({int(a.producer[v]) for v in self.values})
         self.path = path
         self.op_at = {i: j for j, i in enumerate(self.ops)}
@@ -167,7 +153,7 @@ class Staged:
             objective[[c for c, _ in spent]] = [t for _, t in spent]
         whole = np.ones(peak + 1) if integer else np.zeros(peak + 1)
         whole[peak] = 0
-        options: dict[str, float] = {"node_limit": SETTINGS.branches_most}
+        options: dict[str, float] = {"node_limit": MOST_BRANCHES}
         if seconds is not None:
             options["time_limit"] = seconds
         from scipy.optimize import Bounds, milp  # here, since importing it takes as long as all of rekindle
@@ -227,10 +213,6 @@ def _spread(path: list[int], count: int, through: int | None) -> list[int]:
 
 def _after(graph: Graph, v: int) -> np.ndarray:
     """bool [ops]: what always runs after the first run of op v, v itself left out."""
-    a = graph.arrays
-    after = np.zeros(len(graph.ops), np.bool_)
-    after[v] = True
-    for i in range(v + 1, len(graph.ops)):
-        after[i] = any(a.producer[u] >= 0 and after[a.producer[u]] for u in graph.ops[i].inputs)
+    after: np.ndarray = kernel.depends(v, graph.arrays)
     after[v] = False
     return after

@@ -8,7 +8,6 @@ bytes that can be recomputed within the extra cost. Holds for every order of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,20 +16,8 @@ from ..model.floor import Bound, remembered, single_op, working_set
 from ..model.graph import Graph
 from ..shares import EPS
 
-
-@dataclass(frozen=True)
-class WaitingSettings:
-    """How many ops are looked at.
-
-    edges_most : edges read in all; measured to take a second.
-    ops_least : ops looked at however large the graph is; a guess.
-    """
-
-    edges_most: int = 50_000_000
-    ops_least: int = 25
-
-
-SETTINGS = WaitingSettings()
+MOST_EDGES = 50_000_000  # edges read in all; measured to take a second
+LEAST_OPS = 25  # ops looked at however large the graph is; a guess
 
 
 def at_overhead(graph: Graph, weights: np.ndarray, overhead: float) -> Bound:
@@ -104,9 +91,7 @@ def _all_waiting(graph: Graph) -> dict[int, float]:
     if middle is None:
         middle = next((i for i, o in enumerate(graph.ops) if o.backward), len(graph.ops) // 2)
     by = order[np.argsort(np.abs(order - middle), kind="stable")]
-    looked_at = by[
-        : max(SETTINGS.ops_least, SETTINGS.edges_most // max(1, len(graph.arrays.in_ids) + len(graph.ops)))
-    ].tolist()
+    looked_at = by[: max(LEAST_OPS, MOST_EDGES // max(1, len(graph.arrays.in_ids) + len(graph.ops)))].tolist()
     free = np.zeros(len(graph.ops))
     total = {v: graph.resident_bytes + working_set(graph, v) + _rows(graph, free, v)[1].sum() for v in looked_at}
     return dict(sorted(total.items(), key=lambda of: (-of[1], of[0])))

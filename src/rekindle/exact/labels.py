@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,22 +11,9 @@ from ..kernels import watch
 from .needed import Needed
 from .watches import Watches
 
-
-@dataclass(frozen=True)
-class LabelSettings:
-    """How one search works; guesses.
-
-    watched_ops : ops whose first run is looked at to bound the rest of a schedule.
-    chunk_sets : labels expanded between two looks at the clock, a fifth of a second.
-    first_labels : labels that there is room for at first; room is doubled as needed.
-    """
-
-    watched_ops: int = 8
-    chunk_sets: int = 20_000
-    first_labels: int = 1 << 14
-
-
-SETTINGS = LabelSettings()
+WATCHED_OPS = 8  # ops whose first runs bound the rest of a schedule; a guess
+CHUNK_SETS = 20_000  # labels expanded between two looks at the clock: a fifth of a second
+FIRST_LABELS = 1 << 14  # labels that there is room for at first; room is doubled as needed
 
 
 class Search:
@@ -46,7 +32,7 @@ class Search:
         self.room = every.room()
         self.watches = self._pick(every)
         self.state = np.zeros(3, np.int64)
-        self._grow(SETTINGS.first_labels)
+        self._grow(FIRST_LABELS)
         self._enter()
 
     def _pick(self, every: Watches) -> watch.Watches:
@@ -58,7 +44,7 @@ class Search:
         for slack in slacks:
             score = [self._watch(every.of([k]), slack) for k in range(len(every.rows))]
             best = sorted(range(len(score)), key=lambda k: (-score[k], k))
-            chosen += [k for k in best if k not in chosen][: max(2, SETTINGS.watched_ops // len(slacks))]
+            chosen += [k for k in best if k not in chosen][: max(2, WATCHED_OPS // len(slacks))]
         return every.of(chosen)
 
     def _watch(self, watches: watch.Watches, slack: float) -> float:
@@ -92,7 +78,7 @@ class Search:
     def run(self, nodes: int, deadline: float | None) -> tuple[int, float, list[int] | None]:
         """(status of `kernels.needed.search`, bound on the goal's figure, runs of the way to the goal or None)."""
         while True:
-            chunk = min(SETTINGS.chunk_sets, nodes - int(self.state[kernel.EXPANDED]))
+            chunk = min(CHUNK_SETS, nodes - int(self.state[kernel.EXPANDED]))
             status, label = kernel.search(
                 chunk, self.by_cost, self.cap, self.slack, self.state, self.table, self.model, self.watches, self.room
             )

@@ -32,23 +32,11 @@ from ..shares import EPS
 from .labels import Search
 from .needed import MOST, Needed
 
-
-@dataclass(frozen=True)
-class ExactSettings:
-    """How long is searched, and in which models; guesses, but for the time that `sets_most` takes.
-
-    sets_most : labels expanded before the search gives up, about 10 s.
-    negligible_shares : one model for each: the least values that together hold at most this share of all bytes count
-        as nothing in it. The last share is 0, for the truth.
-    peaks_asked : peaks asked about when the least peak is bounded.
-    """
-
-    sets_most: int = 1_000_000
-    negligible_shares: tuple[float, ...] = (0.01, 0.001, 0.0)
-    peaks_asked: int = 6
-
-
-SETTINGS = ExactSettings()
+MOST_SETS = 1_000_000  # labels expanded before the search gives up: about 10 s
+# One model for each: the least values that together hold at most this share of all bytes count as nothing in it. The last
+# share is 0, for the truth; the others are guesses.
+NEGLIGIBLE_SHARES = (0.01, 0.001, 0.0)
+PEAKS_ASKED = 6  # peaks asked about when the least peak is bounded; a guess
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ def solve(
     weights: np.ndarray,
     limit: int | None = None,
     max_cost: float | None = None,
-    nodes: int = SETTINGS.sets_most,
+    nodes: int = MOST_SETS,
     deadline: float | None = None,
     safe: bool = False,
 ) -> Solution:
@@ -115,7 +103,7 @@ def solve(
 
 def _models(graph: Graph, weights: np.ndarray, safe: bool = False) -> list[Needed]:
     """Models of the graph, from the one that leaves out most values to the exact one."""
-    coarse, fine, whole = (Needed(graph, weights, safe, drop) for drop in SETTINGS.negligible_shares)
+    coarse, fine, whole = (Needed(graph, weights, safe, drop) for drop in NEGLIGIBLE_SHARES)
     same = np.array_equal(coarse.size * coarse.unit, fine.size * fine.unit)
     return [fine, whole] if same else [coarse, fine, whole]
 
@@ -153,10 +141,10 @@ def _asked(model: Needed, slack: float, nodes: int, low: int, high: int) -> Solu
     resident, unit = model.graph.resident_bytes, model.unit
     least, most = (low - resident) // unit, -((resident - high) // unit)
     probe, schedule = most - 1, None
-    for _ in range(SETTINGS.peaks_asked):
+    for _ in range(PEAKS_ASKED):
         if least >= most:
             break
-        answer = _search(model, resident + probe * unit, slack, max(1, nodes // SETTINGS.peaks_asked), None)
+        answer = _search(model, resident + probe * unit, slack, max(1, nodes // PEAKS_ASKED), None)
         schedule = answer.schedule or schedule
         if answer.proven and answer.schedule is None:
             least = probe + 1

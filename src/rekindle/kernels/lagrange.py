@@ -106,8 +106,8 @@ def run_prices(price, run_price, program, graph):
 
 
 @entry
-def cheapest(price, run_price, prices, memory, program, graph):
-    """(least sum of prices, cost of recomputations); adds to memory[k] the bytes live at op k, beside those that op k reads.
+def cheapest(price, run_price, prices, program, graph):
+    """(least sum of prices, cost of recomputations).
 
     price[k]: of a byte live just before the first run of op k of the path. run_price: of a unit of cost. prices: see
     `run_prices`; the outputs of one op share the price of its run by their sizes.
@@ -157,8 +157,6 @@ def cheapest(price, run_price, prices, memory, program, graph):
                 at = back[at]
             else:
                 at -= 1
-                if not read[v, at]:
-                    memory[at] += size[v]
     for i in range(len(workspace) - 1, -1, -1):
         for t in range(2, stages + 1):
             if again[i, t] == 0:
@@ -169,8 +167,6 @@ def cheapest(price, run_price, prices, memory, program, graph):
                 p = producer[u]
                 if p < 0 or size[u] == 0 or 0 < since[u, t] < since[u, stages + 1] or read[u, t - 1]:
                     continue
-                if price[t - 1] * size[u] <= prices[p, t] * size[u] / made[p]:
-                    memory[t - 1] += share[u] * again[i, t] * size[u]
-                else:
+                if price[t - 1] * size[u] > prices[p, t] * size[u] / made[p]:
                     again[p, t] += share[u] * again[i, t] * size[u] / made[p]
     return total, spent

@@ -11,19 +11,16 @@ import numpy as np
 from numba import from_dtype, types
 
 from . import (
-    ahead,
     blocks,
-    cuts,
     dtr,
+    hong,
     judge,
-    levels,
     liveness,
     local_ids,
     modes,
     moves,
     order,
     rotor,
-    runs,
     scoring,
     search,
     sequence,
@@ -63,9 +60,6 @@ INSTANCE = fields(
 )  # fmt: skip
 POINT_BINS = fields(search.PointBins, FLOATS, FLOATS, FLOATS, TINY_2D, INTS_2D)
 STAGES = fields(
-    rotor.Stages, INTS_2D, INTS_2D, INTS, FLOATS, INTS_2D, INTS_2D, FLOATS_2D, INTS_2D, FLOATS_2D, INTS_2D, FLOATS_2D
-)  # fmt: skip
-STAGES_BY_LEVEL = fields(
     rotor.Stages, INTS_3D, INTS_3D, INTS_2D, FLOATS_2D, INTS_3D, INTS_3D, FLOATS_3D, INTS_3D, FLOATS_3D, INTS_3D,
     FLOATS_3D,
 )  # fmt: skip
@@ -79,28 +73,26 @@ RUN_BINS = fields(moves.SequenceBins, FLOATS, FLOATS, FLOATS, SHORT_2D, INTS)
 # a plan comes from the back.
 KERNELS: list[tuple[Any, tuple[Any, ...]]] = [
     (search.anneal, (POINT, INTS, INTS, INSTANCE, AIM, POINT_BINS, INT, FLOAT, INT)),
-    (levels.sequence, (STAGES_BY_LEVEL, FLOATS_3D, INT, FLOATS_3D, INT)),
+    (rotor.sequence, (STAGES, FLOATS_3D, INT, FLOATS_3D, INT)),
     (moves.anneal, (SEQUENCE, OPS, AIM, RUN_BINS, FLOAT, INT, FLOAT, INT)),
     (sequence.fill, (SEQUENCE, INTS, OPS)),
-    (levels.solve, (STAGES_BY_LEVEL, FLOATS_3D, INT, INT)),
+    (rotor.solve, (STAGES, FLOATS_3D, INT, INT)),
     (scoring.evaluate, (POINT, INSTANCE, SCRATCH)),
     (search.record, (POINT_BINS, POINT, FLOAT, FLOAT)),
     (dtr.simulate, (INTS, INT, FLOATS, INTS, INTS, INTS, GRAPH)),
     (waiting.rows, (INT, BOOLS, FLOATS, GRAPH)),
     (waiting.least_waiting, (FLOATS, FLOATS, FLOATS)),
     (waiting.least_cost, (FLOATS, FLOATS, FLOATS)),
-    (ahead.depends, (INT, GRAPH)),
+    (waiting.depends, (INT, GRAPH)),
     (order.whole, (INTS, INTS, INT, INT, INTS, ROWS, INTS)),
-    (cuts.revised, (FLOATS, FLOATS)),
-    (rotor.sequence, (STAGES, INT, FLOATS_2D, INT)),
-    (rotor.solve, (STAGES, INT, INT)),
+    (hong.revised_cuts, (FLOATS, FLOATS)),
     (order.hoist, (INTS, INT, ROWS, GRAPH)),
     (blocks.price, (INTS, TINY_2D, ROWS, GRAPH, GRAPH, MARKS, FLOATS, INT, SCRATCH)),
     (blocks.outline, (GRAPH, INT)),
     (local_ids.missing, (INTS, BOOLS, GRAPH)),
     (local_ids.rows, (INTS, INT)),
     (local_ids.localise, (INTS, GRAPH, INTS)),
-    (runs.prune, (INTS, GRAPH)),
+    (liveness.prune, (INTS, GRAPH)),
     (modes.peak, (INTS, INT, FLOAT, BOOLS, GRAPH, BOOLS)),
     (modes.expand, (INTS, TINY, ROWS, GRAPH, SCRATCH)),
     (liveness.lower, (INTS, BOOL, BOOLS, GRAPH)),

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,48 +29,19 @@ from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..structure.archive import Archive, Entry, pareto, peak_of, within_cost, within_peak
 from ..structure.reduced import Reduced
-from ..structure.saved import Dropping
 from .on_reduced import over_whole_graph, search_weights
-from .rounds import Round
-from .threads import in_threads
+from .running import ANCHORS, BINS, CLOSER_ANCHORS, Round, in_threads, slices
 
-
-@dataclass(frozen=True)
-class AnnealSettings:
-    """How much `anneal` searches. All settings are guesses; none was measured alone.
-
-    changes : of all chains of a sweep together.
-    rounds : of a sweep and of a closer look.
-    small_ops : with fewer ops one run is more of the whole cost, and the temperature higher in proportion.
-    anchors : peaks at which the chains of a sweep aim.
-    closer_anchors : the same for a closer look at a part of the curve,
-    closer_times : and how many times as many changes that makes.
-    press_changes : of all chains together that lower the peak at a fixed cost.
-    press_heat : first temperature of the chains that press.
-    press_peak_share : of a start's peak; how far below it such a chain tells peaks apart,
-    press_bins : and in how many ranges.
-    press_extra_share : of the plain step's cost; how much dearer such a chain may get on its way: less than one op that
-        costs anything.
-    bins : ranges of peaks that the archive tells apart.
-    slices : parts of a chain, between which it sees that time is up.
-    """
-
-    changes: float = 1e5
-    rounds: tuple[Round, ...] = (Round(0.5, 0.004), Round(0.5, 0.0012))
-    small_ops: int = 1000
-    anchors: int = 12
-    closer_anchors: int = 6
-    closer_times: int = 3
-    press_changes: float = 5e4
-    press_heat: float = 1e-4
-    press_peak_share: float = 0.02
-    press_bins: int = 64
-    press_extra_share: float = 1e-3
-    bins: int = 256
-    slices: int = 8
-
-
-SETTINGS = AnnealSettings()
+# How much `anneal` searches. All are guesses; none was measured alone.
+CHANGES = 1e5  # of all chains of a sweep together,
+CLOSER_TIMES = 3  # and so many times as many in a closer look
+ROUNDS = (Round(0.5, 0.004), Round(0.5, 0.0012))  # of a sweep and of a closer look
+SMALL_OPS = 1000  # with fewer ops one run is more of the whole cost, and the temperature higher in proportion
+# Of the chains that lower the peak at a fixed cost:
+PRESS_CHANGES = 5e4  # of all of them together
+PRESS_HEAT = 1e-4  # first temperature
+PRESS_PEAK_SHARE, PRESS_BINS = 0.02, 64  # how far below its start's peak a chain tells peaks apart, in how many ranges
+PRESS_EXTRA_SHARE = 1e-3  # of the plain step's cost, by which a chain may get dearer on its way: less than one op costs
 
 
 @register(
@@ -90,7 +60,7 @@ def anneal(problem: Problem) -> Iterator[Schedule]:
     The peak is known after each change in O(log n).
     """
     graph = problem.graph
-    reduced = Reduced(graph, Dropping(graph))
+    reduced = Reduced(graph)
     polish = Polish(problem, reduced)
     plain = np.flatnonzero(graph.needed)
     polish.enter([reduced.reduced_runs(plain)])
@@ -110,7 +80,7 @@ class Polish:
         self.ops = slots.pack(r.arrays, search_weights(problem, r), r.shared, r.before)
         self.base_cost = float(self.ops.weights.sum()) or 1.0
         self.plain_peak = max(1.0, float(peak_of(r.arrays, r.shared, np.arange(len(r.ops)))))
-        self.archive = Archive(r.largest_input, 1.02 * self.plain_peak, self._most_runs, SETTINGS.bins)
+        self.archive = Archive(r.largest_input, 1.02 * self.plain_peak, self._most_runs, BINS)
 
     @property
     def _most_runs(self) -> int:
@@ -137,15 +107,15 @@ class Polish:
 
     def run(self) -> None:
         """Run chains aimed at peaks between the least found and the plain one, from the archive's best for each."""
-        for number, part in enumerate(SETTINGS.rounds):
+        for number, part in enumerate(ROUNDS):
             least = max(1.0, self.archive.least)
-            anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), SETTINGS.anchors)
+            anchors = np.geomspace(0.97 * least, max(least, 0.97 * self.plain_peak), ANCHORS)
             self._round(anchors.tolist(), part.work_share, part.heat, number)
 
-    def look(self, low: float, high: float, longer: float = SETTINGS.closer_times) -> None:
+    def look(self, low: float, high: float, longer: float = CLOSER_TIMES) -> None:
         """Search on where the peak lies between `low` and `high` bytes; longer : times the changes of a sweep."""
-        for number, part in enumerate(SETTINGS.rounds):
-            anchors = np.geomspace(low, high, SETTINGS.closer_anchors).tolist()
+        for number, part in enumerate(ROUNDS):
+            anchors = np.geomspace(low, high, CLOSER_ANCHORS).tolist()
             self._round(anchors, longer * part.work_share, part.heat, number + 11)
 
     def press(self, starts: list[Entry], changes_each: int | None = None) -> list[Entry]:
@@ -156,16 +126,16 @@ class Polish:
         if self._empty:
             return []
         problem = self.problem
-        changes = changes_each or int(SETTINGS.press_changes * problem.work / max(1, len(starts)))
+        changes = changes_each or int(PRESS_CHANGES * problem.work / max(1, len(starts)))
 
         def one(i: int, start: Entry) -> Archive:
             runs = self.reduced.reduced_runs(start.runs)
-            lowest = (1 - SETTINGS.press_peak_share) * start.peak
-            found = Archive(lowest, start.peak, self._most_runs, SETTINGS.press_bins)
+            lowest = (1 - PRESS_PEAK_SHARE) * start.peak
+            found = Archive(lowest, start.peak, self._most_runs, PRESS_BINS)
             state = sequence.build(runs, self.ops)
-            most = self.ops.weights[runs].sum() - self.base_cost + SETTINGS.press_extra_share * self.base_cost
+            most = self.ops.weights[runs].sum() - self.base_cost + PRESS_EXTRA_SHARE * self.base_cost
             aim = within_cost(float(most), self.plain_peak, self.base_cost)
-            self._chain(state, aim, found, changes, SETTINGS.press_heat, 23 + (0 if changes_each else i))
+            self._chain(state, aim, found, changes, PRESS_HEAT, 23 + (0 if changes_each else i))
             return found
 
         found = [e for archive in in_threads(problem, one, list(enumerate(starts))) for e in archive]
@@ -176,8 +146,8 @@ class Polish:
             return
         archive, problem = self.archive, self.problem
         aims = [within_peak(a, self.plain_peak, self.base_cost) for a in anchors]
-        changes = int(SETTINGS.changes * problem.work * work_share / len(anchors))
-        heat *= max(1.0, SETTINGS.small_ops / len(self.reduced.ops))
+        changes = int(CHANGES * problem.work * work_share / len(anchors))
+        heat *= max(1.0, SMALL_OPS / len(self.reduced.ops))
 
         def one(i: int, aim: Aim, start: Entry) -> Archive:
             mine = archive.like()
@@ -190,14 +160,9 @@ class Polish:
 
     def _chain(self, state: slots.Sequence, aim: Aim, found: Archive, changes: int, heat: float, number: int) -> None:
         """Run one chain of changes from a state, while time is left; number : gives it its own random numbers."""
-        slices = SETTINGS.slices
-        for k in range(slices):
-            if self.problem.time_left <= 0:
-                break
-            moves.anneal(
-                state, self.ops, aim, found.bins, self.base_cost, max(64, changes // slices),
-                heat * (1 - k / slices) ** 2, self.problem.seed * 100_003 + number + k,
-            )  # fmt: skip
+        for k, steps, first_heat in slices(self.problem, changes, heat):
+            seed = self.problem.seed * 100_003 + number + k
+            moves.anneal(state, self.ops, aim, found.bins, self.base_cost, steps, first_heat, seed)
 
     def entries(self) -> list[Entry]:
         """The archive over the whole graph."""

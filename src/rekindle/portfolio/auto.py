@@ -22,7 +22,7 @@ Effort "thorough" searches all of the curve that may matter, in this order, and 
    search leaves out because they weigh next to nothing. A budget is missed by kilobytes as well.
 6. On graphs of up to 128 ops the exact search answers at round peaks of the stretch where it can.
 
-On large graphs (more than `proposals.SETTINGS.large_ops` ops) only the most useful part of step 1 is done, and steps 5 and 6
+On large graphs (more than `proposals.LARGE_OPS` ops) only the most useful part of step 1 is done, and steps 5 and 6
 are left out.
 
 For one graph, a larger budget never gives a slower plan, and more overhead never a larger one, within one effort. With effort
@@ -53,9 +53,8 @@ from ..problem import Problem, choose, register
 from ..shares import EPS
 from ..solvers.rotor import thin
 from ..structure.archive import pareto
-from . import anew, proposals, recent, small, way_down
+from . import proposals, recent, small, way_down
 from .curve import curve_of
-from .quick import small_plans
 from .stretches import stretches_of
 
 JOINED = ("hierarchical", "storages", "anneal")  # the solvers that `auto` is made of
@@ -101,12 +100,12 @@ def members(graph: Graph, effort: str, optimal: bool) -> tuple[str, ...]:
     optimal : whether the answer was proven to be the best: on the smallest graphs the exact search gave it alone.
     """
     exact = fits(graph)
-    if optimal and exact and int(graph.needed.sum()) <= small.SETTINGS.answered_ops_most:
+    if optimal and exact and int(graph.needed.sum()) <= small.ANSWERED_MOST_OPS:
         return ("exact",)
-    names = [*JOINED, *proposals.asked(graph, effort), *way_down.SETTINGS.solvers]
+    names = [*JOINED, *proposals.asked(graph, effort), *way_down.SOLVERS]
     if effort == "thorough":
         names += ["exact"] if exact else []
-        names += ["beam"] if len(graph.ops) <= anew.SETTINGS.few_ops else []
+        names += ["beam"] if len(graph.ops) <= proposals.FEW_OPS else []
     return tuple(dict.fromkeys(names))
 
 
@@ -121,7 +120,7 @@ def members(graph: Graph, effort: str, optimal: bool) -> tuple[str, ...]:
     thorough=True,
     joins=True,
     retry=_retry,
-    quick=small_plans,
+    quick=proposals.small_plans,
     known=recent.known_runs,
     members=members,
 )

@@ -18,20 +18,10 @@ SAVED, SAVE_PEAK, SAVE_TIME, ALONE_PEAK, ALONE_TIME, BACKWARD_PEAK, BACKWARD_TIM
 )  # columns of sizes
 
 
-@dataclass(frozen=True)
-class OptionSettings:
-    """Which options of a block are kept. All settings are guesses.
-
-    options_most : of a block, about.
-    peers : numbers of blocks like it that may stand behind one, for which options are chosen: with many, saved bytes weigh
-        more against the peak.
-    """
-
-    options_most: int = 12
-    peers: tuple[int, ...] = (1, 3, 10, 40)
-
-
-SETTINGS = OptionSettings()
+MOST_OPTIONS = 12  # of a block, about; a guess
+# Numbers of blocks like one that may stand behind it, for which options are chosen: with many, saved bytes weigh more against
+# the peak. Guesses.
+PEERS = (1, 3, 10, 40)
 
 
 @dataclass(frozen=True)
@@ -94,11 +84,11 @@ def options(chain: Chain, known: Known) -> tuple[Stages, list[list[np.ndarray]]]
 
 def best_of(saved: np.ndarray, peak: np.ndarray, time: np.ndarray) -> list[int]:
     """Indices of the programs that are best where few or many like blocks stand behind one; the first is always kept."""
-    measures = [peak, saved, *(n * saved + peak for n in SETTINGS.peers)]
+    measures = [peak, saved, *(n * saved + peak for n in PEERS)]
     kept: dict[int, None] = {0: None}
     for measure in measures:
         front = undominated(measure, time)
-        ranks = np.unique(np.linspace(0, len(front) - 1, max(2, SETTINGS.options_most // 3)).round().astype(np.int64))
+        ranks = np.unique(np.linspace(0, len(front) - 1, max(2, MOST_OPTIONS // 3)).round().astype(np.int64))
         kept.update(dict.fromkeys(front[r] for r in ranks))
     return list(kept)
 

@@ -12,32 +12,16 @@ from ..problem import Problem, choose
 from ..solvers.rotor import entries
 from ..structure.archive import Entry, pareto
 from ..structure.reduced import Reduced
-from ..structure.saved import Dropping
 from . import anew, proposals, recent, small, way_down
 from .anneal import Polish
 from .hierarchical import Levels
-from .news import teller
 from .proposals import large
+from .running import tell
 from .storages import Search
 
-
-@dataclass(frozen=True)
-class AutoSettings:
-    """How `auto` looks at the curve. All settings are guesses; none was measured alone.
-
-    stretches : parts of the curve that are looked at closer.
-    stretches_large : the same on large graphs.
-    block_peaks : peaks of a stretch for which blocks are joined.
-    block_peaks_large : the same on large graphs.
-    """
-
-    stretches: int = 6
-    stretches_large: int = 3
-    block_peaks: int = 6
-    block_peaks_large: int = 2
-
-
-SETTINGS = AutoSettings()
+# How the curve is looked at; guesses. The second number of each is for large graphs.
+STRETCHES, STRETCHES_LARGE = 6, 3  # parts of the curve that are looked at closer
+BLOCK_PEAKS, BLOCK_PEAKS_LARGE = 6, 2  # peaks of a stretch for which blocks are joined
 
 
 def curve_of(problem: Problem) -> Curve:
@@ -73,7 +57,7 @@ class Curve:
     @classmethod
     def find(cls, problem: Problem) -> Curve:
         """Sweep the curve."""
-        reduced = Reduced(problem.graph, Dropping(problem.graph))
+        reduced = Reduced(problem.graph)
         search, polish = Search(problem, reduced), Polish(problem, reduced)
         blocks: list[Levels] = []
         seeds: list[Entry] = []
@@ -93,7 +77,7 @@ class Curve:
         # The seeds as they came too: some are too long to polish, others lose where the smallest values are left out.
         found = pareto(polish.entries() + seeds)
         least, most = max(1, found[-1].peak), max(2, found[0].peak)
-        count = SETTINGS.stretches_large if large(problem) else SETTINGS.stretches
+        count = STRETCHES_LARGE if large(problem) else STRETCHES
         cells = np.geomspace(least, max(most, least + 1), count + 1)
         tops = [problem.graph.resident_bytes + int(c) for c in cells[1:]]
         return cls(search, polish, blocks, found, cells, bounds.extras_at(problem.graph, problem.weights, tops))
@@ -108,14 +92,13 @@ class Curve:
         found = self.entries
         if problem.coarse or not len(self.search.points.reduced.candidates):
             return found
-        tell = teller(problem)
-        tell(found)
+        tell(problem, found)
         for k in range(len(self.cells) - 2, -1, -1):
             if problem.time_left <= 0:
                 break
             if self._may_help(problem, choose(problem, found)[0], k):
                 found = pareto(found + self._look(replace(problem, whole=False), k))
-                tell(found)
+                tell(problem, found)
         return found
 
     def _may_help(self, problem: Problem, best: Entry, k: int) -> bool:
@@ -148,7 +131,7 @@ class Curve:
         unpolished = polish
         seeds: list[Entry] = []
         with problem.interruptible():
-            count = SETTINGS.block_peaks_large if large(problem) else SETTINGS.block_peaks
+            count = BLOCK_PEAKS_LARGE if large(problem) else BLOCK_PEAKS
             peaks = np.geomspace(low, high, count + 1)[1:]
             seeds += proposals.all_of(
                 problem, [partial(proposals.joined, problem, curve, peaks) for curve in self.blocks]
@@ -195,7 +178,7 @@ class Curve:
 
 def _pressed(problem: Problem, found: list[Entry]) -> list[Entry]:
     """The entries, each also pressed to a lower peak with the smallest values included, which the search leaves out."""
-    fine = Polish(problem, Reduced(problem.graph, Dropping(problem.graph), negligible_share=0.0))
+    fine = Polish(problem, Reduced(problem.graph, negligible_share=0.0))
     with problem.interruptible():
         found = pareto(found + fine.press(found))
     return found

@@ -15,38 +15,34 @@ from . import proposals
 from .hierarchical import Levels
 from .on_reduced import over_whole_graph
 from .point_seeds import seeds as point_seeds
-from .rounds import Round
+from .running import Round
 from .storages import Search
+
+# How much a stretch is searched. All are guesses, tried on a dozen models.
+WORK_STEPS = 3e7  # elementary steps of all chains of a round together
+PROPOSALS_MORE = 6e3  # proposals of a round beside these steps
+MOST_PROPOSALS_PER_CANDIDATE = 1e3  # of a round, for each value whose mode may change
+LEAST_ROUNDS = 2  # these run in any case; a further one follows only while the one before it gained
+GAIN_SHARE = 5e-4  # of the plain step's cost: the least gain at any anchor for which another round is worth its time
+REACH = 1.5  # times the upper end of the stretch: larger entries are no seeds
 
 
 @dataclass(frozen=True)
 class FocusSettings:
-    """How much a stretch is searched, for one effort. All settings are guesses, tried on a dozen models.
+    """How the chains of one effort are spread over a stretch. Both are guesses, tried on a dozen models.
 
     anchors : numbers of peaks of the stretch at which chains aim, spread from its lower end; rounds take them in turn. One
         search from other peaks often leaves a local optimum that a longer one stays in. Blocks are joined for the first.
-    work_steps : elementary steps of all chains of a round together,
-    proposals_more : and so many proposals beside them,
-    proposals_per_candidate : but at most so many proposals for each value whose mode may change.
-    rounds : of chains. A round follows only while the one before it gained, but
-    rounds_least : are run in any case.
-    gain_share : of the plain step's cost; the least gain at any anchor for which another round is worth its time.
-    reach : times the upper end of the stretch; larger entries are no seeds.
+    rounds : of chains, at most.
     """
 
-    anchors: tuple[int, ...] = (5, 6)
-    work_steps: float = 3e7
-    proposals_more: float = 6e3
-    proposals_per_candidate: float = 1e3
-    rounds: tuple[Round, ...] = (Round(1.0, 0.006), Round(1.0, 0.006), Round(1.0, 0.002), Round(1.0, 0.001))
-    rounds_least: int = 2
-    gain_share: float = 5e-4
-    reach: float = 1.5
+    anchors: tuple[int, ...]
+    rounds: tuple[Round, ...]
 
 
 SETTINGS = {
-    "quick": FocusSettings(anchors=(2,), rounds=(Round(0.5, 0.003),)),
-    "normal": FocusSettings(),
+    "quick": FocusSettings((2,), (Round(0.5, 0.003),)),
+    "normal": FocusSettings((5, 6), (Round(1.0, 0.006), Round(1.0, 0.006), Round(1.0, 0.002), Round(1.0, 0.001))),
 }
 
 
@@ -83,7 +79,7 @@ class Focus:
             joined += proposals.all_of(
                 problem, [partial(proposals.joined, problem, curve, anchors) for curve in self.blocks]
             )
-            starts = pareto([*joined, *(e for e in known if e.peak <= s.reach * high)])
+            starts = pareto([*joined, *(e for e in known if e.peak <= REACH * high)])
             for e in starts:
                 search.enter(self.reduced.reduced_runs(e.runs))
             self._rounds(problem, search, [_spread(low, high, n) for n in s.anchors])
@@ -93,8 +89,8 @@ class Focus:
     def _rounds(self, problem: Problem, search: Search, choices: list[np.ndarray]) -> None:
         """Run rounds of chains while they gain. choices : the peaks to aim at, one set a round, in turn."""
         s, base = self.settings, search.points.base_cost
-        proposals = s.work_steps / self.reduced.work + s.proposals_more
-        proposals = min(proposals, s.proposals_per_candidate * len(self.reduced.candidates))
+        proposals = WORK_STEPS / self.reduced.work + PROPOSALS_MORE
+        proposals = min(proposals, MOST_PROPOSALS_PER_CANDIDATE * len(self.reduced.candidates))
         every = np.unique(np.concatenate(choices)).tolist()
         before = _least_extras(search, every)
         for k, part in enumerate(s.rounds):
@@ -103,8 +99,8 @@ class Focus:
             anchors = choices[k % len(choices)].tolist()
             search.chains(anchors, proposals * part.work_share, part.heat, 101 + k)
             now = _least_extras(search, every)
-            gained = np.isinf(before) & np.isfinite(now) | (now < before - s.gain_share * base)
-            if k + 1 >= s.rounds_least and not gained.any():
+            gained = np.isinf(before) & np.isfinite(now) | (now < before - GAIN_SHARE * base)
+            if k + 1 >= LEAST_ROUNDS and not gained.any():
                 return
             before = now
 

@@ -28,17 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernels import levels as kernel
 from ..kernels.rotor import Stages
 from ..model.graph import Graph
 from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
-from ..solvers.rotor import SETTINGS as ROTOR
-from ..solvers.rotor import Curve, entries, thin
+from ..solvers.rotor import SLOTS, Curve, entries, thin
 from ..structure.archive import Entry, pareto
 from ..structure.blocks import Block
 from ..structure.chain import Chain, chain_at, with_kept
@@ -46,35 +43,16 @@ from ..structure.cuts import closed, cuts
 from ..structure.forward import Forward, forward_dag
 from ..structure.operations import BACKWARD
 from ..structure.runs import prune
-from . import block_options
-from .block_options import Known, options, pad
+from .block_options import MOST_OPTIONS, Known, options, pad
 
-
-@dataclass(frozen=True)
-class HierarchicalSettings:
-    """How `hierarchical` cuts a graph and joins its blocks. All settings are guesses; none was measured alone.
-
-    block_ops : ops of weight in a block, at least; each number makes a curve of its own.
-    inner_block_ops : the same in a block of a block.
-    divided_ops_most : ops of weight in a block that is divided in turn.
-    slots_least : memory slots in any case; a long chain has fewer than a short one.
-    slots_times_blocks : in multiples of rotor's slots; how many slots all blocks have together.
-    wait_shares : of the bytes that a block takes; the bytes of the rest of the step beside it, when it is divided.
-    levels : sets of values that forward saves, one within the other.
-    inner_levels : the same inside a block.
-    """
-
-    block_ops: tuple[int, ...] = (5, 10, 24)
-    inner_block_ops: int = 5
-    divided_ops_most: int = 200
-    slots_least: int = 300
-    slots_times_blocks: int = 40
-    wait_shares: tuple[float, ...] = (0.0, 0.5, 1.0)
-    levels: int = 6
-    inner_levels: int = 2
-
-
-SETTINGS = HierarchicalSettings()
+# How a graph is cut, and how its blocks are joined. All are guesses; none was measured alone.
+BLOCK_OPS = (5, 10, 24)  # ops of weight in a block, at least; each number makes a curve of its own
+INNER_BLOCK_OPS = 5  # the same in a block of a block
+DIVIDED_MOST_OPS = 200  # of weight, in a block that is divided in turn
+LEAST_SLOTS = 300  # of memory in any case; a long chain has fewer than a short one:
+SLOTS_TIMES_BLOCKS = 40  # so many, in multiples of rotor's slots, have all blocks together
+WAIT_SHARES = (0.0, 0.5, 1.0)  # of a block's bytes: what the rest of the step takes beside it, when it is divided
+LEVELS, INNER_LEVELS = 6, 2  # sets of values that forward saves, one within the other, of a step and inside a block
 
 
 @register(
@@ -92,7 +70,7 @@ def hierarchical(problem: Problem) -> Iterator[Schedule]:
         yield Schedule.baseline(problem.graph, "hierarchical")
         return
     found: list[Entry] = []
-    for curve in curves(problem.graph, problem.weights, forward, SETTINGS.block_ops):
+    for curve in curves(problem.graph, problem.weights, forward, BLOCK_OPS):
         found += entries(problem, curve)
         if problem.time_left <= 0:
             break
@@ -105,25 +83,26 @@ def curves(graph: Graph, weights: np.ndarray, forward: Forward, block_ops: Seque
     known = Known(graph, weights)
     for splits in dict.fromkeys(tuple(cuts(graph, forward, size)) for size in block_ops):
         yield Levels(graph, weights, forward, [*splits], known)
-    if apart := closed(graph, forward, SETTINGS.inner_block_ops, SETTINGS.divided_ops_most):
+    if apart := closed(graph, forward, INNER_BLOCK_OPS, DIVIDED_MOST_OPS):
         yield Levels(graph, weights, forward, apart, Known(graph, weights, nested))
 
 
 class Levels(Curve):
     """The curve of a chain of blocks, in all levels of values that forward saves.
 
-    levels, enter : as `kernels.levels` takes them.
+    levels, enter : as `kernels.rotor` takes them.
     programs : per level, block and option the ops that run as backward.
     again : per level and block the ops that run as forward.
     """
 
     def __init__(
         self, graph: Graph, weights: np.ndarray, forward: Forward, splits: list[int], known: Known | None = None,
-        levels: int = SETTINGS.levels,
+        levels: int = LEVELS,
     ):  # fmt: skip
         """splits : vertices after which the forward is cut. known : options of blocks, shared by the curves of one graph.
         levels : beside the one on which nothing is saved."""
         plain = chain_at(graph, forward, splits)
+        super().__init__(plain, weights)
         chains = [plain, *with_kept(plain, reversed(costly(plain, weights, levels)))]
         known = known or Known(graph, weights)
         found = [options(c, known) for c in chains]
@@ -136,10 +115,7 @@ class Levels(Curve):
                 more = np.maximum(0.0, c.leaving(chains[there], weights) - skip[there])
                 self.enter[here, there, 1:] = np.cumsum(more)
         self.again = [[np.array([o for o in ops if o not in c.once], np.int64) for ops in c.forward] for c in chains]
-        super().__init__(plain, weights)
-        self.slots = max(
-            SETTINGS.slots_least, min(ROTOR.slots, SETTINGS.slots_times_blocks * ROTOR.slots // len(plain))
-        )
+        self.slots = max(LEAST_SLOTS, min(SLOTS, SLOTS_TIMES_BLOCKS * SLOTS // len(plain)))
 
     def beside(self, wait: int) -> Levels:
         """The curve where the rest of a larger step takes `wait` bytes at the turn."""
@@ -150,14 +126,9 @@ class Levels(Curve):
         other.whole += wait
         return other
 
-    def solve(self) -> np.ndarray:
-        """The table of `kernels.levels` for the level on which nothing is saved."""
-        self.tables = kernel.solve(self.levels, self.enter, self.unit, self.slots)
-        return self.tables[0]
-
     def runs(self, slots: int) -> list[list[int]]:
         """Sequences of runs of least time in so many slots."""
-        rows = kernel.sequence(self.levels, self.enter, self.unit, self.tables, slots).tolist()
+        rows = self.rows(slots)
         found = [self._runs(rows, reuse) for reuse in (False, True)]
         return found if found[0] != found[1] else found[:1]
 
@@ -184,7 +155,7 @@ def _stacked(stages: list[Stages]) -> Stages:
     return Stages(*(np.ascontiguousarray(np.stack(rows)) for rows in zip(*padded, strict=True)))
 
 
-def nested(block: Block, smallest: int = SETTINGS.inner_block_ops) -> Iterator[np.ndarray]:
+def nested(block: Block, smallest: int = INNER_BLOCK_OPS) -> Iterator[np.ndarray]:
     """Backward programs of a block that is divided in turn, as the inside of a skip is: its own step, planned as a whole
     step is, beside a rest of the step that takes nothing, half or all of the bytes that the block takes.
 
@@ -195,12 +166,12 @@ def nested(block: Block, smallest: int = SETTINGS.inner_block_ops) -> Iterator[n
     if (splits := divided(block.graph, forward, smallest)) is None:
         return
     known = Known(block.graph, block.weights, nested)
-    whole = Levels(block.graph, block.weights, forward, splits, known, SETTINGS.inner_levels)
-    for share in SETTINGS.wait_shares:
+    whole = Levels(block.graph, block.weights, forward, splits, known, INNER_LEVELS)
+    for share in WAIT_SHARES:
         curve = whole.beside(int(share * whole.whole))
         curve.aim(curve.whole)
         choices = curve.choices
-        most = min(block_options.SETTINGS.options_most, len(choices))
+        most = min(MOST_OPTIONS, len(choices))
         for k in np.unique(np.linspace(0, len(choices) - 1, most).astype(np.int64)).tolist():
             for runs in curve.runs(choices[k]):
                 yield np.array(runs[runs.index(block.turn) + 1 :], np.int64)
@@ -208,7 +179,7 @@ def nested(block: Block, smallest: int = SETTINGS.inner_block_ops) -> Iterator[n
 
 def divided(graph: Graph, forward: Forward, smallest: int) -> list[int] | None:
     """Vertices after which the step of a block is cut, None where it is small."""
-    apart = closed(graph, forward, smallest, SETTINGS.divided_ops_most) or cuts(graph, forward, smallest)
+    apart = closed(graph, forward, smallest, DIVIDED_MOST_OPS) or cuts(graph, forward, smallest)
     return apart if len(apart) > 3 else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..kernels import cuts
+from ..kernels import hong
 from ..kernels.arrays import Arrays, Rows
 from ..kernels.modes import HOLD, KEEP, TRANSIENT
 from ..kernels.order import hoist
@@ -47,8 +47,8 @@ def _cheap_values(points: Points) -> list[np.ndarray]:
 
 
 def _cut(points: Points, transient: np.ndarray, last_use: np.ndarray, scale: float) -> np.ndarray:
-    """Modes that keep the values that cross the cuts of the revised objective (`kernels.cuts`), and recompute the others
-    segment by segment.
+    """Modes that keep the values that cross the cuts of the revised objective (`kernels.hong.revised_cuts`), and recompute the
+    others segment by segment.
 
     transient : values (ids) that are recomputed at each use.
     last_use : as `_last_forward_use`.
@@ -68,7 +68,7 @@ def _cut(points: Points, transient: np.ndarray, last_use: np.ndarray, scale: flo
     np.add.at(inside, first[held] + 1, size[r.candidates][held])
     cross = np.cumsum(passing)[: end + 1]
     cross[0] = cross[end] = 0.0
-    at = cuts.revised(cross, np.cumsum(inside) * scale)
+    at = hong.revised_cuts(cross, np.cumsum(inside) * scale)
     crosses = np.searchsorted(at, first, side="right") < np.searchsorted(at, last, side="right")
     # Backward begins with the segment behind the last cut: recomputing its values would gain nothing.
     behind = (first >= at[-1]) & held if len(at) else np.zeros(len(first), np.bool_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
@@ -13,41 +12,26 @@ from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem
 from ..structure.archive import Entry, entry, pareto
-from .threads import in_threads
+from .running import in_threads
 
 NO_DEARER = 1 + 1e-12  # a limit on cost that rounding does not break
 
 
-@dataclass(frozen=True)
-class SmallSettings:
-    """How far the exact search is asked. A node is a set of values that it looks at. `closer_nodes` was measured: a few
-    seconds on a chain, where a set leads to many others; the other settings are guesses.
-
-    answered_ops_most : graphs of up to so many needed ops are answered exactly,
-    answered_nodes_most : where that takes at most so many nodes,
-    points_most : and, for a whole curve, so many points.
-    closer_nodes : for one peak of a larger graph.
-    peaks : asked about, from the plain one down to none.
-    failures_most : in a stretch of the curve, until the rest of it is left.
-    better_share : of the extra cost; the least that an answer must save.
-    """
-
-    answered_ops_most: int = 40
-    answered_nodes_most: int = 20_000
-    points_most: int = 64
-    closer_nodes: int = 40_000
-    peaks: int = 40
-    failures_most: int = 4
-    better_share: float = 1e-4
-
-
-SETTINGS = SmallSettings()
+# How far the exact search is asked. A node is a set of values that it looks at. `CLOSER_NODES` was measured: a few seconds on a
+# chain, where a set leads to many others; the other numbers are guesses.
+ANSWERED_MOST_OPS = 40  # the most needed ops of a graph that is answered exactly
+ANSWERED_MOST_NODES = 20_000  # an answer that takes more nodes is not looked for
+MOST_POINTS = 64  # of a whole curve that is answered exactly
+CLOSER_NODES = 40_000  # nodes looked at for one peak of a larger graph
+PEAKS = 40  # how many peaks are asked about, from the plain one down to none
+MOST_FAILURES = 4  # in a stretch of the curve; then the rest of it is left
+BETTER_SHARE = 1e-4  # of the extra cost; the least that an answer must save
 
 
 def proven(problem: Problem) -> list[Schedule]:
     """The schedules that the exact search proves best within few nodes; empty where it does not."""
     g = problem.graph
-    if not fits(g) or int(g.needed.sum()) > SETTINGS.answered_ops_most:
+    if not fits(g) or int(g.needed.sum()) > ANSWERED_MOST_OPS:
         return []
     if problem.whole:
         return _curve(problem)
@@ -64,7 +48,7 @@ def proven(problem: Problem) -> list[Schedule]:
 def _solve(problem: Problem, limit: int | None, max_cost: float | None) -> Schedule | None:
     """The best schedule within a limit in bytes or a cost, or None where that is not proven in few nodes."""
     g = problem.graph
-    nodes = SETTINGS.answered_nodes_most
+    nodes = ANSWERED_MOST_NODES
     found = solve_exactly(g, problem.weights, limit, max_cost, nodes, problem.deadline, safe=True)
     if not found.proven or found.schedule is None:
         return None
@@ -86,7 +70,7 @@ def _curve(problem: Problem) -> list[Schedule]:
         return []
     goal, peak = simulate(g, smallest).peak_bytes, -1
     cost = problem.base_cost
-    while peak != goal and len(found) < SETTINGS.points_most:
+    while peak != goal and len(found) < MOST_POINTS:
         one = _least(problem, cost * NO_DEARER)
         if one is None:
             return []
@@ -109,18 +93,18 @@ def proven_between(problem: Problem, low: float, high: float, found: list[Entry]
     if not fits(g):
         return found
     plain = simulate(g, Schedule.baseline(g)).peak_bytes - g.resident_bytes
-    steps = SETTINGS.peaks
+    steps = PEAKS
     rounded = sorted(range(1, steps + 1), key=lambda k: (-gcd(k, steps), -k))  # halves first: what people ask for
     peaks = [p for p in (plain * k // steps for k in rounded) if low <= p <= high]
 
     def solve(peak: int, best: float) -> Solution:
-        most = None if best == np.inf else problem.base_cost + best * (1 - SETTINGS.better_share)
-        nodes = int(SETTINGS.closer_nodes * problem.work)
+        most = None if best == np.inf else problem.base_cost + best * (1 - BETTER_SHARE)
+        nodes = int(CLOSER_NODES * problem.work)
         return solve_exactly(g, w, g.resident_bytes + peak, most, nodes, problem.deadline, safe=True)
 
     failed = 0
     least: list[tuple[int, float]] = []  # no schedule of that peak costs less
-    while peaks and failed < SETTINGS.failures_most and problem.time_left > 0:
+    while peaks and failed < MOST_FAILURES and problem.time_left > 0:
         asked, peaks = peaks[:2], peaks[2:]
         pair = [(p, min((e.extra for e in found if e.peak <= p), default=np.inf)) for p in asked]
         pair = [(p, best) for p, best in pair if best > 0 and not any(p <= q and best <= x for q, x in least)]

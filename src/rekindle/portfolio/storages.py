@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,50 +34,23 @@ from ..model.schedule import Schedule
 from ..problem import Problem, choose, register
 from ..structure.archive import Entry, within_cost, within_peak
 from ..structure.reduced import Reduced
-from ..structure.saved import Dropping
 from .on_reduced import over_whole_graph
 from .point_seeds import seeds
 from .points import PointArchive, Points
-from .rounds import Round
-from .threads import in_threads
+from .running import ANCHORS, BINS, CLOSER_ANCHORS, Round, in_threads, slices
 
-
-@dataclass(frozen=True)
-class StoragesSettings:
-    """How much `storages` searches. Work is counted in elementary steps and not in seconds, so that the same seed gives the
-    same plan. All settings are guesses; none was measured alone.
-
-    work_steps : elementary steps of all chains together, on graphs of up to `usual_size_steps`.
-    usual_size_steps : steps to score a plan; larger graphs get more work in proportion,
-    more_work_most : up to so many times as much.
-    proposals_per_candidate : proposals of all chains together, at most, times the number of candidates.
-    rounds : of a sweep; a closer look leaves the first one out.
-    least_peak_round : before the others, to find how low to aim.
-    anchors : peaks at which the chains of a sweep aim.
-    closer_anchors : the same for a closer look at a part of the curve.
-    from_above : times the peak aimed at; every second chain of a closer look comes down from there, to see other valleys.
-    bins : ranges of peaks that the archive tells apart.
-    slices : parts of a chain, between which it sees that time is up.
-    descent_passes : over all candidates at the end,
-    descent_share : where that takes at most this part of the work.
-    """
-
-    work_steps: float = 5e8
-    usual_size_steps: int = 4000
-    more_work_most: float = 1.5
-    proposals_per_candidate: float = 1e4
-    rounds: tuple[Round, ...] = (Round(0.35, 0.012), Round(0.4, 0.005), Round(0.25, 0.0015))
-    least_peak_round: Round = Round(0.08, 0.02)
-    anchors: int = 12
-    closer_anchors: int = 6
-    from_above: float = 1.15
-    bins: int = 256
-    slices: int = 8
-    descent_passes: int = 2
-    descent_share: float = 0.3
-
-
-SETTINGS = StoragesSettings()
+# How much `storages` searches. Work is counted in elementary steps and not in seconds, so that the same seed gives the same
+# plan. All are guesses; none was measured alone.
+WORK_STEPS = 5e8  # elementary steps of all chains together
+USUAL_STEPS = 4000  # where scoring a plan takes more steps, chains get more work, in proportion
+MOST_MORE_WORK = 1.5  # times `WORK_STEPS`: the most that such graphs get
+MOST_PROPOSALS_PER_CANDIDATE = 1e4  # of all chains together
+LEAST_PEAK_ROUND = Round(0.08, 0.02)  # comes before the others, to find how low to aim
+# Of a sweep; a closer look leaves the first one out.
+ROUNDS = (Round(0.35, 0.012), Round(0.4, 0.005), Round(0.25, 0.0015))
+FROM_ABOVE = 1.15  # times the peak aimed at: from there every second chain of a closer look comes, to see other valleys
+DESCENT_PASSES = 2  # over all candidates, at the end
+DESCENT_MOST_SHARE = 0.3  # of the work; where the passes would take more, they are left out
 
 
 @register(
@@ -104,8 +76,8 @@ class Search:
 
     def __init__(self, problem: Problem, reduced: Reduced | None = None):
         self.problem = problem
-        self.points = Points(problem, reduced or Reduced(problem.graph, Dropping(problem.graph)))
-        self.archive = PointArchive(self.points, SETTINGS.bins)
+        self.points = Points(problem, reduced or Reduced(problem.graph))
+        self.archive = PointArchive(self.points, BINS)
 
     def copy(self, problem: Problem) -> Search:
         """Another search that starts with the same archive, within the time of `problem`."""
@@ -129,10 +101,10 @@ class Search:
         """Fill the archive, over the whole curve."""
         for point in seeds(self.points):
             self.record(point)
-        proposals, first = self._proposals(), SETTINGS.least_peak_round
+        proposals, first = self._proposals(), LEAST_PEAK_ROUND
         # First the least peak, so that the other chains know how far to aim.
         self._chains([self._aim(None)] * 2, proposals * first.work_share, first.heat, 0)
-        for k, part in enumerate(SETTINGS.rounds):
+        for k, part in enumerate(ROUNDS):
             if self.problem.time_left <= 0:
                 return
             self._chains([self._aim(a) for a in self._anchors()], proposals * part.work_share, part.heat, k + 1)
@@ -141,11 +113,11 @@ class Search:
 
     def look(self, low: float, high: float) -> None:
         """Search on where the peak lies between `low` and `high` bytes."""
-        anchors = np.geomspace(low, high, SETTINGS.closer_anchors).tolist()
-        for k, part in enumerate(SETTINGS.rounds[1:]):
+        anchors = np.geomspace(low, high, CLOSER_ANCHORS).tolist()
+        for k, part in enumerate(ROUNDS[1:]):
             if self.problem.time_left <= 0:
                 return
-            above = [a * SETTINGS.from_above if k == 0 and i % 2 == 0 else a for i, a in enumerate(anchors)]
+            above = [a * FROM_ABOVE if k == 0 and i % 2 == 0 else a for i, a in enumerate(anchors)]
             starts = [self.archive.best(self._aim(a)) for a in above]
             proposals = self._proposals() * part.work_share
             self._chains([self._aim(a) for a in anchors], proposals, part.heat, k + 11, starts)
@@ -159,14 +131,14 @@ class Search:
     def _proposals(self) -> float:
         """How many proposals all chains make together."""
         reduced = self.points.reduced
-        larger = min(SETTINGS.more_work_most, max(1.0, reduced.work / SETTINGS.usual_size_steps))
-        steps = SETTINGS.work_steps * larger * self.problem.work
-        return min(SETTINGS.proposals_per_candidate * len(reduced.candidates), steps / reduced.work)
+        larger = min(MOST_MORE_WORK, max(1.0, reduced.work / USUAL_STEPS))
+        steps = WORK_STEPS * larger * self.problem.work
+        return min(MOST_PROPOSALS_PER_CANDIDATE * len(reduced.candidates), steps / reduced.work)
 
     def _anchors(self) -> list[float]:
         """Peaks to aim at, from the least found to near the plain step's."""
         least = max(1.0, float(self.archive.bins.peak[self.archive.found].min()))
-        return np.geomspace(least, max(least, 0.97 * self.points.plain_peak), SETTINGS.anchors).tolist()
+        return np.geomspace(least, max(least, 0.97 * self.points.plain_peak), ANCHORS).tolist()
 
     def _aim(self, limit: float | None) -> Aim:
         """Least cost within a peak; or, for None, least peak."""
@@ -181,19 +153,15 @@ class Search:
         Their points are put together afterwards, in order, so that threads change nothing. proposals : of all chains.
         number : gives the chains their own random numbers.
         """
-        points, slices = self.points, SETTINGS.slices
-        each = max(64, int(proposals / len(aims) / slices))
-        classes = points.classes
+        points, each = self.points, int(proposals / len(aims))
 
         def one(i: int, aim: Aim, point: Point) -> PointArchive:
-            archive = PointArchive(points, SETTINGS.bins)
-            for k in range(slices):
-                if self.problem.time_left <= 0:
-                    break
+            archive = PointArchive(points, BINS)
+            for k, steps, first_heat in slices(self.problem, each, heat):
                 seed = self.problem.seed * 100_003 + number * 1009 + i * 17 + k
                 point = kernel.anneal(
-                    point, points.reduced.candidates, classes, points.instance, aim, archive.bins, each,
-                    heat * (1 - k / slices) ** 2, seed,
+                    point, points.reduced.candidates, points.classes, points.instance, aim, archive.bins, steps, first_heat,
+                    seed,
                 )  # fmt: skip
             return archive
 
@@ -205,14 +173,14 @@ class Search:
         """End with all single changes, where they are a small part of the work."""
         points = self.points
         candidates = points.reduced.candidates
-        if 2 * SETTINGS.descent_passes * len(anchors) * len(candidates) > SETTINGS.descent_share * self._proposals():
+        if 2 * DESCENT_PASSES * len(anchors) * len(candidates) > DESCENT_MOST_SHARE * self._proposals():
             return
         aims = [self._aim(a) for a in anchors]
 
         def one(aim: Aim, point: Point) -> PointArchive:
-            archive = PointArchive(points, SETTINGS.bins)
+            archive = PointArchive(points, BINS)
             if self.problem.time_left > 0:
-                kernel.descend(point, candidates, points.instance, aim, archive.bins, SETTINGS.descent_passes)
+                kernel.descend(point, candidates, points.instance, aim, archive.bins, DESCENT_PASSES)
             return archive
 
         starts = [self.archive.best(a) for a in aims]

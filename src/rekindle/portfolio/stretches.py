@@ -30,45 +30,26 @@ from ..problem import Problem
 from ..shares import EPS
 from ..structure.archive import Entry, entry, pareto
 from ..structure.reduced import Reduced
-from ..structure.saved import Dropping
 from . import proposals, recent, way_down
 from .anneal import Polish
 from .focus import Focus
 from .hierarchical import Levels
-from .news import teller
-from .threads import in_threads
+from .running import in_threads, tell
 
-
-@dataclass(frozen=True)
-class StretchSettings:
-    """How the curve is cut, and how far its answers are pressed. All settings are guesses.
-
-    shares : ends of stretches, as shares of the plain step's activation peak.
-    near_share : of the goal's peak; entries that miss it by so much are pressed,
-    press_changes : with so many changes each, on graphs of up to `press_ops_most` ops.
-    lowest_width : upper end of the lowest stretch, as a multiple of the smallest seed's peak: the smallest seeds cost far
-        more than those a little larger.
-    easy_passes : of the way down, which serve budgets
-    easy_room : from so many times the least peak that they reach,
-    easy_width : if such budgets take that share of the lowest stretch's upper end, or less.
-    enough_share : of the plain step's cost. A stretch is not looked at where its seeds are certified to lie so close to the
-        least cost.
-    """
-
-    shares: tuple[float, ...] = (
-        0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9,
-    )  # fmt: skip
-    near_share: float = 0.02
-    press_changes: int = 15_000
-    press_ops_most: int = 3500
-    lowest_width: float = 1.1
-    easy_passes: int = 3
-    easy_room: float = 1.07
-    easy_width: float = 0.9
-    enough_share: float = 1e-3
-
-
-SETTINGS = StretchSettings()
+# How the curve is cut, and how far its answers are pressed. All are guesses.
+SHARES = (  # of the plain step's activation peak: ends of stretches
+    0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9,
+)  # fmt: skip
+NEAR_SHARE = 0.02  # of the goal's peak: entries that miss it by no more are pressed
+PRESS_CHANGES = 15_000  # for each entry that is pressed
+# Upper end of the lowest stretch, as a multiple of the smallest seed's peak: the smallest seeds cost far more than those a
+# little larger.
+LOWEST_WIDTH = 1.1
+EASY_PASSES = 3  # passes of the way down that serve the upper part of the lowest stretch
+EASY_ROOM = 1.07  # lower end of that part, as a multiple of the least peak that these passes reach
+EASY_WIDTH = 0.9  # share of the lowest stretch's upper end; where that part would begin higher, the stretch stays whole
+# Of the plain step's cost: a stretch whose seeds are certified to lie so close to the least cost is not looked at.
+ENOUGH_SHARE = 1e-3
 
 
 def stretches_of(problem: Problem) -> Stretches:
@@ -117,11 +98,11 @@ class Stretches:
             blocks += proposals.blocks_of(problem)
         with problem.interruptible():
             seeds += proposals.seeds(problem, blocks)
-        focus = Focus(problem, Reduced(graph, Dropping(graph)), blocks)
+        focus = Focus(problem, Reduced(graph), blocks)
         seeds = pareto(seeds + focus.plain_entries(problem))
-        least, plain = SETTINGS.lowest_width * seeds[-1].peak, float(plain_step.peak)
+        least, plain = LOWEST_WIDTH * seeds[-1].peak, float(plain_step.peak)
         # One byte below the share: a budget is that share, rounded down.
-        ends = [float(int(share * plain) - 1) for share in SETTINGS.shares]
+        ends = [float(int(share * plain) - 1) for share in SHARES]
         cells = [0.0, least, *(x for x in ends if x > least), float(max(plain, least + 1))]
         return cls(seeds, cells, focus)
 
@@ -135,7 +116,7 @@ class Stretches:
             found = self._below(problem, problem.max_overhead * problem.base_cost)
         else:
             found = self._least(problem)
-        _tell(problem, found)
+        tell(problem, found)
         return found
 
     # -- goals ---------------------------------------------------------------------------------------------------------
@@ -157,8 +138,8 @@ class Stretches:
     def _within(self, problem: Problem, room: float) -> list[Entry]:
         """Entries for a budget of `room` bytes."""
         k = self._stretch(problem, room)
-        _tell(problem, self.seeds)
-        reach = room * (1 + SETTINGS.near_share)
+        tell(problem, self.seeds)
+        reach = room * (1 + NEAR_SHARE)
         found = self._allowed(problem, k, reach)
         if k < len(self.cells) - 2 and reach > self.cells[k + 1]:  # what misses the goal may lie in the next stretch
             found = pareto(found + self._allowed(problem, k + 1, reach))
@@ -166,14 +147,14 @@ class Stretches:
         best = _cheapest(found, room)
         if best <= least * (1 + EPS) + EPS * problem.base_cost:
             return found
-        near = [e for e in found if room < e.peak <= room * (1 + SETTINGS.near_share) and e.extra < best]
+        near = [e for e in found if room < e.peak <= room * (1 + NEAR_SHARE) and e.extra < best]
         return pareto(found + self._press(problem, near))
 
     def _below(self, problem: Problem, extra: float) -> list[Entry]:
         """Entries for the least peak within an extra cost."""
         extra += EPS * problem.base_cost
         found = list(self.seeds)
-        _tell(problem, found)
+        tell(problem, found)
         k = self._stretch(problem, _smallest(found, extra))
         floor = bounds.at_overhead(problem.graph, problem.weights, problem.max_overhead or 0.0).bytes
         while True:
@@ -182,7 +163,7 @@ class Stretches:
             if peak + problem.graph.resident_bytes <= floor or k == 0 or peak > self.cells[k] or problem.time_left <= 0:
                 break
             k = self._stretch(problem, self.cells[k] - 1)
-        near = [e for e in found if peak <= e.peak <= peak / (1 - SETTINGS.near_share) and e.extra <= extra]
+        near = [e for e in found if peak <= e.peak <= peak / (1 - NEAR_SHARE) and e.extra <= extra]
         return pareto(found + self._press(problem, near))
 
     def _least(self, problem: Problem) -> list[Entry]:
@@ -190,7 +171,7 @@ class Stretches:
         self._divide_lowest(problem)
         found = pareto(self.seeds + self._look(problem, 0))
         least = found[-1]
-        near = [e for e in found if e.peak <= least.peak * (1 + SETTINGS.near_share) and e.extra < least.extra]
+        near = [e for e in found if e.peak <= least.peak * (1 + NEAR_SHARE) and e.extra < least.extra]
         return pareto(found + [e for e in self._press(problem, near) if e.peak >= least.peak])
 
     # -- stretches -----------------------------------------------------------------------------------------------------
@@ -204,12 +185,12 @@ class Stretches:
         if self.divided:
             return
         self.down = down = way_down.WayDown(problem)
-        down.descend(problem, SETTINGS.easy_passes)
+        down.descend(problem, EASY_PASSES)
         if problem.time_left <= 0:
             return
         self.divided = True
-        end = SETTINGS.easy_room * float(down.polish.archive.least)
-        if end <= SETTINGS.easy_width * self.cells[1]:
+        end = EASY_ROOM * float(down.polish.archive.least)
+        if end <= EASY_WIDTH * self.cells[1]:
             self.easy = down.entries(problem)
             self.cells.insert(1, end)
 
@@ -249,10 +230,7 @@ class Stretches:
             return self._below_seeds(problem, self.easy, low, high)
         worst = _cheapest(self.seeds, low)
         top = problem.graph.resident_bytes + int(high)
-        if (
-            worst - bounds.extras_at(problem.graph, problem.weights, [top])[0]
-            <= SETTINGS.enough_share * problem.base_cost
-        ):
+        if worst - bounds.extras_at(problem.graph, problem.weights, [top])[0] <= ENOUGH_SHARE * problem.base_cost:
             return []
         return self.focus.look(problem, low, high, self.seeds)
 
@@ -260,19 +238,19 @@ class Stretches:
         """The entries of a stretch where seeds are rare. down : of the way down; how low they go does not depend on timings,
         only their costs do."""
         least = max(low, min(float(down[-1].peak), high))
-        high = max(high, SETTINGS.lowest_width * least)
+        high = max(high, LOWEST_WIDTH * least)
         more = [e for e in way_down.evicted(problem, least, high) if e.peak >= least]
         known = pareto([*down, *more, *(e for e in self.seeds if e.peak <= high)])
         found = way_down.cheaper(problem, known, high) + self.focus.look(problem, least, high, known)
         return pareto(known + [e for e in found if e.peak >= least])
 
     def _press(self, problem: Problem, near: list[Entry]) -> list[Entry]:
-        if len(problem.graph.ops) > SETTINGS.press_ops_most or not near:
+        if proposals.large(problem) or not near:
             return []
-        fine = Polish(problem, Reduced(problem.graph, Dropping(problem.graph), negligible_share=0.0))
+        fine = Polish(problem, Reduced(problem.graph, negligible_share=0.0))
 
         def one(e: Entry) -> list[Entry]:
-            return [x for x in fine.press([e], SETTINGS.press_changes) if x.extra <= e.extra]
+            return [x for x in fine.press([e], PRESS_CHANGES) if x.extra <= e.extra]
 
         with problem.interruptible():
             fresh = [e for e in near if (e.peak, e.extra) not in self.pressed]
@@ -283,11 +261,6 @@ class Stretches:
             for e in fresh:
                 self.pressed.pop((e.peak, e.extra), None)
         return found
-
-
-def _tell(problem: Problem, found: list[Entry]) -> None:
-    with problem.interruptible():
-        teller(problem)(found)
 
 
 def _cheapest(found: list[Entry], room: float) -> float:

@@ -11,7 +11,7 @@ and writes. They are the same on every machine, whatever was measured there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -23,60 +23,38 @@ from ..problem import Problem
 from ..solvers.rotor import entries
 from ..structure.archive import Archive, Entry, entry, pareto, within_peak
 from ..structure.reduced import Reduced
-from ..structure.saved import Dropping
 from . import proposals
 from .anneal import Polish
 from .on_reduced import over_whole_graph
-from .threads import in_threads
+from .running import in_threads
 
-
-@dataclass(frozen=True)
-class WayDownSettings:
-    """How the least peak is searched for.
-
-    flop_per_s, bytes_per_s : rates of the made-up device; guesses.
-    solvers : asked for seeds, beside blocks.
-    negligible_share : as `structure.Reduced` has it: near the floor small values decide. Measured on a GPT: with 1e-3 its
-        least peak came out 10 % higher.
-    aims : (share of the least peak found so far, first temperature) of the chains of one pass. Measured on a U-Net, where
-        temperatures of 0.02 and less ended 10 % higher; on a GPT the cool ones gained most.
-    passes : over the aims, each from the smallest sequence found before, for each effort.
-    idle_passes : that gain nothing end the search. Measured on a small ResNet: five such passes came before ones that led from
-        198.0 to 192.6 MB, each a third of a second of processor time.
-    gain_share : of the least peak; a pass that gains less counts as one that gains nothing.
-    changes : of each chain, at most,
-    changes_per_op : and at most so many for each op,
-    changes_ops : on graphs of up to so many ops; on larger ones fewer in proportion.
-    evicted_below : shares of the seeds' least peak. Within each, `dtr` is asked again, with a cost of one for each op.
-        Measured on a ViT: 26.0 MiB in place of 27.7.
-    evicted_peaks : peaks for which `dtr` is asked, by the problem's own costs.
-    cheaper_times : times the changes of a sweep of `anneal`, to lower costs near the least peak.
-    """
-
-    flop_per_s: float = 1e11
-    bytes_per_s: float = 2e10
-    solvers: tuple[str, ...] = ("rotor", "dtr", "min-cut")
-    negligible_share: float = 1e-4
-    aims: tuple[tuple[float, float], ...] = ((0.95, 0.1), (0.97, 0.005), (0.98, 0.02), (0.9, 0.1))
-    passes: tuple[tuple[str, int], ...] = (("quick", 2), ("normal", 8), ("thorough", 12))
-    idle_passes: int = 6
-    gain_share: float = 1e-3
-    changes: int = 10_000
-    changes_per_op: int = 60
-    changes_ops: int = 1000
-    evicted_below: tuple[float, ...] = (0.98, 0.94)
-    evicted_peaks: int = 4
-    cheaper_times: float = 1.0
-
-
-SETTINGS = WayDownSettings()
+FLOP_PER_S, BYTES_PER_S = 1e11, 2e10  # rates of the made-up device; guesses
+SOLVERS = ("rotor", "dtr", "min-cut")  # asked for seeds, beside blocks
+# As in `structure.reduced`: near the floor small values decide. Measured on a GPT: with 1e-3 its least peak was 10 % higher.
+NEGLIGIBLE_SHARE = 1e-4
+# (share of the least peak found so far, first temperature) of the chains of one pass. Measured on a U-Net, where temperatures
+# of 0.02 and less ended 10 % higher; on a GPT the cool ones gained most.
+AIMS = ((0.95, 0.1), (0.97, 0.005), (0.98, 0.02), (0.9, 0.1))
+PASSES = {"quick": 2, "normal": 8, "thorough": 12}  # each from the smallest sequence found before; guesses
+# Passes that gain nothing end the search. Measured on a small ResNet: five such passes came before ones that led from 198.0 to
+# 192.6 MB, each a third of a second of processor time.
+IDLE_PASSES = 6
+GAIN_SHARE = 1e-3  # of the least peak; a pass that gains less counts as one that gains nothing; a guess
+MOST_CHANGES = 10_000  # of each chain; a guess
+FULL_CHANGES_OPS = 1000  # on graphs of more ops each chain makes fewer changes, in proportion; a guess
+MOST_CHANGES_PER_OP = 60  # of each chain; a guess
+# Shares of the seeds' least peak: within each, `dtr` is asked again, with a cost of one for each op. Measured on a ViT:
+# 26.0 MiB in place of 27.7.
+EVICTED_BELOW = (0.98, 0.94)
+EVICTED_PEAKS = 4  # for which `dtr` is asked, by the problem's own costs; a guess
+CHEAPER_TIMES = 1.0  # the changes of a sweep of `anneal`, to lower costs near the least peak; a guess
 
 
 def structural_weights(graph: Graph) -> np.ndarray:
     """float64 [ops]: seconds of each op on the made-up device."""
     size = [v.bytes for v in graph.values]
     moved = np.array([sum(size[v] for v in {*op.inputs, *op.outputs}) for op in graph.ops], np.float64)
-    return graph.weights("flops") / SETTINGS.flop_per_s + moved / SETTINGS.bytes_per_s
+    return graph.weights("flops") / FLOP_PER_S + moved / BYTES_PER_S
 
 
 class WayDown:
@@ -89,7 +67,7 @@ class WayDown:
         self.problem = replace(problem, graph=graph, weights=weights, limit=None, max_overhead=None, whole=False)
         self.seeds = _seeds(self.problem)
         self.evicted = _evicted_below(self.problem, min(e.peak for e in self.seeds))
-        reduced = Reduced(graph, Dropping(graph), SETTINGS.negligible_share)
+        reduced = Reduced(graph, NEGLIGIBLE_SHARE)
         self.polish = Polish(self.problem, reduced)
         self.polish.enter([np.arange(len(reduced.ops)), *(reduced.reduced_runs(e.runs) for e in self.seeds)])
         # The archive keeps the cheapest of almost equal peaks, so that a later pass may replace the smallest one.
@@ -102,23 +80,23 @@ class WayDown:
         A pass is a few chains, each from the smallest sequence found so far. problem : tells how much time is left.
         """
         archive, floor = self.polish.archive, _floor(self.problem)
-        last = dict(SETTINGS.passes)[self.problem.effort]
+        last = PASSES[self.problem.effort]
         if not len(self.polish.reduced.ops) or not len(self.polish.reduced.values):
             return
         with problem.interruptible():
             while self.passes < min(last, last if most_passes is None else most_passes):
                 least = archive.least
-                if least <= floor or self.idle_passes >= SETTINGS.idle_passes or problem.time_left <= 0:
+                if least <= floor or self.idle_passes >= IDLE_PASSES or problem.time_left <= 0:
                     return
                 self._pass(problem)
                 self.passes += 1
-                self.idle_passes = 0 if archive.least < least * (1 - SETTINGS.gain_share) else self.idle_passes + 1
+                self.idle_passes = 0 if archive.least < least * (1 - GAIN_SHARE) else self.idle_passes + 1
 
     def _pass(self, problem: Problem) -> None:
         polish = self.polish
         ops = len(polish.reduced.ops)
-        changes = int(SETTINGS.changes * min(1.0, SETTINGS.changes_ops / ops))
-        changes = min(changes, SETTINGS.changes_per_op * ops)
+        changes = int(MOST_CHANGES * min(1.0, FULL_CHANGES_OPS / ops))
+        changes = min(changes, MOST_CHANGES_PER_OP * ops)
         start = self._start()
 
         def chain(number: int, share: float, heat: float) -> Archive:
@@ -131,8 +109,8 @@ class WayDown:
                 )
             return found
 
-        first = self.passes * len(SETTINGS.aims)
-        rows = [(first + i, share, heat) for i, (share, heat) in enumerate(SETTINGS.aims)]
+        first = self.passes * len(AIMS)
+        rows = [(first + i, share, heat) for i, (share, heat) in enumerate(AIMS)]
         for found in in_threads(problem, chain, rows):
             polish.archive.merge(found)
             self._smallest = min([self._smallest, *found], key=_by_peak)
@@ -165,7 +143,7 @@ def smallest(problem: Problem) -> list[Entry]:
 
 def evicted(problem: Problem, low: float, high: float) -> list[Entry]:
     """Entries that the online policy of `dtr` gives between two peaks: near the floor it often costs least."""
-    peaks = np.geomspace(max(1.0, low), max(1.0, low, high), SETTINGS.evicted_peaks)
+    peaks = np.geomspace(max(1.0, low), max(1.0, low, high), EVICTED_PEAKS)
     limits = [problem.graph.resident_bytes + int(peak) for peak in peaks]
     within = [replace(problem, limit=limit, max_overhead=None, whole=False) for limit in limits]
     return proposals.all_of(problem, [partial(proposals.proposed, one, "dtr") for one in within])
@@ -175,7 +153,7 @@ def _seeds(problem: Problem) -> list[Entry]:
     """The plain step, and entries of fast solvers and of blocks that are joined for least memory, while time is left."""
     whole = replace(problem, whole=True)
     found = [entry(problem.graph, problem.weights, np.flatnonzero(problem.graph.needed))]
-    found += proposals.all_of(problem, [partial(proposals.proposed, whole, name) for name in SETTINGS.solvers])
+    found += proposals.all_of(problem, [partial(proposals.proposed, whole, name) for name in SOLVERS])
     if min(e.peak for e in found) > _floor(problem):
         found += proposals.all_of(
             problem, [partial(_of_blocks, problem, curve) for curve in proposals.blocks_of(problem)]
@@ -186,7 +164,7 @@ def _seeds(problem: Problem) -> list[Entry]:
 def _evicted_below(problem: Problem, least: float) -> list[Entry]:
     """Entries that `dtr` gives below the seeds. They are too long for chains, and worse beginnings."""
     unit, resident = problem.graph.weights("unit"), problem.graph.resident_bytes
-    within = [replace(problem, limit=resident + int(share * least)) for share in SETTINGS.evicted_below]
+    within = [replace(problem, limit=resident + int(share * least)) for share in EVICTED_BELOW]
     return proposals.all_of(problem, [partial(proposals.proposed, one, "dtr", unit) for one in within])
 
 
@@ -204,9 +182,9 @@ def cheaper(problem: Problem, known: list[Entry], high: float) -> list[Entry]:
     """Entries of lower cost, in the unit of the problem, from the least peak among the `known` ones up to `high` bytes; none
     is smaller than the smallest known one."""
     least = min(float(e.peak) for e in known)
-    reduced = Reduced(problem.graph, Dropping(problem.graph), SETTINGS.negligible_share)
+    reduced = Reduced(problem.graph, NEGLIGIBLE_SHARE)
     polish = Polish(problem, reduced)
     polish.enter([reduced.reduced_runs(e.runs) for e in pareto(known)])
     with problem.interruptible():
-        polish.look(least, max(high, least), SETTINGS.cheaper_times)
+        polish.look(least, max(high, least), CHEAPER_TIMES)
     return [e for e in polish.entries() if e.peak >= least]

@@ -27,7 +27,6 @@ a small constant, and w n bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +34,7 @@ import numpy as np
 from .. import bounds
 from ..kernels import beam as kernel
 from ..kernels.arrays import compressed_rows
+from ..kernels.waiting import depends
 from ..model.graph import Graph
 from ..model.judge import simulate
 from ..model.schedule import Schedule
@@ -57,46 +57,28 @@ class Way(NamedTuple):
     window: int
 
 
-@dataclass(frozen=True)
-class BeamSettings:
-    """How much the beam searches. All figures are guesses that served on small steps and the benchmark's models.
-
-    small_share : values below this share of the plain peak are never dropped for their own sake.
-    drops_per_state : drops tried from a state that does not fit.
-    close_share : caps that differ by less than this share of the plain peak are not told apart.
-    work_most : states times levels times the size of a state, over all ways that are tried.
-    probe : narrow ways that are tried first.
-    ways : wider ways that are tried next, as many as `work_most` allows.
-    wide_states : width with which the best two ways are tried again.
-    ways_for_wide : so many ways must be affordable before wide ones are tried.
-    least_ways : ways that are tried however large the graph is.
-    first_records : runs that there is room for at first; room grows as needed.
-    """
-
-    small_share: float = 0.001
-    drops_per_state: int = 4
-    close_share: float = 0.004
-    work_most: float = 2.5e8
-    probe: tuple[Way, ...] = (
-        Way(8, 1.0, 0.9, 1),
-        Way(8, 0.3, 0.8, 6),
-        Way(8, 1.0, 1.0, 4),
-        Way(8, 3.0, 0.7, 1),
-        Way(8, 10.0, 0.6, 1),
-        Way(8, 30.0, 0.5, 1),
-    )
-    ways: tuple[Way, ...] = tuple(
-        Way(24, price, soft, window)
-        for soft in (0.8, 0.9, 0.7, 1.0)
-        for price, window in ((1.0, 1), (0.3, 6), (0.3, 1), (1.0, 6), (3.0, 1))
-    )
-    wide_states: int = 64
-    ways_for_wide: int = 6
-    least_ways: int = 2
-    first_records: int = 1 << 16
-
-
-SETTINGS = BeamSettings()
+# How much is searched: guesses that served on small steps and the benchmark's models.
+SMALL_SHARE = 0.001  # of the plain peak: smaller values are never dropped for their own sake
+DROPS_PER_STATE = 4  # how many are tried from a state that does not fit
+CLOSE_SHARE = 0.004  # of the plain peak: caps that differ by less are not told apart
+MOST_WORK = 2.5e8  # states times levels times the size of a state, over all ways that are tried
+PROBE = (  # narrow ways that are tried first
+    Way(8, 1.0, 0.9, 1),
+    Way(8, 0.3, 0.8, 6),
+    Way(8, 1.0, 1.0, 4),
+    Way(8, 3.0, 0.7, 1),
+    Way(8, 10.0, 0.6, 1),
+    Way(8, 30.0, 0.5, 1),
+)
+WAYS = tuple(  # wider ways that are tried next, as many as `MOST_WORK` allows
+    Way(24, price, soft, window)
+    for soft in (0.8, 0.9, 0.7, 1.0)
+    for price, window in ((1.0, 1), (0.3, 6), (0.3, 1), (1.0, 6), (3.0, 1))
+)
+LEAST_WAYS = 2  # how many wider ways are tried however large the graph is
+WIDE_STATES = 64  # width with which the best two ways are tried again
+WAYS_FOR_WIDE = 6  # how many ways must be affordable before that is done
+FIRST_RECORDS = 1 << 16  # runs that there is room for at first; room grows as needed
 
 
 class Found(NamedTuple):
@@ -137,24 +119,24 @@ class Search:
     def __init__(self, problem: Problem):
         self.problem, self.graph = problem, problem.graph
         self.plain = simulate(self.graph, Schedule.baseline(self.graph)).peak_bytes - self.graph.resident_bytes
-        self.net = network(self.graph, _weights(problem), SETTINGS.small_share * self.plain)
+        self.net = network(self.graph, _weights(problem), SMALL_SHARE * self.plain)
         self.all_cost = float(self.net.weight[self.graph.needed].sum())
         self.price = self.all_cost / max(1, self.plain) / 3  # of a byte; a guess until one is found
         a = self.graph.arrays
         degree = np.diff(a.in_ptr) + np.diff(a.out_ptr)
         self.flipped = np.empty(kernel.CHAIN_MOST_RUNS * int(degree.max()) + 1, np.int64)
-        self.records = np.empty((SETTINGS.first_records, 2), np.int64)
-        size = len(a.producer) * len(self.graph.ops) * SETTINGS.ways[0].width
-        self.long = size > SETTINGS.work_most  # a walk takes seconds
-        least = SETTINGS.least_ways
-        affordable = int(np.clip(SETTINGS.work_most / size, least, len(SETTINGS.ways)))
+        self.records = np.empty((FIRST_RECORDS, 2), np.int64)
+        size = len(a.producer) * len(self.graph.ops) * WAYS[0].width
+        self.long = size > MOST_WORK  # a walk takes seconds
+        least = LEAST_WAYS
+        affordable = int(np.clip(MOST_WORK / size, least, len(WAYS)))
         self.tries = affordable if problem.work >= 1 else least
 
     def least_cost(self, cap: int) -> Iterator[Found]:
         """Ever cheaper ways to stay within a cap."""
         best: Found | None = None
         scores: list[tuple[float, Way]] = []
-        for way in (*SETTINGS.probe, *SETTINGS.ways[: self.tries]):
+        for way in (*PROBE, *WAYS[: self.tries]):
             found = self.walk(cap, way)
             if found is None:
                 continue
@@ -166,8 +148,8 @@ class Search:
             if self._overhead(best) <= EPS:
                 return
             self.problem.progress(f"beam: +{self._overhead(best):.2%}")
-        for _, way in sorted(scores, key=lambda s: s[0])[: 2 if self.tries >= SETTINGS.ways_for_wide else 0]:
-            found = self.walk(cap, way._replace(width=SETTINGS.wide_states))
+        for _, way in sorted(scores, key=lambda s: s[0])[: 2 if self.tries >= WAYS_FOR_WIDE else 0]:
+            found = self.walk(cap, way._replace(width=WIDE_STATES))
             if found is not None and best is not None and found.extra < best.extra:
                 best = found
                 yield found
@@ -176,9 +158,9 @@ class Search:
         """Ever smaller caps within which a walk costs at most that part of the plain cost more."""
         low, high = bounds.single_op(self.graph).bytes - self.graph.resident_bytes, self.plain
         # Of long walks those first that end least often: a cap at which all end costs as many walks as there are ways.
-        few = SETTINGS.ways[: max(SETTINGS.least_ways, self.tries // 3)]
-        ways = SETTINGS.probe[::-1] if self.long else SETTINGS.probe + few
-        cap, close = low, SETTINGS.close_share * self.plain
+        few = WAYS[: max(LEAST_WAYS, self.tries // 3)]
+        ways = PROBE[::-1] if self.long else PROBE + few
+        cap, close = low, CLOSE_SHARE * self.plain
         while low <= high and (high - low > close or cap == low) and self.problem.time_left > 0:
             found = self._cheap_enough(cap, max_overhead, ways)
             if found is None:
@@ -206,7 +188,7 @@ class Search:
     def walk(self, cap: int, way: Way) -> Found | None:
         """The cheapest walk that a beam finds within a cap; None where all its states end, or time does."""
         now, to, spare, other = (kernel.pool(way.width, len(self.graph.values), len(self.graph.ops)) for _ in range(4))
-        aim = kernel.Aim(cap, int(cap * way.soft), self.price * way.price, way.window, SETTINGS.drops_per_state)
+        aim = kernel.Aim(cap, int(cap * way.soft), self.price * way.price, way.window, DROPS_PER_STATE)
         self._start(now)
         states, used = 1, 0
         for _ in range(int(self.graph.needed.sum())):
@@ -241,9 +223,7 @@ def network(graph: Graph, weights: np.ndarray, small: float) -> kernel.Net:
     """The graph for the kernel. small : values of at most that many bytes are not dropped for their own sake."""
     a, needed = graph.arrays, graph.needed
     b = graph.boundary
-    after = np.full(len(graph.ops), b is None)
-    for i in range(b if b is not None else len(graph.ops), len(graph.ops)):
-        after[i] = i == b or any(a.producer[v] >= 0 and after[a.producer[v]] for v in graph.ops[i].inputs)
+    after = np.ones(len(graph.ops), np.bool_) if b is None else depends(b, a)
     shared = set(graph.ops[b].inputs + graph.ops[b].outputs) if b is not None else set()
     made = np.flatnonzero((a.producer >= 0) & (a.bytes > small))
     made = made[needed[a.producer[made]]]

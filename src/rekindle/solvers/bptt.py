@@ -22,29 +22,16 @@ not convex in t (see `kernels.revolve`). A number of memories are the candidates
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..kernels import revolve as kernel
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of
-from .revolve import SETTINGS as REVOLVE
-from .revolve import operations, spread
+from .revolve import MOST_PASSES, operations, spread
 
-
-@dataclass(frozen=True)
-class BpttSettings:
-    """How many plans are proposed; guesses.
-
-    memories_per_variant : memories that are tried with states, with internals, and with a mix.
-    internal_most_states : bytes of one internal state, as a multiple of a hidden state's, are taken to be no more.
-    """
-
-    memories_per_variant: int = 16
-    internal_most_states: int = 8
-
-
-SETTINGS = BpttSettings()
+MEMORIES_PER_VARIANT = 16  # tried with states, with internals, and with a mix; a guess
+# Bytes of one internal state, as a multiple of a hidden state's, are taken to be no more; a guess.
+MOST_STATES_OF_AN_INTERNAL = 8
 
 
 @register(
@@ -65,8 +52,8 @@ def bptt(problem: Problem) -> Iterator[Schedule]:
     n, size = chain.turn, internal_size(chain)
     for state, internal, memory in ((1, size, n * size + 1), (0, 1, n + 1), (1, 0, n)):
         steps, choice = kernel.fewest_steps(n, memory, state, internal)
-        for m in spread(memory, SETTINGS.memories_per_variant):
-            if steps[n, m] <= (REVOLVE.passes_most + 1) * n or m == memory:
+        for m in spread(memory, MEMORIES_PER_VARIANT):
+            if steps[n, m] <= (MOST_PASSES + 1) * n or m == memory:
                 yield from chain.schedules(operations(choice, m, state, internal), "bptt")
                 if problem.time_left <= 0:
                     return
@@ -75,4 +62,4 @@ def bptt(problem: Problem) -> Iterator[Schedule]:
 def internal_size(chain: Chain) -> int:
     """Bytes that backward needs of a stage, as a multiple of the bytes of a stage's input, on average and rounded."""
     states, internals = int(chain.input[1:].sum()), int(chain.saved[: chain.turn].sum())
-    return min(SETTINGS.internal_most_states, max(1, round(internals / states))) if states else 1
+    return min(MOST_STATES_OF_AN_INTERNAL, max(1, round(internals / states))) if states else 1

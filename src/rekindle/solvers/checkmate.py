@@ -22,7 +22,6 @@ whole numbers up to 60 such ops or so, rounded up to 200, declined above: there 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, milp
@@ -38,34 +37,20 @@ from ..shares import EPS
 TOLERANCE = 2e-6  # HiGHS's, of the largest value
 
 
-@dataclass(frozen=True)
-class CheckmateSettings:
-    """Which programs are solved, and how. The sizes were measured to end within `solve_s` on small CPU machines.
-
-    whole_most_columns : variables of the largest program that is solved in whole numbers.
-    relaxed_most_columns : variables of the largest program that is relaxed and rounded; larger graphs are declined.
-    solve_s : seconds that one program may take.
-    negligible_share : the least values that together hold at most this share of all bytes are held from their first
-        run on; a guess.
-    kept_back_shares : shares of the budget that are kept back when rounding, one after the other (the paper: 0.1).
-    """
-
-    whole_most_columns: int = 12_000
-    relaxed_most_columns: int = 150_000
-    solve_s: float = 30.0
-    negligible_share: float = 0.001
-    kept_back_shares: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3)
-
-
-SETTINGS = CheckmateSettings()
+# Variables of the largest program solved in whole numbers, and of the largest that is relaxed and rounded, beyond which graphs
+# are declined. Measured to end within `SOLVE_S` on small CPU machines.
+WHOLE_MOST_COLUMNS, RELAXED_MOST_COLUMNS = 12_000, 150_000
+SOLVE_S = 30.0  # seconds that one program may take
+NEGLIGIBLE_SHARE = 0.001  # of all bytes: the least values that hold at most that stay from their first run on; a guess
+KEPT_BACK_SHARES = (0.0, 0.1, 0.2, 0.3)  # of the budget, kept back one after the other when rounding (the paper: 0.1)
 
 
 def _declines(graph: Graph) -> str:
     n = int(graph.needed.sum())
     columns = n * (n + 1) // 2  # of runs alone
-    if columns <= SETTINGS.relaxed_most_columns:
+    if columns <= RELAXED_MOST_COLUMNS:
         columns = Program(graph, graph.weights("unit")).columns
-    return "" if columns <= SETTINGS.relaxed_most_columns else f"{columns:,} variables or more are too many"
+    return "" if columns <= RELAXED_MOST_COLUMNS else f"{columns:,} variables or more are too many"
 
 
 @register(
@@ -91,13 +76,13 @@ def checkmate(problem: Problem) -> Iterator[Schedule]:
     model = Program(graph, problem.weights)
     limit = None if problem.limit is None else problem.limit - graph.resident_bytes
     slack = None if problem.max_overhead is None else problem.max_overhead * float(model.cost.sum())
-    tries = [(True, 0.0)] if model.columns <= SETTINGS.whole_most_columns else []
-    tries += [(False, back) for back in (SETTINGS.kept_back_shares if limit is not None else (0.0,))]
+    tries = [(True, 0.0)] if model.columns <= WHOLE_MOST_COLUMNS else []
+    tries += [(False, back) for back in (KEPT_BACK_SHARES if limit is not None else (0.0,))]
     for whole, back in tries:
         if problem.time_left <= 0:
             return
         goal = None if limit is None else limit * (1 - back)
-        held = model.solve(goal, slack, whole, min(SETTINGS.solve_s, problem.time_left))
+        held = model.solve(goal, slack, whole, min(SOLVE_S, problem.time_left))
         if held is None:
             continue
         schedule = Schedule.from_runs(graph, model.runs(held), "checkmate")
@@ -118,7 +103,7 @@ class Program:
         read = {v for i in self.ops for v in graph.ops[i].inputs} | set(graph.keep)
         made = [v for v in sorted(read, key=lambda v: (int(a.bytes[v]), v)) if a.producer[v] >= 0]
         total = np.cumsum([a.bytes[v] for v in made])
-        small = int(np.searchsorted(total, SETTINGS.negligible_share * total[-1], "right")) if made else 0
+        small = int(np.searchsorted(total, NEGLIGIBLE_SHARE * total[-1], "right")) if made else 0
         self.left_out = int(total[small - 1]) if small else 0  # held from their first run on
         self.values = sorted(made[small:])
         self.made_by = {v: position[int(a.producer[v])] for v in self.values}

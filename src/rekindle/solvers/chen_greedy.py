@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,18 +26,7 @@ from ..problem import Problem, register
 from ..structure.chain import Chain, chain_of
 from ..structure.operations import segmented
 
-
-@dataclass(frozen=True)
-class ChenGreedySettings:
-    """The budgets that are tried; the paper gives no number.
-
-    budgets : budgets on the grid around the square root.
-    """
-
-    budgets: int = 9
-
-
-SETTINGS = ChenGreedySettings()
+BUDGETS = 9  # tried on the grid around the square root; the paper gives no number
 
 
 class Segments(NamedTuple):
@@ -71,7 +59,7 @@ def searched(chain: Chain) -> Iterator[Segments]:
     first = greedy(chain, 0)
     yield first
     budget = math.sqrt(first.kept * first.largest)
-    for b in np.geomspace(budget / math.sqrt(2), budget * math.sqrt(2), SETTINGS.budgets) if budget else ():
+    for b in np.geomspace(budget / math.sqrt(2), budget * math.sqrt(2), BUDGETS) if budget else ():
         yield greedy(chain, float(b))
 
 

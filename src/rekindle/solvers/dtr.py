@@ -22,7 +22,6 @@ Complexity: O(runs x values) per budget.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,25 +33,11 @@ from ..model.judge import simulate
 from ..model.schedule import Schedule
 from ..problem import Problem, register
 
-
-@dataclass(frozen=True)
-class DtrSettings:
-    """How many budgets are simulated; guesses.
-
-    budgets : budgets tried between the plain peak and the least peak; half as many around a limit.
-    first_share, last_share : the largest and the smallest budget tried for a limit, as shares of the limit.
-    runs_per_op_most : runs per op after which a budget is given up.
-    spare_runs : runs that a budget may take beyond these, so that small graphs are not given up early.
-    """
-
-    budgets: int = 16
-    first_share: float = 1.1
-    last_share: float = 0.75
-    runs_per_op_most: int = 8
-    spare_runs: int = 100
-
-
-SETTINGS = DtrSettings()
+# Which budgets are simulated; guesses.
+BUDGETS = 16  # between the plain peak and the least one; half as many around a limit
+LARGEST_SHARE, SMALLEST_SHARE = 1.1, 0.75  # of the limit: the largest and the smallest budget around it
+# A budget is given up after so many runs for each op, and some more, so that small graphs are not given up early.
+MOST_RUNS_PER_OP, SPARE_RUNS = 8, 100
 
 
 @register(
@@ -83,18 +68,16 @@ def budgets(problem: Problem) -> list[int]:
     plain = simulate(problem.graph, Schedule.baseline(problem.graph)).peak_bytes - resident
     least = bounds.single_op(problem.graph).bytes - resident
     if problem.limit is not None:
-        tried = (problem.limit - resident) * np.linspace(
-            SETTINGS.first_share, SETTINGS.last_share, SETTINGS.budgets // 2
-        )
+        tried = (problem.limit - resident) * np.linspace(LARGEST_SHARE, SMALLEST_SHARE, BUDGETS // 2)
     else:
-        tried = np.linspace(plain, least, SETTINGS.budgets)
+        tried = np.linspace(plain, least, BUDGETS)
     return sorted({int(b) for b in tried if b > 0}, reverse=True)
 
 
 def evicting(graph: Graph, weights: np.ndarray, budget: int) -> np.ndarray | None:
     """The runs of the policy within a budget of bytes, or None where it evicts and recomputes without end."""
     order = np.flatnonzero(graph.needed).astype(np.int64)
-    runs = np.empty(SETTINGS.runs_per_op_most * len(order) + SETTINGS.spare_runs, np.int64)
+    runs = np.empty(MOST_RUNS_PER_OP * len(order) + SPARE_RUNS, np.int64)
     readers = compressed_rows([o for o in row if graph.needed[o]] for row in graph.consumers)
     n = kernel.simulate(order, budget, weights.astype(np.float64), *readers, runs, graph.arrays)
     return runs[:n] if n >= 0 else None

@@ -16,7 +16,6 @@ Complexity: O(n + edges).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ..model.graph import Graph
 from ..model.schedule import Schedule
@@ -25,18 +24,7 @@ from ..structure.division import splitting_vertices
 from ..structure.forward import forward_dag, forward_ops, results
 from ..structure.saved import runs_from_saved
 
-
-@dataclass(frozen=True)
-class EverySettings:
-    """How blocks are told from module paths; a guess.
-
-    numbered_paths_least : with fewer different block paths than this, names that end in a number count as well.
-    """
-
-    numbered_paths_least: int = 4
-
-
-SETTINGS = EverySettings()
+FEW_PATHS = 4  # with fewer different block paths, names that end in a number count as numbers too; a guess
 
 
 @register(
@@ -76,7 +64,7 @@ def blocks(graph: Graph) -> dict[int, int]:
     current, number = "", 0
     ops = forward_ops(graph)
     plain, loose = ([block_path(graph.ops[o].module, ending) for o in ops] for ending in (False, True))
-    few = len(set(plain)) < SETTINGS.numbered_paths_least < len(set(loose))
+    few = len(set(plain)) < FEW_PATHS < len(set(loose))
     for o, path in zip(ops, loose if few else plain, strict=True):
         if path and path != current:
             current, number = path, number + 1

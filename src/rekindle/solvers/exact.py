@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..exact.needed import MOST
-from ..exact.search import SETTINGS, fits, solve
+from ..exact.search import MOST_SETS, fits, solve
 from ..model.graph import Graph
 from ..model.schedule import Schedule
 from ..problem import Problem, register
@@ -50,7 +50,7 @@ def exact(problem: Problem) -> Iterator[Schedule]:
         return
     once = float(weights[graph.needed].sum())
     max_cost = None if problem.max_overhead is None else once * (1 + problem.max_overhead)
-    nodes = max(1, int(SETTINGS.sets_most * problem.work))
+    nodes = max(1, int(MOST_SETS * problem.work))
     for safe in (True, False):
         limit = problem.limit
         if limit is None and max_cost is None:

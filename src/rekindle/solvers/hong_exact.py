@@ -11,7 +11,7 @@ are taken as the chain of stages between their splitting vertices.
 
 Optimality: for peak and time, among plans that keep inputs of stages and run each segment but the last again once,
 whole. On a chain of single ops, each of which needs its input and its gradient, the peak is the judge's. It is one
-forward more at most. Where more than `HongExactSettings.plans_most` plans from a stage on are undominated, the search
+forward more at most. Where more than `MOST_PLANS` plans from a stage on are undominated, the search
 goes on with that many of them.
 
 Complexity: O(n) for the least peak where what passes from one stage is read by the next alone: the queue of `hong`, with
@@ -23,7 +23,6 @@ longer chains are taken with some stages merged for that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,24 +33,11 @@ from ..structure.chain import Chain, chain_of
 from ..structure.operations import segmented
 from .hong import followed
 
-
-@dataclass(frozen=True)
-class HongExactSettings:
-    """How large the dynamic programme with time may grow; the sizes were measured to take seconds.
-
-    plans_most : undominated plans to go on with from a stage.
-    stages_most : stages of a chain on which time is looked at; longer chains are merged to that many.
-    frontier_plans : plans given where the whole frontier is wanted.
-    plans_beyond_limit : plans just above a limit that are given too, as the judge may find less than the model.
-    """
-
-    plans_most: int = 400
-    stages_most: int = 400
-    frontier_plans: int = 40
-    plans_beyond_limit: int = 3
-
-
-SETTINGS = HongExactSettings()
+# How large the dynamic programme with time may grow; measured to take seconds.
+MOST_PLANS = 400  # undominated plans to go on with from a stage
+MOST_STAGES = 400  # longer chains are merged to that many, as soon as time is looked at
+FRONTIER_PLANS = 40  # plans given where the whole frontier is wanted; a guess
+PLANS_BEYOND_LIMIT = 3  # plans just above a limit that are given too: the judge may find less than the model; a guess
 
 
 @register(
@@ -70,11 +56,11 @@ def hong_exact(problem: Problem) -> Iterator[Schedule]:
     if chain is None:
         yield Schedule.baseline(problem.graph, "hong-exact")
         return
-    if len(chain) > SETTINGS.stages_most:
+    if len(chain) > MOST_STAGES:
         yield from chain.schedules(segmented(chain.turn, least(chain)[1]), "hong-exact")
         if not problem.whole and problem.limit is None and problem.max_overhead is None:
             return
-        chain = chain_of(problem.graph, SETTINGS.stages_most) or chain
+        chain = chain_of(problem.graph, MOST_STAGES) or chain
     found = Plans(chain, problem.weights)
     for plan in sorted(_wanted(problem, found)):
         yield from chain.schedules(segmented(chain.turn, found.cuts(plan)), "hong-exact")
@@ -84,13 +70,13 @@ def _wanted(problem: Problem, found: Plans) -> set[int]:
     """The plan of least peak, and what meets the goal."""
     wanted = {0}
     if problem.whole:
-        ranks = np.geomspace(1, len(found.peaks), SETTINGS.frontier_plans).astype(np.int64) - 1
+        ranks = np.geomspace(1, len(found.peaks), FRONTIER_PLANS).astype(np.int64) - 1
         wanted.update(ranks.tolist())
     elif problem.limit is not None:
         fit = np.flatnonzero(found.peaks <= problem.limit - problem.graph.resident_bytes)
         wanted.update(fit[-1:].tolist())
         wanted.update(
-            range(len(fit), min(len(found.peaks), len(fit) + SETTINGS.plans_beyond_limit))
+            range(len(fit), min(len(found.peaks), len(fit) + PLANS_BEYOND_LIMIT))
         )  # a peak may turn out smaller
     elif problem.max_overhead is not None:
         fit = np.flatnonzero(found.times <= problem.base_cost * (1 + problem.max_overhead) * (1 + 1e-12))
@@ -119,7 +105,7 @@ class Plans:
     times : float64.
     """
 
-    def __init__(self, chain: Chain, weights: np.ndarray, most: int = SETTINGS.plans_most):
+    def __init__(self, chain: Chain, weights: np.ndarray, most: int = MOST_PLANS):
         t = chain.times(weights)
         stages = kernel.Stages(
             chain.hold, chain.passing, chain.saved, chain.gradient, chain.save_peak, chain.alone_peak,

@@ -22,7 +22,6 @@ Complexity: O(levels x sets^2) per budget.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,24 +32,11 @@ from ..problem import Problem, register
 from ..structure.forward import Dag, forward_dag
 from ..structure.saved import Dropping, runs_from_saved
 
-
-@dataclass(frozen=True)
-class KusumotoSettings:
-    """How fine the dynamic programme is; the sizes were measured to take seconds.
-
-    all_sets_most : a graph with at most so many lower sets is solved over all of them.
-    spanned_sets_most : sets of the smaller family, those that one vertex spans.
-    time_levels : levels in which time is counted.
-    budgets : budgets that are tried.
-    """
-
-    all_sets_most: int = 600
-    spanned_sets_most: int = 900
-    time_levels: int = 200
-    budgets: int = 10
-
-
-SETTINGS = KusumotoSettings()
+# How fine the dynamic programme is; measured to take seconds.
+ALL_MOST_SETS = 600  # a graph with at most so many lower sets is solved over all of them
+SPANNED_MOST_SETS = 900  # the most sets of the smaller family, those that one vertex spans
+TIME_LEVELS = 200  # levels in which time is counted
+BUDGETS = 10  # how many are tried
 
 
 class Chains(NamedTuple):
@@ -104,14 +90,14 @@ def in_levels(weights: np.ndarray) -> np.ndarray:
     """int64; times in whole levels, as they are where they fit, else so that no sum of neighbours is off by more than
     one."""
     total = float(weights.sum())
-    if total <= SETTINGS.time_levels and (weights == np.floor(weights)).all():
+    if total <= TIME_LEVELS and (weights == np.floor(weights)).all():
         return weights.astype(np.int64)
-    return np.diff(np.floor(np.cumsum(weights / total) * SETTINGS.time_levels + 0.5), prepend=0.0).astype(np.int64)
+    return np.diff(np.floor(np.cumsum(weights / total) * TIME_LEVELS + 0.5), prepend=0.0).astype(np.int64)
 
 
 def family(dag: Dag) -> np.ndarray:
     """bool [sets, vertices]; lower sets in order of size, none and all among them."""
-    sets = all_lower_sets(dag, SETTINGS.all_sets_most)
+    sets = all_lower_sets(dag, ALL_MOST_SETS)
     if sets is None:
         sets = spanned(dag)
     return sets[np.argsort(sets.sum(axis=1), kind="stable")]
@@ -143,8 +129,8 @@ def spanned(dag: Dag) -> np.ndarray:
     sets = np.eye(n, dtype=np.bool_)
     for a, b in sorted(dag.edges, key=lambda e: e[1]):
         sets[b] |= sets[a]
-    if n > SETTINGS.spanned_sets_most:
-        sets = sets[np.linspace(0, n - 1, SETTINGS.spanned_sets_most).astype(np.int64)]
+    if n > SPANNED_MOST_SETS:
+        sets = sets[np.linspace(0, n - 1, SPANNED_MOST_SETS).astype(np.int64)]
     return np.concatenate([np.zeros((1, n), np.bool_), np.unique(sets, axis=0)])
 
 
@@ -178,7 +164,7 @@ def budgets(chains: Chains, everything: int) -> list[int]:
         kept, _ = kernel.cheapest_chains(middle, 0, chains.subset, chains.held, chains.work, at_no_time)
         low, high = (low, middle) if kept[-1, 0] < kernel.NONE else (middle + 1, high)
     top = max(low, everything + int(chains.work.diagonal().max()))
-    return sorted({max(low, int(b)) for b in np.geomspace(max(1, low), max(1, top), SETTINGS.budgets)} | {low})
+    return sorted({max(low, int(b)) for b in np.geomspace(max(1, low), max(1, top), BUDGETS)} | {low})
 
 
 def strategies(chains: Chains, budget: int) -> list[list[int]]:

@@ -44,21 +44,10 @@ SCALE = 10**8  # all bytes, in units of the flow, whose capacities have 32 bits
 NEVER = 10**9  # more than all other edges together
 
 
-@dataclass(frozen=True)
-class MinCutSettings:
-    """How many plans are proposed; guesses.
-
-    flows_most : prices asked, each one maximum flow.
-    step_share : bytes saved grow by about this share from one proposal to the next.
-    parts_most : parts of the forward in which neighbouring answers are mixed.
-    """
-
-    flows_most: int = 96
-    step_share: float = 0.06
-    parts_most: int = 8
-
-
-SETTINGS = MinCutSettings()
+# How many plans are proposed; guesses.
+MOST_FLOWS = 96  # prices asked, each by one maximum flow
+STEP_SHARE = 0.06  # by about this share saved bytes grow from one proposal to the next
+MOST_PARTS = 8  # parts of the forward in which neighbouring answers are mixed
 
 
 @register(
@@ -99,7 +88,7 @@ class Cut:
 
 def corners(network: Network, stop: Callable[[], bool]) -> list[Cut]:
     """The answers over all prices, in order of rising bytes; the widest gaps first, and at most
-    `MinCutSettings.flows_most`."""
+    `MOST_FLOWS`."""
     found = [network.cut(0.0), network.cut(network.dearest)]
     gaps: list[tuple[float, int, Cut, Cut]] = []
     tick = count()
@@ -109,7 +98,7 @@ def corners(network: Network, stop: Callable[[], bool]) -> list[Cut]:
             heappush(gaps, ((a.bytes - b.bytes) * (a.cost - b.cost), next(tick), a, b))
 
     note(*found)
-    for _ in range(SETTINGS.flows_most - 2):
+    for _ in range(MOST_FLOWS - 2):
         if not gaps or stop():
             break
         _, _, a, b = heappop(gaps)
@@ -129,7 +118,7 @@ def between(sets: list[np.ndarray], producer: np.ndarray, size: np.ndarray) -> I
         less, more = float(size[a].sum()), float(size[b].sum())
         changed = np.flatnonzero(a != b)
         changed = changed[np.argsort(producer[changed], kind="stable")]
-        parts = min(len(changed), SETTINGS.parts_most, round((more - less) / (SETTINGS.step_share * max(more, 1.0))))
+        parts = min(len(changed), MOST_PARTS, round((more - less) / (STEP_SHARE * max(more, 1.0))))
         done = np.cumsum(size[changed])
         for part in range(1, parts):
             k = int(np.searchsorted(done, done[-1] * part / parts))

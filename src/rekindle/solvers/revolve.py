@@ -14,13 +14,12 @@ other chains, and on graphs taken as the chain of stages between their splitting
 and no costs. `rotor` does.
 
 Complexity: O(l c log l) for the table of all numbers of states up to c. They are the candidates, whatever the goal, but for
-those that pass a step more than `RevolveSettings.passes_most` times on average.
+those that pass a step more than `MOST_PASSES` times on average.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,24 +30,11 @@ from ..structure.chain import chain_of
 from ..structure.operations import BACKWARD, FORGET, KEEP_ALL, KEEP_INPUT, Operation
 from .chen_recursive import recursive
 
-
-@dataclass(frozen=True)
-class RevolveSettings:
-    """How many plans are proposed; guesses.
-
-    passes_most : a plan that passes a step more often than this, on average, is not proposed.
-    candidates : numbers of states that are tried, about.
-    long_stages : stages of a chain above which few numbers of states are tried.
-    long_states : on such a chain, room for every state is tried, and then for this many at most.
-    """
-
-    passes_most: int = 16
-    candidates: int = 48
-    long_stages: int = 512
-    long_states: int = 128
-
-
-SETTINGS = RevolveSettings()
+# How many plans are proposed; guesses.
+MOST_PASSES = 16  # a plan that passes a step more often, on average, is not proposed
+CANDIDATES = 48  # numbers of states that are tried, about
+LONG_STAGES = 512  # on longer chains room for every state is tried, and then few numbers of states
+LONG_STATES = 128  # the most states of these
 
 
 @register(
@@ -67,12 +53,12 @@ def revolve(problem: Problem) -> Iterator[Schedule]:
         return
     n = chain.turn
     most = n
-    if n > SETTINGS.long_stages:
-        most = SETTINGS.long_states
+    if n > LONG_STAGES:
+        most = LONG_STATES
         yield from chain.schedules(recursive(0, n, n - 1, n), "revolve")  # room for every state
     steps, choice = kernel.fewest_steps(n, most, 1, 0)
-    for slots in spread(most, SETTINGS.candidates):
-        if steps[n, slots] <= (SETTINGS.passes_most + 1) * n or slots == most:
+    for slots in spread(most, CANDIDATES):
+        if steps[n, slots] <= (MOST_PASSES + 1) * n or slots == most:
             yield from chain.schedules(operations(choice, slots, 1, 0), "revolve")
             if problem.time_left <= 0:
                 return

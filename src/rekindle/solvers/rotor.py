@@ -11,7 +11,7 @@ Optimality: for the time, among persistent schedules (what is kept stays until i
 before that) of whole stages, with memory counted in slots: each size that is held is rounded up to a whole one. A
 schedule that drops what it kept before it is used, or that keeps part of a stage, can be better. One that runs earlier
 stages before is no better if each gradient takes at most as much as its value, as in the paper; if not, it can be. A
-chain of more than `RotorSettings.stages_most` stages is merged to that many first. Where inputs of stages share values
+chain of more than `MOST_STAGES` stages is merged to that many first. Where inputs of stages share values
 (concatenations), a candidate that does not make these again takes less time than the table knows.
 
 Complexity: O(S n^3) for n stages and S slots, O(S n^2) memory; with K options for each stage (`kernels.rotor`),
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,30 +33,15 @@ from ..shares import EPS
 from ..structure.archive import Entry, entry, pareto
 from ..structure.chain import Chain, chain_of
 
-
-@dataclass(frozen=True)
-class RotorSettings:
-    """How fine the tables are; the sizes were measured (see the complexity above), the rest are guesses.
-
-    slots : memory slots of a table.
-    stages_most : stages; a longer chain is merged to that many.
-    frontier_plans_most : schedules given where the whole frontier is wanted.
-    tables_most : tables, ever finer, for one goal.
-    table_shares : memory of the tables for the whole frontier, as shares of the memory in which nothing runs twice.
-    plans_per_table_least : schedules taken from each table, at least.
-    overheads : extra costs, as shares of the plain cost, for which the whole frontier has a schedule in any case.
-    """
-
-    slots: int = 1000
-    stages_most: int = 200
-    frontier_plans_most: int = 24
-    tables_most: int = 5
-    table_shares: tuple[float, ...] = (1.0, 0.35, 0.12)
-    plans_per_table_least: int = 7
-    overheads: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.33, 0.5, 0.7, 1.0)
-
-
-SETTINGS = RotorSettings()
+# How fine the tables are; both sizes were measured (see the complexity above).
+SLOTS = 1000  # slots of memory in a table
+MOST_STAGES = 200  # a longer chain is merged to that many
+MOST_TABLES = 5  # ever finer tables for one goal; a guess
+# How the whole frontier is taken from tables; guesses.
+TABLE_SHARES = (1.0, 0.35, 0.12)  # memory of each table, as a share of the memory in which nothing runs twice
+LEAST_PLANS_PER_TABLE = 7
+OVERHEADS = np.array((0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.33, 0.5, 0.7, 1.0))  # each has a plan in any case
+FRONTIER_MOST_PLANS = 24  # plans given of the whole frontier
 
 
 @register(
@@ -71,7 +55,7 @@ SETTINGS = RotorSettings()
 )
 def rotor(problem: Problem) -> Iterator[Schedule]:
     """Multi-level checkpointing of a chain by dynamic programming over memory; takes a budget or an overhead."""
-    chain = chain_of(problem.graph, SETTINGS.stages_most)
+    chain = chain_of(problem.graph, MOST_STAGES)
     if chain is None:
         yield Schedule.baseline(problem.graph, "rotor")
         return
@@ -80,14 +64,15 @@ def rotor(problem: Problem) -> Iterator[Schedule]:
 
 
 def thin(frontier: list[Entry]) -> list[Entry]:
-    """At most `RotorSettings.frontier_plans_most` entries of a frontier, evenly spread over it."""
-    ranks = np.unique(np.linspace(0, len(frontier) - 1, SETTINGS.frontier_plans_most).round().astype(np.int64))
+    """At most `FRONTIER_MOST_PLANS` entries of a frontier, evenly spread over it."""
+    ranks = np.unique(np.linspace(0, len(frontier) - 1, FRONTIER_MOST_PLANS).round().astype(np.int64))
     return [frontier[k] for k in ranks]
 
 
 class Curve:
     """The least time for every memory up to `top` bytes (beside what is resident).
 
+    levels, enter : as `kernels.rotor` takes them; here one level.
     unit : bytes of a slot.
     slots : how many there are. whole : bytes in which nothing runs twice.
     times : float64 [slots + 1]; the time in each number of slots, infinite where that is too little.
@@ -95,21 +80,27 @@ class Curve:
 
     def __init__(self, chain: Chain, weights: np.ndarray):
         self.chain, self.weights = chain, weights
-        self.stages, self.once = options(chain, weights)
-        self.slots = SETTINGS.slots
+        self.levels, self.once = options(chain, weights)
+        self.enter = np.zeros((1, 1, len(chain) + 1))
+        self.slots = SLOTS
         self.whole = chain.held + int(
             (np.cumsum(chain.saved) - chain.saved + np.maximum(chain.save_peak, chain.alone_peak)).max()
         )
 
     def aim(self, top: int) -> None:
         """Find the times, with the slots spread over `top` bytes."""
-        self.unit = _unit(max(0, min(self.whole, top) - self.chain.held), self.slots, self.stages.saved)
-        self.table = self.solve()
-        self.times = self.once + self.table[kernel.row(0, len(self.chain) - 1)]
+        self.unit = _unit(max(0, min(self.whole, top) - self.chain.held), self.slots, self.chain.saved)
+        self.solve()
+        self.times = self.once + self.tables[0, kernel.row(0, len(self.chain) - 1)]
 
-    def solve(self) -> np.ndarray:
-        """The table of `kernels.rotor`."""
-        return kernel.solve(self.stages, self.unit, self.slots)
+    def solve(self) -> None:
+        """Find the tables of `kernels.rotor`."""
+        self.tables = kernel.solve(self.levels, self.enter, self.unit, self.slots)
+
+    def rows(self, slots: int) -> list[list[int]]:
+        """(operation, stage, option, level) of least time in so many slots."""
+        rows: list[list[int]] = kernel.sequence(self.levels, self.enter, self.unit, self.tables, slots).tolist()
+        return rows
 
     @property
     def choices(self) -> list[int]:
@@ -123,8 +114,7 @@ class Curve:
 
     def runs(self, slots: int) -> list[list[int]]:
         """Sequences of runs of least time in so many slots."""
-        rows = kernel.sequence(self.stages, self.unit, self.table, slots)
-        return self.chain.both([(what, stage) for what, stage, _ in rows.tolist()])
+        return self.chain.both([(what, stage) for what, stage, *_ in self.rows(slots)])
 
     def entries(self, slots: int) -> list[Entry]:
         """The same, with their peak and cost."""
@@ -140,7 +130,8 @@ def _unit(top: int, slots: int, sizes: np.ndarray) -> int:
 
 
 def options(chain: Chain, weights: np.ndarray) -> tuple[kernel.Stages, float]:
-    """The stages of a chain with one option each, to save all that backward reads, and what is run once in any case."""
+    """The stages of a chain on one level with one option each, to save all that backward reads, and what is run once in any
+    case."""
     times = chain.times(weights)
     column = (slice(None), None)
     stages = kernel.Stages(
@@ -148,7 +139,7 @@ def options(chain: Chain, weights: np.ndarray) -> tuple[kernel.Stages, float]:
         times.save[column], chain.alone_peak[column], times.alone[column], chain.backward_peak[column],
         times.backward[column],
     )  # fmt: skip
-    return kernel.Stages(*(np.ascontiguousarray(x) for x in stages)), times.once
+    return kernel.Stages(*(np.ascontiguousarray(x[None]) for x in stages)), times.once
 
 
 def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
@@ -164,22 +155,19 @@ def entries(problem: Problem, curve: Curve) -> Iterator[Entry]:
 
 def spread(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans over the whole range of memory and time."""
-    for part in SETTINGS.table_shares:
+    for part in TABLE_SHARES:
         if problem.time_left <= 0:
             return
         curve.aim(int(part * curve.whole))
         choices = np.array(curve.choices, np.int64)
         if not len(choices):
             return
-        by_time = np.searchsorted(
-            -curve.times[choices], -problem.base_cost * (1 + np.array(SETTINGS.overheads)) * (1 + EPS)
-        )
+        by_time = np.searchsorted(-curve.times[choices], -problem.base_cost * (1 + OVERHEADS) * (1 + EPS))
         by_memory = (
-            np.searchsorted(choices, np.linspace(choices[0], curve.slots, SETTINGS.plans_per_table_least), side="right")
-            - 1
+            np.searchsorted(choices, np.linspace(choices[0], curve.slots, LEAST_PLANS_PER_TABLE), side="right") - 1
         )
         wanted = choices[np.unique(np.append(by_memory, by_time[by_time < len(choices)]))]
-        for slots in wanted[(wanted > 0.3 * curve.slots) | (part == SETTINGS.table_shares[-1])].tolist():
+        for slots in wanted[(wanted > 0.3 * curve.slots) | (part == TABLE_SHARES[-1])].tolist():
             yield from curve.entries(slots)
 
 
@@ -207,7 +195,7 @@ def _smallest(problem: Problem, curve: Curve) -> Iterator[Entry]:
     """Plans of the least memory in which the time is within what is allowed."""
     more = np.inf if problem.max_overhead is None else problem.base_cost * problem.max_overhead * (1 + EPS) + 1e-12
     fit, found, beyond = -1, [], 0.0  # beyond: what judged plans take that the table does not know of
-    for _ in range(SETTINGS.tables_most):
+    for _ in range(MOST_TABLES):
         curve.aim(curve.whole if fit < 0 else curve.bytes(fit + curve.slots // 32))
         times = curve.times - problem.base_cost
         fit = next((slots for slots in curve.choices if times[slots] <= more - beyond), -1)

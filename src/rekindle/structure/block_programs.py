@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,19 +12,8 @@ from ..kernels.modes import HOLD, KEEP, TRANSIENT, Scratch, expand, new_scratch
 from ..kernels.order import hoist
 from .blocks import Block
 
-
-@dataclass(frozen=True)
-class ProgramSettings:
-    """How many programs of a block are tried. The number is a guess.
-
-    drop_counts : numbers of freed values that are tried, about: once spread over all candidates and once over those that
-        cost anything to recompute.
-    """
-
-    drop_counts: int = 8
-
-
-SETTINGS = ProgramSettings()
+# Numbers of freed values that are tried, about: spread over all candidates, and over those that cost anything; a guess.
+DROP_COUNTS = 8
 
 
 class Programs:
@@ -103,7 +91,7 @@ class Programs:
 
 def _drop_counts(density: np.ndarray) -> list[int]:
     """The numbers of freed values to try. density : cost per byte of the candidates, rising."""
-    n, wanted = len(density), SETTINGS.drop_counts
+    n, wanted = len(density), DROP_COUNTS
     steps = np.append(np.flatnonzero(np.diff(density) > 1e-9 * density[1:]) + 1, n)
     free = int(np.searchsorted(density, 0.0, "right"))  # so many cost nothing to recompute
     even = np.concatenate([np.linspace(1, n, wanted), np.linspace(free, n, wanted + 1)[1:]]).astype(np.int64)

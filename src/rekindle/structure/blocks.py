@@ -13,7 +13,7 @@ import numpy as np
 
 from ..kernels import blocks, local_ids, modes
 from ..kernels.arrays import Arrays, Rows
-from ..kernels.runs import prune
+from ..kernels.liveness import prune
 from ..model.graph import BOUNDARY, Graph, Op, Value
 from .chain import Chain
 
@@ -43,19 +43,12 @@ SIZES = ("saved", "save_peak", "save_time", "alone_peak", "alone_time", "backwar
 class Block:
     """A stage of a chain, with its own ids for its ops and for the values that they touch.
 
-    Flags below are bool [values of the block].
-
     ops : int64; the graph's id of each op: forward, then -1 where the rest of the step runs, then backward.
     turn : the position of the -1.
     key : equal for two blocks that differ in names only.
     around, before : bytes that pass while the block runs backward, and forward, without being touched; in no size here.
     values : int64; the graph's id of each value. size : int64; its bytes.
-    own : made by the block's forward. later : made by later blocks.
-    passed_on : own, and in the input of the next block. saved : passed on, and read by backward, so held in any case.
-    unread : in the input of the block, and read by no backward. passing : unread, and in the input of the next block.
-    ending : in the input of the block, and read last by its backward. waiting : made later, for the backward of this block
-        or earlier ones. left : needed after the block's backward. behind : there when the block's backward begins.
-    kept : stays until the backward of its stage whatever the plan is.
+    role : what its values are to it. kept : bool [values]; stays until the backward of its stage whatever the plan is.
     """
 
     def __init__(self, chain: Chain, stage: int, kinds: Kinds):
@@ -66,36 +59,23 @@ class Block:
         self.ops = np.array([*forward, -1, *backward], np.int64)
         ops = np.delete(self.ops, self.turn)
         self.values, wiring = local_ids.localise(ops, a, kinds.place)
-        lives, n = chain.lives, len(chain)
-        made, last, group, used, size, self.kept = lives.of(self.values)
-        read, entering = used < n, (made < stage) & (made >= 0) & (last >= stage)
-        self.size = size
-        self.own, own_gradient = made == stage, group == stage
-        self.later = (made > stage) | (group > stage)
-        self.passed_on = self.own & (last > stage)
-        self.unread = entering & ~read
-        self.passing = self.unread & (last > stage)
-        self.ending = entering & (used == stage)
-        self.waiting = self.later & (used <= stage)
-        self.left = (self.own | own_gradient | self.later) & (used < stage)
-        self.saved = self.passed_on & read
-        self.behind = self.waiting | own_gradient
+        lives = chain.lives
+        self.size, self.kept = lives.size[self.values], lives.kept[self.values]
+        self.role = lives.roles(self.values, stage)
         outside = np.ones(len(lives.size), np.bool_)
         outside[self.values] = False
         passes = outside & ((lives.made > stage) | (lives.group > stage)) & (lives.used < stage)
-        idle = outside & (lives.made >= 0) & (lives.made < stage) & (lives.last > stage) & (lives.used >= n)
+        idle = outside & (lives.made >= 0) & (lives.made < stage) & (lives.last > stage) & (lives.used >= len(chain))
         self.around, self.before = int(lives.size[passes].sum()), int(lives.size[idle].sum())
-        flags = [self.own, read, entering, self.later, self.passed_on, self.passing, self.ending, self.waiting, self.left,
-                 own_gradient, self.kept]  # fmt: skip
         self._wiring = wiring
-        parts = (wiring, kinds.of[ops], size, np.array(flags))
+        parts = (wiring, kinds.of[ops], self.size, self.kept, *self.role)
         self.key = (self.turn, *(part.tobytes() for part in parts))
 
     @cached_property
     def graph(self) -> Graph:
         """A step of the block alone: forward, a boundary op in place of the rest of the step, backward."""
         at = {v: i for i, v in enumerate(self.values.tolist())}
-        results, arriving = np.flatnonzero(self.passed_on).tolist(), np.flatnonzero(self.later).tolist()
+        results, arriving = np.flatnonzero(self.role.passed_on).tolist(), np.flatnonzero(self.role.later).tolist()
         last = len(at)  # a token: the boundary has run
         ops = []
         for o in self.ops.tolist():
@@ -115,7 +95,7 @@ class Block:
     @property
     def _stays(self) -> np.ndarray:
         """bool [values]: whether it must be there after the step of the block."""
-        return self.left | self.saved | self.own & self.kept
+        return self.role.left | self.role.saved | self.role.own & self.kept
 
     @cached_property
     def arrays(self) -> Arrays:
@@ -123,7 +103,7 @@ class Block:
         a, turn, count = self.chain.graph.arrays, self.turn, len(self.ops)
         ops = np.delete(self.ops, turn)
         token = len(self.size)
-        results, arriving = np.flatnonzero(self.passed_on), np.append(np.flatnonzero(self.later), token)
+        results, arriving = np.flatnonzero(self.role.passed_on), np.append(np.flatnonzero(self.role.later), token)
         ptr, ids = local_ids.rows(self._wiring, count - 1)
         inputs, outputs, over = (
             _with_row(ptr[kind], ids[kind], turn, row) for kind, row in enumerate((results, arriving, results[:0]))
@@ -164,28 +144,28 @@ class Block:
     @cached_property
     def _bare(self) -> Arrays:
         a = self._arrays
-        return a._replace(bytes=a.bytes.copy(), keep=_with_last(self.left, False))
+        return a._replace(bytes=a.bytes.copy(), keep=_with_last(self.role.left, False))
 
     @cached_property
     def _marks(self) -> blocks.Marks:
-        counted = self.own | self.ending | self.behind
-        own, saved, unread, counted, left = (
-            _with_last(x, False) for x in (self.own, self.saved, self.unread, counted, self.left)
-        )
+        r = self.role
+        counted = r.own | r.ending | r.behind
+        own, saved, unread, counted, left = (_with_last(x, False) for x in (r.own, r.saved, r.unread, counted, r.left))
         return blocks.Marks(own, saved, unread, counted, left, self._shared)
 
     def sizes(self, program: np.ndarray) -> tuple[float, ...]:
         """The sizes and times of the backward `program` in the order of `SIZES`, as `kernels.rotor.Stages` has them."""
         saved, extra, needs = self._needs(program)
-        save, alone = self._forward(self.passed_on | self.own & needs), self._forward(self.own & needs)
+        r = self.role
+        save, alone = self._forward(r.passed_on | r.own & needs), self._forward(r.own & needs)
         again = np.where(self._arrays.recompute, self.weights, 0.0)
-        here = self.own | self.unread
+        here = r.own | r.unread
         together = np.concatenate([alone, program])
         return (
             float(self.size[saved].sum()),
-            float(self._peak(save, here, self.passed_on | saved | self.passing)),
+            float(self._peak(save, here, r.passed_on | saved | r.passing)),
             float(again[save].sum()),
-            float(self._peak(together, here | self.ending | self.behind, self.left) - self._ends),
+            float(self._peak(together, here | r.ending | r.behind, r.left) - self._ends),
             float(again[alone].sum()),
             float(self._backward_peak(program, extra)),
             float(self.weights[program].sum()),
@@ -195,18 +175,19 @@ class Block:
         """Three bool [values]: held from forward to `program`; the inputs among them that no plain backward reads; and all
         values that must be there before it."""
         a = self._arrays
-        needs = _with_last(self.left & self.own, False)
+        needs = _with_last(self.role.left & self.role.own, False)
         local_ids.missing(program, needs, a)
         needs = needs[:-1]
-        extra = self.unread & needs
-        return self.own & needs | self.saved | extra, extra, needs
+        extra = self.role.unread & needs
+        return self.role.own & needs | self.role.saved | extra, extra, needs
 
     def _backward_peak(self, program: np.ndarray, extra: np.ndarray) -> int:
-        return self._peak(program, self.own | extra | self.ending | self.behind, self.left) - self._ends
+        r = self.role
+        return self._peak(program, r.own | extra | r.ending | r.behind, r.left) - self._ends
 
     @cached_property
     def _ends(self) -> int:
-        return int(self.size[self.ending].sum())
+        return int(self.size[self.role.ending].sum())
 
     @cached_property
     def _arrays(self) -> Arrays:

@@ -162,10 +162,6 @@ class Chain:
                 parts.append(forward[stage])
         return prune(self.graph, np.concatenate(parts))
 
-    def lower(self, operations: Iterable[Operation], solver: str) -> Schedule:
-        """The schedule of the operations; see `runs`."""
-        return Schedule.from_runs(self.graph, self.runs(operations), solver)
-
     def schedules(self, operations: Iterable[Operation], solver: str) -> list[Schedule]:
         """The schedule of the operations, and the one that reuses values if it differs."""
         return [Schedule.from_runs(self.graph, runs, solver) for runs in self.both(operations)]

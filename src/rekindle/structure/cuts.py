@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..model.graph import Graph
 from .division import splitting_vertices
 from .forward import Forward, results
 
-
-@dataclass(frozen=True)
-class CutSettings:
-    """Sizes of blocks and stages. An op of weight is one whose outputs are not negligible. All are guesses.
-
-    largest_block : the largest block, in sizes of the smallest.
-    blocks_most : how many blocks there are at most, about; where the smallest size would make more, blocks are larger.
-    negligible_share : of the bytes that forward makes; the smallest outputs that together hold at most that have no weight.
-    stage_ops : ops of weight in a stage, at least, where splitting vertices do not make the stages.
-    stages_most : about how many stages there are at most.
-    """
-
-    largest_block: int = 3
-    blocks_most: int = 100
-    negligible_share: float = 0.01
-    stage_ops: int = 6
-    stages_most: int = 1000
-
-
-SETTINGS = CutSettings()
+# Sizes of blocks and stages. An op of weight is one whose outputs are not negligible. All are guesses.
+LARGEST_BLOCK = 3  # size of the largest block, in sizes of the smallest
+MOST_BLOCKS = 100  # about; where the smallest size would make more, blocks are larger
+NEGLIGIBLE_SHARE = 0.01  # of the bytes that forward makes: the smallest outputs that together hold at most that
+STAGE_OPS = 6  # least ops of weight in a stage, where splitting vertices do not make the stages
+MOST_STAGES = 1000  # about how many such stages there are at most
 
 
 def series(graph: Graph, forward: Forward) -> list[int]:
@@ -40,20 +24,18 @@ def series(graph: Graph, forward: Forward) -> list[int]:
     _, weight = _passing(graph, forward)
     lengths = np.diff(weight[splits])
     k = int(lengths.argmax())
-    if lengths[k] <= max(weight[-1] / 2, 2 * SETTINGS.largest_block * SETTINGS.stage_ops):
+    if lengths[k] <= max(weight[-1] / 2, 2 * LARGEST_BLOCK * STAGE_OPS):
         return splits
-    inside = [
-        v for v in cuts(graph, forward, SETTINGS.stage_ops, SETTINGS.stages_most) if splits[k] < v < splits[k + 1]
-    ]
+    inside = [v for v in cuts(graph, forward, STAGE_OPS, MOST_STAGES) if splits[k] < v < splits[k + 1]]
     return sorted([*splits, *inside])
 
 
-def cuts(graph: Graph, forward: Forward, smallest: int, most: int = SETTINGS.blocks_most) -> list[int]:
+def cuts(graph: Graph, forward: Forward, smallest: int, most: int = MOST_BLOCKS) -> list[int]:
     """Vertices after which the forward is cut, the source and the target among them, such that fewest bytes pass the cuts,
     on an average over the ops of weight.
 
     smallest : ops of weight in a block; a smaller block spares nothing. A block has at most
-        `SETTINGS.largest_block` times as many.
+        `LARGEST_BLOCK` times as many.
     most : how many of the smallest blocks make up the whole forward at most; where it is more, blocks are larger.
     """
     target = len(forward.ops) - 1
@@ -71,7 +53,7 @@ def cuts(graph: Graph, forward: Forward, smallest: int, most: int = SETTINGS.blo
     best[0] = 0.0
     last = len(levels) - 1
     for k in range(1, last + 1):
-        low = min(k - 1, int(np.searchsorted(levels, levels[k] - SETTINGS.largest_block * smallest)))
+        low = min(k - 1, int(np.searchsorted(levels, levels[k] - LARGEST_BLOCK * smallest)))
         length = levels[k] - levels[low:k]
         total = best[low:k] + costs[k] * np.maximum(length, smallest) * (1 + 0.01 * length / smallest)
         at = low + int(total.argmin())
@@ -85,17 +67,17 @@ def cuts(graph: Graph, forward: Forward, smallest: int, most: int = SETTINGS.blo
 
 def closed(graph: Graph, forward: Forward, smallest: int, largest: int) -> list[int] | None:
     """Vertices after which the forward is cut into closed sets: splitting vertices alone, with at least `smallest` ops of
-    weight between two of them where that can be. None if no set has more than `SETTINGS.largest_block` times as many, so
+    weight between two of them where that can be. None if no set has more than `LARGEST_BLOCK` times as many, so
     that `cuts` need not divide any; if a set has more than `largest`; or if there is only one."""
     splits = splitting_vertices(forward.dag)
     _, weight = _passing(graph, forward)
     lengths = np.diff(weight[splits])
-    if len(splits) < 3 or not SETTINGS.largest_block * smallest < lengths.max() <= largest:
+    if len(splits) < 3 or not LARGEST_BLOCK * smallest < lengths.max() <= largest:
         return None
     found = [splits[0]]
     since = 0
     for k, length in enumerate(lengths.tolist()):
-        apart = length > SETTINGS.largest_block * smallest
+        apart = length > LARGEST_BLOCK * smallest
         if since and (apart or since >= smallest):
             found.append(splits[k])
             since = 0
@@ -122,5 +104,5 @@ def _passing(graph: Graph, forward: Forward) -> tuple[np.ndarray, np.ndarray]:
     ranked = np.argsort(made, kind="stable")
     total = np.cumsum(made[ranked])
     weighs = np.zeros(n, np.bool_)
-    weighs[ranked[total > SETTINGS.negligible_share * total[-1]]] = True
+    weighs[ranked[total > NEGLIGIBLE_SHARE * total[-1]]] = True
     return np.cumsum(passing)[:n], np.cumsum(weighs)

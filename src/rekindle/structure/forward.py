@@ -24,20 +24,9 @@ import numpy as np
 
 from ..model.graph import Graph
 
-
-@dataclass(frozen=True)
-class ForwardSettings:
-    """Sizes that decide what becomes a vertex. Both are guesses.
-
-    light_share : of the bytes that forward makes; a side input of at most that is light.
-    small_share : of the bytes that forward reads of an op's outputs; outputs for backward alone of at most that are small.
-    """
-
-    light_share: float = 1 / 50
-    small_share: float = 1 / 16
-
-
-SETTINGS = ForwardSettings()
+# Sizes that decide what becomes a vertex; guesses.
+LIGHT_SHARE = 1 / 50  # of the bytes that forward makes: a side input of at most that is light
+SMALL_SHARE = 1 / 16  # of the bytes that forward reads of an op's outputs: as many for backward alone are small
 
 
 @dataclass(frozen=True)
@@ -171,7 +160,7 @@ class _Builder:
         for group in self._connected([o for o in self.ops if o not in main]):
             entered = {q for o in group for q in self.after[o] if q in main}
             taken = sum(self.bytes[o] for o in group)
-            light = taken <= SETTINGS.light_share * everything
+            light = taken <= LIGHT_SHARE * everything
             if len(entered) == 1 and (light or len(group) == 1):
                 self.charged[entered.pop()] += taken
             elif entered and light:
@@ -215,7 +204,7 @@ class _Builder:
             outputs = self.graph.ops[o].outputs
             own = [v for v in outputs if v in handed_on or not inside.isdisjoint(self.graph.consumers[v])]
             rest = [v for v in outputs if v not in own and self._for_backward(v)]
-            if self._bytes(rest) <= SETTINGS.small_share * self._bytes(own):
+            if self._bytes(rest) <= SMALL_SHARE * self._bytes(own):
                 own += rest
             else:
                 self.charged[o] += self._bytes(rest)

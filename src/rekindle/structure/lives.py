@@ -4,8 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+
+
+class Roles(NamedTuple):
+    """Some values as one stage of a chain sees them; each bool [values].
+
+    own : made by the forward of the stage. own_gradient : made by its backward. later : made by later stages.
+    read : backward reads it, or it must be there at the end. entering : in the input of the stage.
+    passed_on : own, and in the input of the next stage. saved : passed on and read, so held in any case.
+    unread : in the input of the stage, and read by no backward. passing : unread, and in the input of the next stage.
+    ending : in the input of the stage, and read last by its backward. waiting : made later, for the backward of this stage or
+        earlier ones. behind : there when the backward of the stage begins. left : needed after that backward.
+    """
+
+    own: np.ndarray
+    own_gradient: np.ndarray
+    later: np.ndarray
+    read: np.ndarray
+    entering: np.ndarray
+    passed_on: np.ndarray
+    saved: np.ndarray
+    unread: np.ndarray
+    passing: np.ndarray
+    ending: np.ndarray
+    waiting: np.ndarray
+    behind: np.ndarray
+    left: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -29,9 +56,16 @@ class Lives:
     size: np.ndarray
     kept: np.ndarray
 
-    def of(self, values: np.ndarray) -> tuple[np.ndarray, ...]:
-        """made, last, group, used, size, kept of `values`."""
-        return tuple(x[values] for x in (self.made, self.last, self.group, self.used, self.size, self.kept))
+    def roles(self, values: np.ndarray, stage: int) -> Roles:
+        """Some values (ids) as a stage sees them."""
+        made, last, group, used = (x[values] for x in (self.made, self.last, self.group, self.used))
+        own, own_gradient, later = made == stage, group == stage, (made > stage) | (group > stage)
+        read, entering = used < self.n, (made < stage) & (made >= 0) & (last >= stage)
+        passed_on, unread, waiting = own & (last > stage), entering & ~read, later & (used <= stage)
+        return Roles(
+            own, own_gradient, later, read, entering, passed_on, passed_on & read, unread, unread & (last > stage),
+            entering & (used == stage), waiting, waiting | own_gradient, (own | own_gradient | later) & (used < stage),
+        )  # fmt: skip
 
     @property
     def read_back(self) -> np.ndarray:

@@ -17,9 +17,7 @@ from ..kernels.order import Regions
 from ..model.graph import Graph
 from .saved import Dropping
 
-NEGLIGIBLE_SHARE = (
-    0.001  # of the bytes that all ops make: the smallest values that together hold at most that are left out
-)
+NEGLIGIBLE_SHARE = 0.001  # of the bytes that all ops make; a guess
 
 
 class Reduced:
@@ -34,10 +32,10 @@ class Reduced:
     regions : the positions within which ops may change places.
     """
 
-    def __init__(self, graph: Graph, dropping: Dropping, negligible_share: float = NEGLIGIBLE_SHARE):
+    def __init__(self, graph: Graph, negligible_share: float = NEGLIGIBLE_SHARE):
         """negligible_share : of the bytes that all ops make; the smallest values that together hold at most that are left
         out."""
-        a = graph.arrays
+        a, dropping = graph.arrays, Dropping(graph)
         needed = np.zeros(len(graph.ops), np.bool_)
         needed[dropping.order] = True
         made = (a.producer >= 0) & needed[a.producer]

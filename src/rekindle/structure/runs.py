@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..kernels import runs as kernel
+from ..kernels import liveness as kernel
 from ..model.graph import Graph
 
 

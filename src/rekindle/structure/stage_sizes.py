@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kernels import local_ids, modes
-from ..kernels import runs as kernel
+from ..kernels import liveness, local_ids, modes
 from ..kernels.arrays import Arrays
 from ..model.graph import Graph
 from .lives import Lives
@@ -40,7 +39,7 @@ class StageSizes:
         a = self.graph.arrays
         values, wiring = local_ids.localise(ops, a, self.place)
         ptr, ids = local_ids.rows(wiring, len(ops))
-        made, last, group, used, size, kept = self.lives.of(values)
+        size, kept, role = self.lives.size[values], self.lives.kept[values], self.lives.roles(values, stage)
         at = np.flatnonzero(ops == a.boundary)
         local = Arrays(
             size, a.producer[values], ptr[0], ids[0], ptr[1], ids[1], ptr[2], ids[2], a.workspace[ops], a.recompute[ops],
@@ -48,18 +47,9 @@ class StageSizes:
         )  # fmt: skip
         shared = self.shared[values]
 
-        read = used < self.lives.n
-        own, own_gradient = made == stage, group == stage
-        passed_on = own & (last > stage)
-        entering = (made < stage) & (made >= 0) & (last >= stage)
-        unread, ending = entering & ~read, entering & (used == stage)
-        later = (made > stage) | (group > stage)
-        waiting = later & (used <= stage)  # for the backward of this stage or earlier ones
-        left = (own | own_gradient | later) & (used < stage)
-        behind, ends = waiting | own_gradient, int(size[ending].sum())
-        count = len(forward)
+        count, ends = len(forward), int(size[role.ending].sum())
         program = np.arange(count, len(ops))
-        wanted = left.copy()
+        wanted = role.left.copy()
         for j in range(ptr[0, count], ptr[0, len(ops)]):
             wanted[ids[0, j]] = True
         again = np.array([i for i, o in enumerate(forward) if o not in self.once], np.int64)
@@ -67,7 +57,7 @@ class StageSizes:
 
         def making(values: np.ndarray) -> np.ndarray:
             """The forward runs that make `values`."""
-            return kernel.prune(again, asked._replace(keep=values & ~kept))
+            return liveness.prune(again, asked._replace(keep=values & ~kept))
 
         def peak(runs: np.ndarray, counted: np.ndarray, left: np.ndarray) -> int:
             """Most bytes of the values `counted` during the runs, where the values `left` must be there after them."""
@@ -76,15 +66,17 @@ class StageSizes:
             top, _ = modes.peak(runs, len(runs), np.inf, scratch, local._replace(bytes=here, keep=left), shared)
             return max(int(top), int(here[left].sum()))
 
-        skip, save, alone = (making(values) for values in (passed_on, passed_on | own & read, wanted))
-        idle = int(self.lives.idle[stage]) - int(size[unread & (last > stage)].sum())
-        waits = int(self.lives.waiting[stage]) - int(size[later & left].sum())
+        own, stays = role.own, role.own & role.read
+        skip, save, alone = (making(values) for values in (role.passed_on, role.passed_on | stays, wanted))
+        idle = int(self.lives.idle[stage]) - int(size[role.passing].sum())
+        waits = int(self.lives.waiting[stage]) - int(size[role.later & role.left].sum())
+        there = own | role.ending | role.behind
         sizes = [
-            int(size[own & read].sum()),
-            int(size[passed_on & read].sum()),
-            peak(skip, own, passed_on),
-            peak(save, own | unread, passed_on | own & read | unread & (last > stage)) + idle,
-            peak(np.concatenate([alone, program]), own | unread | ending | behind, left) + waits - ends,
-            peak(program, own | ending | behind, left) + waits - ends,
+            int(size[stays].sum()),
+            int(size[role.saved].sum()),
+            peak(skip, own, role.passed_on),
+            peak(save, own | role.unread, role.passed_on | stays | role.passing) + idle,
+            peak(np.concatenate([alone, program]), there | role.unread, role.left) + waits - ends,
+            peak(program, there, role.left) + waits - ends,
         ]
         return Stage(tuple(ops[skip].tolist()), tuple(ops[save].tolist()), tuple(ops[alone].tolist()), sizes)
