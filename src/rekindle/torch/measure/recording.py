@@ -24,15 +24,7 @@ from ..trace import module_kinds, plain_forward
 from .as_before import as_before
 from .measured_step import Subject
 
-
-@dataclass(frozen=True)
-class RecordingSettings:
-    """other_draws_most : forwards with other random numbers, until one has called every layer. A guess."""
-
-    other_draws_most: int = 8
-
-
-SETTINGS = RecordingSettings()
+OTHER_DRAWS_MOST = 8  # forwards with other random numbers, until one has called every layer. A guess
 DEVICES = ("cpu", "cuda")  # kinds for which autocast may be on
 HookTables = dict[tuple[str, str], dict[Any, Any]]  # (path, attribute) -> a table that is not empty
 
@@ -146,7 +138,7 @@ def record(s: Subject) -> dict[str, Calls]:
     except _Asked:  # forward itself takes gradients
         recorder = _Recorder(s, saving=True)
         recorder.run(saving=True)
-    for seed in range(SETTINGS.other_draws_most):
+    for seed in range(OTHER_DRAWS_MOST):
         if not recorder.add_left_out():
             break
         with contextlib.suppress(Exception):

@@ -23,23 +23,11 @@ from ..situation.module_call import Key, ModuleCall
 from ..trace import Trace, newly_held
 from .pattern import Pattern
 
-
-@dataclass(frozen=True)
-class LengthsSettings:
-    """How many captured steps are needed and kept.
-
-    steps_least : captured steps from which a further one may follow: two say how a number depends on a size, and the third
-        confirms it. Where a number depends on its square, it takes four.
-    watched_least : how many of them must have been seen running plainly, op by op.
-    steps_most : captured steps that are kept, of all kinds of calls together (a guess); the oldest makes room.
-    """
-
-    steps_least: int = 3
-    watched_least: int = 2
-    steps_most: int = 8
-
-
-SETTINGS = LengthsSettings()
+# Captured steps from which a further one may follow: two say how a number depends on a size, and the third confirms it. Where
+# a number depends on its square, it takes four.
+STEPS_LEAST = 3
+WATCHED_LEAST = 2  # of them, steps that must have been seen running plainly, op by op
+STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; the oldest makes room. A guess
 
 
 @dataclass(eq=False)
@@ -82,7 +70,7 @@ class Lengths:
         trace = trace.as_captured
         if trace.fake or trace.lowered.captured.numbers.places or any(k.trace is trace for k in self._known):
             return
-        self._known = [*self._known, Known(trace, seen)][-SETTINGS.steps_most :]
+        self._known = [*self._known, Known(trace, seen)][-STEPS_MOST:]
         self._patterns = {}  # the ids in it may be of steps that are gone
 
     def known(self, model: nn.Module, call: ModuleCall, key: Key) -> Trace | None:
@@ -157,7 +145,7 @@ class _Patterns:
     def of(cls, line: _Line) -> _Patterns:
         sizes = [_size_at(k.trace.key, line.place) for k in line.known]
         watched = [(s, k.seen) for s, k in zip(sizes, line.known, strict=True) if k.seen is not None]
-        if len(line.known) < SETTINGS.steps_least or len(watched) < SETTINGS.watched_least:
+        if len(line.known) < STEPS_LEAST or len(watched) < WATCHED_LEAST:
             return cls()
         # The plain step of the new size is watched too, and so confirms this pattern itself.
         plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched], spare=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from ... import plan_files
+from ...model import formats
 from ...model.plan import Plan
 from .. import private
 from ..run import shared_casts
@@ -22,12 +25,12 @@ from ..situation.module_call import ModuleCall
 from ..tensors.lock import LOCK
 from ..trace import Trace
 from . import unused
-from .left_over import left_over
 from .new_call import NewCall
 from .replanner import Replan, Replanner
-from .travel import as_text, from_text
+from .said_once import left_over
 
 NEW_SHAPE = ("plan", "plain", "error")
+WHERE = "the plan of a pickled module"
 
 
 class PlannedForward(InPlaceOfForward):
@@ -171,7 +174,7 @@ class PlannedForward(InPlaceOfForward):
                         with _own_saved_tensors():
                             bound = replanner.new_plan(new)
         if bound is None:
-            if not may_plan and self._steps_in_eval.count >= unused.SETTINGS.calls_before_warning:
+            if not may_plan and self._steps_in_eval.count >= unused.CALLS_BEFORE_WARNING:
                 replanner.warned.warn(
                     f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
                     "recomputed. Plan it while it is in eval(), or call train() first",
@@ -271,6 +274,23 @@ def _runs_plain_in() -> str:
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()
+
+
+def as_text(plan: Plan) -> str:
+    """The plan as the JSON of its file, as which it goes along with a pickled module. A capture holds functions and tensors of
+    the process that made it, and stays there: the plan binds at the module's first call."""
+    return formats.as_text(plan.to_json())
+
+
+@functools.lru_cache(maxsize=64)
+def from_text(text: str) -> Plan:
+    """The plan, checked as the plan of a file is. Equal layers of a model have equal plans, which are read once.
+
+    Raises
+    ------
+    FormatError : the text is damaged or foreign, or claims other figures than its schedule has.
+    """
+    return plan_files.from_text(text, WHERE)
 
 
 def planned_forward(model: nn.Module) -> PlannedForward | None:

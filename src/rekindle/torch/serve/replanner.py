@@ -33,15 +33,13 @@ from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
 from ..trace import Trace, known_options
 from .bound_plans import BoundPlans
-from .changed_numbers import changed_numbers, numbers_of
+from .changed_numbers import changed_numbers, matches, numbers_of
 from .lengths import Lengths
 from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
 from .new_call import NewCall
-from .new_shapes import NewShapes
 from .refusals import Refusals
-from .same_graph import matches
-from .warn_once import WarnOnce
+from .said_once import NewShapes, WarnOnce
 
 log = logging.getLogger("rekindle")
 FIXED_MOST = 64  # sets of numbers that cannot be inputs and are remembered; a guess
@@ -94,9 +92,9 @@ class Replanner:
     def copied(self) -> Replanner:
         """A replanner for a copy of the module; it has no plans yet."""
         twin = copy.copy(self)
-        twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
+        twin.plans, twin.warned, twin._loaded = BoundPlans(), copy.copy(self.warned), self._loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
-        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), self._new_shapes.copied(), set(self._left_out)
+        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), copy.copy(self._new_shapes), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
 
@@ -290,7 +288,7 @@ class Replanner:
             return None
         before_it = like.trace.as_captured
         held, was = traced.lowered.captured, before_it.lowered.captured
-        same = traced.graph.hash == before_it.graph.hash and matches(held, was, held.numbers, before)
+        same = traced.graph.hash == before_it.graph.hash and matches(held, was, before)
         if not same or set(held.effects) - self._accepted:
             return None
         bound = self.bind(new.model, traced, like.plan)

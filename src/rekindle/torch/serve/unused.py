@@ -10,7 +10,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +20,7 @@ from ... import notices
 from ..tensors import tree
 from ..tensors.lock import LOCK
 
-
-@dataclass(frozen=True)
-class UnusedSettings:
-    """When the user is warned.
-
-    calls_before_warning : calls of one submodule while the planned forward is never called, or steps in `eval()`. A guess.
-    """
-
-    calls_before_warning: int = 3
-
-
-SETTINGS = UnusedSettings()
-
+CALLS_BEFORE_WARNING = 3  # of one submodule while the planned forward is never called, or steps in `eval()`. A guess
 # submodule -> (the planned module, calls so far)
 _waiting: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], int]] = weakref.WeakKeyDictionary()
 _hook: Any = None
@@ -96,7 +83,7 @@ def _called(module: nn.Module, args: Any) -> None:
     ref, calls = _waiting[module]
     model = ref()
     _waiting[module] = ref, calls + 1
-    if model is None or calls + 1 >= SETTINGS.calls_before_warning:
+    if model is None or calls + 1 >= CALLS_BEFORE_WARNING:
         name = "" if model is None else type(model).__name__
         _forget(model)
         if model is not None:
