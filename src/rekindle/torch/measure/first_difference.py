@@ -39,7 +39,7 @@ def _explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Ou
             f"Nor do two plain steps of {name}{apart} agree: it uses a kernel that is not deterministic on this device (see "
             "torch.use_deterministic_algorithms), or changes its own state or seed. Make its steps repeatable"
         )
-    with _Compared(seen) as ours:
+    with _FirstDifference(seen) as ours:
         other = planned()
     first = f"the first operator that differs is {ours.first}" if ours.first else _beside_operators(one, other)
     return (
@@ -72,7 +72,7 @@ class _Results(Instrument):
             self.found.setdefault(kind, set()).add(_bits(t))
 
 
-class _Compared(Instrument):
+class _FirstDifference(Instrument):
     """Finds the first operator of a program with a result of which another step has none, though it has others of its kind."""
 
     def __init__(self, other: _Results) -> None:

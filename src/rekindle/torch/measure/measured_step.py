@@ -22,8 +22,7 @@ from ..tensors import tree
 from ..tensors.loss import default_loss
 from ..tensors.sharded import local, sharded_again
 from .as_before import as_before, same
-from .levels import Levels
-from .memory import allocator_peak, storage_peak
+from .memory import Levels, allocator_peak, storage_peak
 
 LossOf = Callable[[Any], torch.Tensor]
 

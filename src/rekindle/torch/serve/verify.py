@@ -17,9 +17,8 @@ from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...printed import value
 from .. import accept
-from ..measure import variation
 from ..measure.as_before import as_before
-from ..measure.comparison import KINDS, Compared, compare, without_others_draws
+from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
 from ..measure.first_difference import explained
 from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..private import fake_mode_of
@@ -337,12 +336,7 @@ def _compared(
     if theirs is not None:
         steps = ((theirs, planned.plain, "plain"), (ours, planned, "planned"))
         found = without_others_draws(found, ((one, partial(run, s, f, name, way)) for one, f, name in steps))
-    if theirs is None or planned.last is None or not found.only_gradients:
+    if theirs is None or planned.last is None:
         return found
-
-    def again() -> variation.Gradients:
-        return run(s, planned.plain, "plain", way).gradients
-
-    return compare(
-        ours, theirs, False, may, variation.allowed(planned.last.trace, theirs.gradients, found.wrong, again)
-    )
+    again = partial(run, s, planned.plain, "plain", way)
+    return unless_plain_steps_vary(found, ours, theirs, may, planned.last.trace, again)
