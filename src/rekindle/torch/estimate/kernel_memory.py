@@ -34,34 +34,26 @@ ABOVE_LINE = 1.3
 
 
 class KernelMemory:
-    """Knows the bytes that kernels take beside inputs and results.
+    """Knows the bytes that kernels of the CPU take beside inputs and results.
 
-    runs : whether kernels may be run here; False: the usual shares count. takes : False: they take nothing.
+    counts : whether the step is for a CPU; kernels of a GPU are not run here, and take nothing that is known.
     """
 
-    def __init__(self, runs: bool, takes: bool = True) -> None:
-        self._runs, self._takes, self._left_s = runs, takes, 0.0
+    def __init__(self, counts: bool = True) -> None:
+        self.counts, self._left_s = counts, 0.0
         self._known: dict[str, int | None] = {}
 
     def again(self, seconds: float = ALL_MOST_S) -> None:
         """Begin with another step: kernels may run for as long again."""
-        self._left_s = seconds if self._runs and not profiler_is_running() else 0.0
-
-    def most(self, call: KernelCall) -> int:
-        """Bytes that the kernel takes at most, by all calls that were measured; nothing is run."""
-        return call.most if self._takes else 0
+        self._left_s = seconds if self.counts and not profiler_is_running() else 0.0
 
     def likely(self, call: KernelCall) -> int:
         """Bytes that the kernel hardly exceeds. Plain convolutions run for two small batches."""
-        if not self._takes:
-            return 0
         line = self._by_small_batches(call) if call.plain else None
         return call.most if line is None else int(ABOVE_LINE * line)
 
     def of(self, call: KernelCall) -> int:
         """Bytes that the kernel takes while it runs, beside its inputs and results."""
-        if not self._takes:
-            return 0
         found = self._ran(call)
         if found is None:
             found = self._by_small_batches(call)
@@ -69,8 +61,6 @@ class KernelMemory:
 
     def guess(self, call: KernelCall) -> int:
         """Bytes that the kernel takes, as far as they are known without running it."""
-        if not self._takes:
-            return 0
         found = self._known.get(call.key)
         return min(call.usual, call.most) if found is None else found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from ...model.op_names import operator_name
 from ..costs import devices
 from ..costs.modelled import op_seconds
+from ..measure.measured_step import at_each_gradient
 from ..measure.memory import Storages
 from ..operators.node_tensors import describe
 from ..private import OpOverload, backward_node_number, sequence_number
@@ -31,9 +32,9 @@ class Moment:
     """The memory right after an operator ran.
 
     live : bytes of the storages that the step made, as the device's allocator counts them. rounding : the part of them that is
-    rounding. gradients : the part of live that is gradients of
-    parameters, without rounding. working : bytes of the operator's own inputs and
-    results that the step made. call : what is known of its kernel; None: it takes no memory of its own.
+        rounding. gradients : the part of live that is gradients of parameters, without rounding.
+    working : bytes of the operator's own inputs and results that the step made.
+    call : of its kernel; None: the kernel takes no memory of its own that is known.
     """
 
     phase: str
@@ -69,11 +70,9 @@ class StepWatch(Storages):
         self._exact: dict[int, int] = {}  # id of a storage -> bytes without rounding
         self.rounding = 0
         self.makers: dict[int, str] = {}  # id of a storage -> path of the module that made it
-        self.phase, self.moments, self.gradients = FORWARD, [], 0
-        self.paths = Paths()
+        self.moments: list[Moment] = []
+        self.phase, self.gradients, self.paths = FORWARD, 0, Paths()
         super().__init__(known)
-
-    moments: list[Moment]
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         super().after(func, args, kwargs, out)
@@ -92,9 +91,10 @@ class StepWatch(Storages):
         touched = storages_of([*tensors_in((args, kwargs)), *made])
         working = sum(self._size(key) for key in touched if key in self.made)
         shape = describe(made[0]) if made else ""
+        known = call if self._memory.counts else None
         self.moments.append(
             Moment(
-                self.phase, module, str(func), shape, self.live, self.rounding, self.gradients, working, seconds, call
+                self.phase, module, str(func), shape, self.live, self.rounding, self.gradients, working, seconds, known
             )
         )
 
@@ -135,8 +135,7 @@ class StepWatch(Storages):
             found[path] = found.get(path, 0) + size
         return found
 
-    @contextmanager
-    def gradients_counted(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    def gradients_counted(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """Inside, gradients of these parameters count as soon as backward has handed them over, each once."""
         seen: set[int] = set()
 
@@ -145,12 +144,7 @@ class StepWatch(Storages):
                 seen.add(id(p))
                 self.gradients += self._exact.get(id(storage_of(p.grad)), 0)
 
-        handles = [p.register_post_accumulate_grad_hook(count) for p in parameters]
-        try:
-            yield
-        finally:
-            for h in handles:
-                h.remove()
+        return at_each_gradient(parameters, count)
 
 
 class Paths:

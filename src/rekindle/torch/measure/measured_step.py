@@ -169,14 +169,19 @@ def flops(s: Subject, forward: Callable[..., Any]) -> int:
     return count.total
 
 
-@contextlib.contextmanager
-def used_up(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+def used_up(parameters: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Inside, the gradients of these parameters are freed as they come, as by an optimizer that steps in backward."""
 
     def free(p: torch.Tensor) -> None:
         p.grad = None
 
-    handles = [p.register_post_accumulate_grad_hook(free) for p in parameters]
+    return at_each_gradient(parameters, free)
+
+
+@contextlib.contextmanager
+def at_each_gradient(parameters: Iterable[torch.Tensor], then: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Inside, `then` is called with each of these parameters whenever backward has handed its gradient over."""
+    handles = [p.register_post_accumulate_grad_hook(then) for p in parameters]
     try:
         yield
     finally:

@@ -187,7 +187,8 @@ class Levels:
         def note(name: str) -> None:
             level = torch.cuda.memory_allocated(device) - start
             self.found.append(Level(name, level, torch.cuda.max_memory_allocated(device) - start))
-            torch.cuda.reset_peak_memory_stats(device)
+            if name:  # after the step, whoever reads the peak finds the step's
+                torch.cuda.reset_peak_memory_stats(device)
 
         self._note = note
         step()

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 
 import torch
 
+from ...model.graph import Graph
 from ..operators.node_tensors import tensors_of
 from ..rewrite.closeness import difference, epsilon, least_scale
-from ..run.communication import communicates
 from ..trace import Trace
 from .as_before import same
 
@@ -60,6 +60,11 @@ def allowed(step: Trace, theirs: Gradients, wrong: Collection[str], again: Calla
         return {}
     usual, most = statistics.median(seen.values()) if seen else 0.0, _most(step)
     return {k: min(most, TIMES_AS_FAR * max(seen[k], usual)) for k in wrong if k in seen}
+
+
+def communicates(graph: Graph) -> bool:
+    """Whether a step talks to other processes, which would not answer if this process alone ran it once more."""
+    return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
 
 
 def _varies(step: Trace) -> bool:

@@ -33,12 +33,6 @@ def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) ->
     }  # fmt: skip
 
 
-def own(t: torch.Tensor) -> torch.Tensor:
-    """The tensor, and no view: autograd adds a further part to it in place only if nothing else refers to its memory, and a
-    view refers to its base. Else the sum takes memory that no plan counts."""
-    return t.new_empty(0).set_(t) if t._is_view() and not (t.is_conj() or t.is_neg()) else t  # type: ignore[call-overload]
-
-
 Parts = tuple[Any, ...]
 
 

@@ -24,10 +24,10 @@ from ...progress import announce, telling
 from ...sizes import format_bytes
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
+from ..measure.variation import communicates
 from ..measure.witness import Witness
 from ..rewritten import with_sums_here
 from ..run.bound import Bound
-from ..run.communication import communicates
 from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
@@ -172,7 +172,7 @@ class Replanner:
         return self._planned(new, found)
 
     def _first_plain(self, new: NewCall) -> None:
-        self._loaded.first_is_over()
+        self._loaded.first_is_over = True
         self.say(
             f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
             "the loaded plan is for the later calls"

@@ -185,7 +185,8 @@ def check_step(
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
     accept.measurable(model, *call_arguments(sample))
-    s = _subject(model, sample, loss, planned)
+    how = planned.plan.trace_options
+    s = subject(model, sample, loss, how.gradients, how.unused)
     plain = planned.plain
     fake = s.fake is not None
 
@@ -216,7 +217,7 @@ def check_step(
         if count_flops and theirs is not None:
             counts = [flops(s, f) for f in (planned, plain)]
             extra = counts[0] / counts[1] - 1 if counts[1] else None
-        as_trained = s.consumed() if planned.plan.trace_options.gradients == "consumed" else s
+        as_trained = s.consumed() if how.gradients == "consumed" else s
         if as_trained is not s:  # the steps that were compared had to keep their gradients
             ours.peak = run(as_trained, planned, "planned").peak
             if theirs is not None:
@@ -257,11 +258,6 @@ def _waits_with_slices(planned: PlannedForward) -> bool:
     """Whether a plan with ops in slices waits for its first call."""
     rewriting = planned.plan.rewriting
     return rewriting is not None and bool(rewriting.slices) and next(planned.bounds, None) is None
-
-
-def _subject(model: nn.Module, sample: Any, loss: LossOf | None, planned: PlannedForward) -> Subject:
-    how = planned.plan.trace_options
-    return subject(model, sample, loss, how.gradients, how.unused)
 
 
 def subject(
