@@ -75,9 +75,9 @@ def differences(
         if witness is not None:
             witness.values.clear()
         return []
-    may = loose(bound.trace.lowered.captured)
-    found = compare(*outcomes, False, may)
-    found = unless_plain_steps_vary(found, *outcomes, may, bound.trace, lambda: step(eager(plain)))
+    (ours, theirs), may = outcomes, loose(bound.trace.lowered.captured)
+    found = compare(ours, theirs, False, may)
+    found = unless_plain_steps_vary(found, ours, theirs, may, bound.trace, lambda: step(eager(plain)))
     if found.varying and not found.differences:
         notices.warn(
             f"gradients of a planned step of {type(model).__name__} are as close to a plain step's as plain steps are to "
@@ -104,7 +104,7 @@ def _step(
         loss = forward(twins)
         with disable_autocast():
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    by_name = dict(zip(leaves, gradients, strict=True))
+    by_name: dict[str, torch.Tensor | None] = dict(zip(leaves, gradients, strict=True))
     return Outcome(loss.detach(), by_name, {**before.written(model)}, [], False, 0, 0.0, tuple(inputs))
 
 

@@ -31,7 +31,7 @@ STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; 
 
 
 @dataclass(eq=False)
-class Known:
+class CapturedStep:
     """A captured step. seen : the ops of one plain step of the same call, see `Witness.values`; None: none was watched."""
 
     trace: Trace
@@ -62,7 +62,7 @@ class Lengths:
     """The captured steps of one module, from which steps at other lengths follow."""
 
     def __init__(self) -> None:
-        self._known: list[Known] = []
+        self._known: list[CapturedStep] = []
         self._patterns: dict[tuple[int, ...], _Patterns] = {}  # ids of known steps -> how they depend on their size
 
     def add(self, trace: Trace, seen: Sequence[Any] | None = None) -> None:
@@ -70,10 +70,10 @@ class Lengths:
         trace = trace.as_captured
         if trace.fake or trace.lowered.captured.numbers.places or any(k.trace is trace for k in self._known):
             return
-        self._known = [*self._known, Known(trace, seen)][-STEPS_MOST:]
+        self._known = [*self._known, CapturedStep(trace, seen)][-STEPS_MOST:]
         self._patterns = {}  # the ids in it may be of steps that are gone
 
-    def known(self, model: nn.Module, call: ModuleCall, key: Key) -> Trace | None:
+    def captured_for(self, model: nn.Module, call: ModuleCall, key: Key) -> Trace | None:
         """The step that was captured for such a call, whose plan may have made room for others; None: there is none."""
         for trace in (k.trace for k in self._known if k.trace.key == key):
             captured = trace.lowered.captured
@@ -114,7 +114,7 @@ class Lengths:
 
     def _lines(self, key: Key) -> Iterator[_Line]:
         """The known steps that differ from the call, and from each other, in one size alone; the longest line first."""
-        lines: dict[Any, list[Known]] = {}
+        lines: dict[Any, list[CapturedStep]] = {}
         for k in self._known:
             differing = _differing(k.trace.key, key)
             if differing:
@@ -130,7 +130,7 @@ class _Line:
     """Steps along one size. place : (tensor, dimension) where that size stands."""
 
     place: tuple[int, int]
-    known: list[Known]
+    known: list[CapturedStep]
 
 
 @dataclass(frozen=True)

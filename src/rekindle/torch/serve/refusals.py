@@ -67,7 +67,7 @@ class Refusals:
         The reason is remembered: later calls that differ only in the varying parts run plain at once.
         """
         count = self._tried(key)
-        alike = [k for k in (*self._keys(), *self._failed) if k[0] == key[0]]
+        alike = [k for k in (*dict.fromkeys(b.trace.key for b in self._plans), *self._failed) if k[0] == key[0]]
         anew = sum(k != key and apart_from_identity(k) == apart_from_identity(key) for k in alike)
         anew += sum(_wasted(b) and b.trace.expected.made_anew(model) for b in self._plans.family(key))
         if count < WASTED_PLANS_MOST and anew < MADE_ANEW_MOST:
@@ -91,9 +91,6 @@ class Refusals:
         """Hold no reference to submodules and attributes until the next look at the module."""
         for guards in (*(g for family in self._failed.values() for g in family), *(v.guards for v in self._varying)):
             guards.let_go()
-
-    def _keys(self) -> list[Key]:
-        return list(dict.fromkeys(b.trace.key for b in self._plans))
 
     def _tried(self, key: Key) -> int:
         """Number of hardly used plans for calls of the given shapes, plus number of such calls that could not be planned."""

@@ -213,7 +213,7 @@ class Replanner:
         if varying := self.refusals.what_varies(new.model, new.key):
             self.leave_plain(new, f"; {varying}")
             return None
-        found = found or self._lengths.known(new.model, new.call, new.key)
+        found = found or self._lengths.captured_for(new.model, new.call, new.key)
         if found is None and (followed := self._following(new)) is not None:
             return followed
         found = found or new.trace(self._trace_options, report=self._options.report)

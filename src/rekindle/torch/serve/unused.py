@@ -37,9 +37,15 @@ def watch(model: nn.Module) -> None:
         _hook = register_module_forward_pre_hook(_called)
 
 
-def used(model: nn.Module) -> None:
-    """Note that the planned forward was called: there is nothing to warn about."""
-    _forget(model)
+def used(model: nn.Module | None) -> None:
+    """Note that the planned forward was called, or that its module is gone: there is nothing to warn about."""
+    global _hook
+    for child, (ref, _) in list(_waiting.items()):
+        if ref() is model or ref() is None:
+            del _waiting[child]
+    if not _waiting and _hook is not None:
+        _hook.remove()
+        _hook = None
 
 
 @contextlib.contextmanager
@@ -85,19 +91,9 @@ def _called(module: nn.Module, args: Any) -> None:
     _waiting[module] = ref, calls + 1
     if model is None or calls + 1 >= CALLS_BEFORE_WARNING:
         name = "" if model is None else type(model).__name__
-        _forget(model)
+        used(model)
         if model is not None:
             notices.warn(
                 f"the plan of {name} is not in use: its submodules are called ({type(module).__name__}), but {name} itself "
                 f"never is. Plan the module that the training loop calls, or call {name}"
             )
-
-
-def _forget(model: nn.Module | None) -> None:
-    global _hook
-    for child, (ref, _) in list(_waiting.items()):
-        if ref() is model or ref() is None:
-            del _waiting[child]
-    if not _waiting and _hook is not None:
-        _hook.remove()
-        _hook = None

@@ -16,6 +16,7 @@ from ...carrying import Replanned
 from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...printed import value
+from ...sizes import format_bytes
 from .. import accept
 from ..measure.as_before import as_before
 from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
@@ -92,8 +93,6 @@ class Check:
         return self.measured_peak_bytes / self.predicted_peak_bytes - 1 if self.predicted_peak_bytes else 0.0
 
     def __str__(self) -> str:
-        from ...sizes import format_bytes
-
         kinds = (
             ("loss", self.loss_equal),
             ("gradients", self.gradients_equal),
