@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ...model.op_names import operator_name
 from ..costs import devices
@@ -20,6 +18,7 @@ from ..measure.measured_step import at_each_gradient
 from ..measure.memory import Storages
 from ..operators.node_tensors import describe
 from ..private import OpOverload, backward_node_number, sequence_number
+from ..situation.module_paths import paths_followed
 from ..tensors.op_tensors import storage_of, storages_of, tensors_in
 from .kernel_calls import KernelCall, kernel_call, may_take_memory
 from .kernel_memory import KernelMemory, result_sizes, sizes_unknown
@@ -151,42 +150,23 @@ class Paths:
     """The module that an operator belongs to: the innermost one that runs, and in backward the one that ran forward."""
 
     def __init__(self) -> None:
-        self._entered: list[str] = [""]
+        self._now = ""
         self._from: list[int] = []  # numbers of autograd nodes, rising
         self._paths: list[str] = []  # the module of the nodes from each number on
 
-    @contextmanager
-    def followed(self, model: nn.Module) -> Iterator[None]:
+    def followed(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, calls of the model's submodules are noticed."""
-        names = {id(m): name for name, m in model.named_modules()}
-        here = threading.get_ident()  # modules may be called in other threads meanwhile
+        return paths_followed(model, self._note)
 
-        def enter(module: nn.Module, args: Any) -> None:
-            if threading.get_ident() == here:
-                self._entered.append(names.get(id(module), self._entered[-1]))
-                self._note()
-
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            if threading.get_ident() == here:
-                self._entered.pop()
-                self._note()
-
-        before = register_module_forward_pre_hook(enter)
-        after = register_module_forward_hook(leave, always_call=True)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def _note(self) -> None:
+    def _note(self, path: str) -> None:
+        self._now = path
         self._from.append(sequence_number())
-        self._paths.append(self._entered[-1])
+        self._paths.append(path)
 
     def now(self, phase: str) -> str:
         """The path of the module to which the operator belongs that runs now."""
         if phase == FORWARD:
-            return self._entered[-1]
+            return self._now
         number = backward_node_number() if phase == BACKWARD else -1
         at = bisect.bisect_right(self._from, number) - 1
         return self._paths[at] if number >= 0 and at >= 0 else ""
