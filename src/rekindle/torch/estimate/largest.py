@@ -41,7 +41,7 @@ def largest_batch(
 ) -> LargestBatch:
     """The largest batch whose training step fits the budget: an int, the largest one with a plan.
 
-    Its `plain` is the largest batch without a plan, its `plan` and `overhead` are those of the largest one with a plan. Both
+    Its `plain` is the largest batch without a plan, its `plan` and `overhead` belong to the largest one with a plan. Both
     are confirmed by their neighbours: the batch fits, and the next one does not.
 
     Parameters

@@ -91,9 +91,10 @@ def compare(
 def unless_plain_steps_vary(
     found: Compared, ours: Outcome, theirs: Outcome, may: Loose, step: Trace, again: Callable[[], Outcome]
 ) -> Compared:
-    """The comparison; where gradients alone differ, no farther than those of plain steps do by fused attention, none does.
+    """The comparison, in which gradients may be as far apart as the gradients of two plain steps are by fused attention.
 
-    step : the planned one. again : runs one more plain step.
+    found : the comparison as `compare` gave it; it stands unless gradients alone differ. step : the planned one. again : runs
+    one more plain step.
     """
     if not found.only_gradients:
         return found

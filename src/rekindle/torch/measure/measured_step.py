@@ -45,7 +45,7 @@ class Way(Enum):
 class Outcome:
     """The results of one step.
 
-    gradients, written : tensors by name. of_inputs : those of the gradients that are inputs'. rng : random states after the
+    gradients, written : tensors by name. of_inputs : names of the gradients of inputs. rng : random states after the
         step. drew : whether the step drew random numbers. peak : bytes above those held before. seconds : with the
         instruments on.
     """

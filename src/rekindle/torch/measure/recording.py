@@ -182,7 +182,7 @@ class _Recorder:
                 self.found.setdefault(name + path[len(called) :], Calls(samples=dict(calls_of.samples)))
 
     def run(self, seed: int | None = None) -> None:
-        """One forward. seed : of the random numbers that it draws; None: it draws those of the step, whose calls count."""
+        """One forward. seed : of the random numbers that it draws; None: it draws the step's own, and its calls count."""
         instead = [(m, self._recorder(name, m, kind, seed is None)) for name, m, kind in self._modules]
         one_forward(self.s, instead, self.saving, seed)
 
@@ -235,7 +235,7 @@ def one_forward(
     """One forward of the model with gradients, after which everything is as it was.
 
     instead : forwards of submodules. saving : whether tensors are saved for backward. seed : of the random numbers that it
-    draws; None: those of the step. change : is given the copied tensors of the sample, and may write to them.
+    draws; None: it draws the step's own. change : is given the copied tensors of the sample, and may write to them.
     """
     args, kwargs, tensors = s.sample.fresh()
     if change is not None:

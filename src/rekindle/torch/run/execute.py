@@ -213,11 +213,11 @@ def _token(device: torch.device) -> torch.Tensor:
 
 
 def _engine_device(c: Captured) -> torch.device:
-    """The device by which autograd's engine chooses the thread and the stream of a stage: that of the tensors.
+    """The device by which autograd's engine chooses the thread and the stream of a stage: the tensors' own.
 
     The engine has one thread for each GPU, and runs a node in the thread of its tensors, on the stream of its forward. Tokens
     on the CPU would take the stages out of there: they would run beside the accumulation of the gradients that they return, so
-    that those would be freed late, and on another stream than a forward that ran on a stream of its own.
+    that these gradients would be freed late, and on another stream than a forward that ran on a stream of its own.
     """
     tensors = (t for n in [*c.placeholders, *c.tangents] for _, t in tensors_of(n))
     return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))

@@ -101,7 +101,7 @@ class Lengths:
 
     def _patterns_of(self, line: _Line) -> tuple[_Line, _Patterns]:
         """The steps that follow patterns, and the patterns: of all steps of the line, or of all but one. At one size forward
-        may do otherwise than at all others: an embedding of positions that is read whole is not sliced."""
+        may run other ops than at all others: an embedding of positions that is read whole is not sliced."""
         every = line.known
         without = [[*every[:i], *every[i + 1 :]] for i in range(len(every) - 1, -1, -1)]
         for known in (every, *without):

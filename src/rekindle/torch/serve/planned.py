@@ -183,7 +183,7 @@ class PlannedForward(SwitchedForward):
         return bound, call
 
     def _say_of_gradients(self, model: nn.Module, bound: Bound) -> None:
-        """Says once that the loop treats gradients otherwise than the plan counts them."""
+        """Say once that the loop keeps or drops gradients where the plan counts on the opposite."""
         traced = bound.trace
         if bound.had_gradient and traced.options.gradients != "kept":
             self._replanner.warned.warn(

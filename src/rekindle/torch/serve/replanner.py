@@ -236,8 +236,8 @@ class Replanner:
         return bound
 
     def _following(self, new: NewCall) -> Bound | None:
-        """A plan for a call whose step follows from the steps of other lengths; None: it does not, or the plain step does
-        otherwise than expected. Then the call is captured."""
+        """A plan for a call whose step follows from the steps of other lengths. None: it does not, or the plain step runs
+        other ops than were expected; then the call is captured."""
         if not self.check or self.on_new_shape != "plan":
             return None
         bound = None
