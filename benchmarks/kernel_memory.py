@@ -17,7 +17,7 @@ from estimate_models import MODELS
 from rekindle.estimates.allocator import as_it_is
 from rekindle.torch import accept
 from rekindle.torch.costs import devices
-from rekindle.torch.estimate.eager_step import StepOptions, run
+from rekindle.torch.estimate.eager_step import StepOptions, step_of_twin
 from rekindle.torch.estimate.kernel_memory import KernelMemory
 
 LEAST_BYTES = 10**5
@@ -29,11 +29,11 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
     shares: dict[str, list[float]] = defaultdict(list)
     options = StepOptions(None, None, False, devices.get("cpu"), as_it_is)
-    memory, seen = KernelMemory(runs=True), set()
+    memory, seen = KernelMemory(), set()
     for name in parser.parse_args().models.split(","):
         model, sample = MODELS[name]()
         memory.again(SECONDS)
-        for m in run(model, accept.sample(sample), options, memory).moments:
+        for m in step_of_twin(model, accept.sample(sample), options, memory).moments:
             size = 0 if m.call is None else sum(t.bytes for t in m.call.tensors)
             if m.call is None or size < LEAST_BYTES or m.call.key in seen:
                 continue

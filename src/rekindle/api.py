@@ -304,7 +304,7 @@ def checkpoint(
     ParityError : the planned step does not give the plain step's numbers.
     """
     from .torch import accept as torch_accept
-    from .torch.measure.garbage import old_objects_aside
+    from .torch.measure.memory import old_objects_aside
     from .torch.measure.probe import probe
     from .torch.measure.trial import for_later_calls
     from .torch.parts.applied import parts_taken_off

@@ -20,8 +20,7 @@ from rekindle.torch.costs.clock import Measured
 from rekindle.torch.costs.clock_cuda import measure_cuda
 from rekindle.torch.costs.operator_calls import call_of
 from rekindle.torch.measure.as_before import as_before
-from rekindle.torch.measure.levels import Levels
-from rekindle.torch.measure.memory import allocator_peak
+from rekindle.torch.measure.memory import Levels, allocator_peak
 from rekindle.torch.tensors import rng
 
 pytestmark = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from rekindle.torch.rewrite.probe import Bits
 from rekindle.torch.rewrite.region import Region
 from rekindle.torch.rewritten import with_rewrites
 from rekindle.torch.run import stages
-from rekindle.torch.serve.confirm import bookkeeping
+from rekindle.torch.serve.plan_trace import bookkeeping
 from rekindle.torch.trace import Trace, call_arguments, trace_call
 
 OPTIONS = PlanOptions(Goal(least_memory=True), "storages", "flops", effort="quick", time_limit=0.1, cache=False)

@@ -17,7 +17,7 @@ from rekindle.model.held import held_peak, keeping_results
 from rekindle.model.schedule import Free, Run
 from rekindle.own_terms import plain_activation_bytes
 from rekindle.torch.measure.memory import allocator_peak
-from rekindle.torch.serve.confirm import SETTINGS, bookkeeping
+from rekindle.torch.serve.plan_trace import BLOCK_BYTES, SCALARS, bookkeeping
 from strategies import chains, examples, joint_graphs, schedules, u_nets
 
 FAST = "storages"
@@ -235,7 +235,7 @@ class Many(nn.Module):
 def test_many_stages_take_no_more_than_few(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from rekindle.torch.run import stages
 
-    monkeypatch.setattr(stages, "SETTINGS", stages.StageSettings(stages_least=10**9))  # nothing waits
+    monkeypatch.setattr(stages, "STAGES_LEAST", 10**9)  # nothing waits
     model, x = Many(60, dtype), torch.rand(2, 4, dtype=dtype)
     trace = rekindle.trace(model, x)
     plan = rekindle.plan(trace, 1.0, solver="none")
@@ -243,13 +243,13 @@ def test_many_stages_take_no_more_than_few(dtype: torch.dtype, monkeypatch: pyte
     assert len(next(model.forward.bounds).runner.program.stages) == 60  # type: ignore[operator, union-attr]
     beside = allocator_peak(loop(model, x)).peak_bytes - held_peak(trace.graph, plan.schedule)
     assert beside + trace.graph.resident_bytes <= 2 * x.element_size()  # the loss and its gradient
-    assert bookkeeping(trace) == SETTINGS.scalars * SETTINGS.block_bytes
+    assert bookkeeping(trace) == SCALARS * BLOCK_BYTES
 
 
 def test_a_random_op_on_the_cpu_has_room_for_the_state_of_the_generator() -> None:
     model, x = MODELS["dropout"]()
     state = allocator_peak(lambda: torch.get_rng_state()).peak_bytes
-    assert bookkeeping(rekindle.trace(model, x)) == SETTINGS.scalars * SETTINGS.block_bytes + state
+    assert bookkeeping(rekindle.trace(model, x)) == SCALARS * BLOCK_BYTES + state
 
 
 def test_gradients_that_wait_for_the_last_read_make_no_budget_dear() -> None:

@@ -15,7 +15,7 @@ import rekindle
 from command_line import Ran
 from rekindle.errors import TraceError, UsageError
 from rekindle.estimates.estimate import PARTS
-from rekindle.torch.estimate.other_batches import OtherBatches
+from rekindle.torch.estimate.largest import OtherBatches
 from rekindle.torch.measure.memory import allocator_peak
 from rekindle.torch.private import FakeTensorMode
 from rekindle.torch.tensors.loss import default_loss

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rekindle.torch.measure.garbage import PYTHONS_OWN, old_objects_aside
+from rekindle.torch.measure.memory import PYTHONS_OWN, old_objects_aside
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def test_plans_for_other_values_are_not_made_without_end() -> None:
     assert len(told) == 1
     assert "run plain" in str(told[0].message)
     assert told[0].filename == gradients.__code__.co_filename  # where the user called the model
-    assert len(list(model.forward.bounds)) == refusals.SETTINGS.wasted_plans_most
+    assert len(list(model.forward.bounds)) == refusals.WASTED_PLANS_MOST
 
 
 def test_an_answer_that_forward_keeps_is_no_plan() -> None:

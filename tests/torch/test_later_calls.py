@@ -158,7 +158,7 @@ def test_a_rate_that_changes_with_each_epoch_goes_on_being_planned(monkeypatch: 
     from rekindle.torch.serve import bound_plans, refusals
 
     plain, planned, x = pair()
-    monkeypatch.setattr(refusals, "SETTINGS", refusals.RefusalSettings(wasted_plans_most=3))
+    monkeypatch.setattr(refusals, "WASTED_PLANS_MOST", 3)
     monkeypatch.setattr(bound_plans, "SETTINGS", bound_plans.BoundPlansSettings(plans_least=4, plans_most=4))
     with silent():
         for epoch in range(8):

@@ -13,7 +13,7 @@ from rekindle.errors import UsageError
 from rekindle.torch.costs import allocations
 from rekindle.torch.costs.allocations import cpu_allocations
 from rekindle.torch.costs.modelled import ModelledTime
-from rekindle.torch.measure.memory import AllocatorPeak, allocator_peak, storage_peak
+from rekindle.torch.measure.memory import Peak, allocator_peak, storage_peak
 from rekindle.torch.operators.flops import FlopCount
 
 KIB = 1024
@@ -69,7 +69,7 @@ def test_allocator_peak_on_a_gpu():
         del a, b
 
     step()
-    assert allocator_peak(step, "cuda") == AllocatorPeak(12 * KIB, 0)
+    assert allocator_peak(step, "cuda") == Peak(12 * KIB, 0)
 
 
 def test_views_and_inplace_cost_nothing_and_what_is_left_is_told():

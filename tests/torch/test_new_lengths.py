@@ -18,9 +18,8 @@ import rekindle
 from rekindle.torch.capture import capture as capturing
 from rekindle.torch.serve import bound_plans
 from rekindle.torch.serve.bound_plans import BoundPlansSettings
-from rekindle.torch.serve.new_shapes import NewShapes
-from rekindle.torch.serve.refusals import SETTINGS as REFUSALS
-from rekindle.torch.serve.refusals import Refusals
+from rekindle.torch.serve.refusals import FAILED_CALLS_MOST, Refusals
+from rekindle.torch.serve.said_once import NewShapes
 
 GOAL: dict[str, Any] = {"minimize": "memory", "solver": "storages", "effort": "quick"}
 LENGTHS = (12, 17, 30, 9, 25, 1)
@@ -297,8 +296,8 @@ def test_calls_that_cannot_be_planned_are_remembered_up_to_a_number() -> None:
     model = nn.Linear(2, 2)
     planned = rekindle.checkpoint(nn.Linear(2, 2), torch.randn(3, 2), minimize="memory", solver="none")
     refusals = Refusals(planned.forward._replanner.plans)
-    for k in range(REFUSALS.failed_calls_most + 10):
+    for k in range(FAILED_CALLS_MOST + 10):
         refusals.add(model, ((k,), (), ()))
-    assert len(refusals._failed) == REFUSALS.failed_calls_most
+    assert len(refusals._failed) == FAILED_CALLS_MOST
     assert refusals.hold(model, ((20,), (), ()))
     assert not refusals.hold(model, ((0,), (), ()))

@@ -394,9 +394,9 @@ def test_layers_left_out_that_equal_others_need_no_more_forwards(monkeypatch: py
     seeds: list[Any] = []
     real = recording._Recorder.run
 
-    def noted(self: Any, saving: bool, seed: int | None = None) -> None:
+    def noted(self: Any, seed: int | None = None) -> None:
         seeds.append(seed)
-        real(self, saving, seed)
+        real(self, seed)
 
     monkeypatch.setattr(recording._Recorder, "run", noted)
     with as_before(model):

@@ -122,7 +122,7 @@ def test_a_call_that_takes_long_is_cut_short(monkeypatch: pytest.MonkeyPatch) ->
                 with contextlib.suppress(Exception):
                     x.add_(1)
 
-    monkeypatch.setattr(probing, "SETTINGS", probing.ProbeSettings(call_s=0.2))
+    monkeypatch.setattr(probing, "CALL_MOST_S", 0.2)
     model, x = Endless(), batch()
     with left_alone(model, x):
         probing.probe(model, (x,), {}, model.forward)

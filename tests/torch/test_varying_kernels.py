@@ -195,11 +195,11 @@ def test_the_trial_finds_a_wrong_gradient_among_those_that_vary(monkeypatch: pyt
     real, calls = trial._step, list[int]()
 
     def step(*args: Any) -> Any:
-        loss, gradients, written = real(*args)
+        found = real(*args)
         calls.append(1)
         if len(calls) == 1:  # the planned step runs first
-            gradients["first.weight"] = gradients["first.weight"] * 1.001
-        return loss, gradients, written
+            found.gradients["first.weight"] = found.gradients["first.weight"] * 1.001
+        return found
 
     monkeypatch.setattr(trial, "_step", step)
     planned = rekindle.apply(model, plan_of(model, x))
@@ -220,7 +220,7 @@ def test_the_limit_is_a_multiple_of_how_far_plain_steps_are_apart() -> None:
         "b": pytest.approx(8 * 1.5e-5, rel=0.02),
     }  # b: 8 times the median
     far = iter([one | {"a": torch.tensor([1.0, 3.0])}] * 2)
-    assert variation.allowed(step, one, ["a"], lambda: next(far)) == {"a": variation.SETTINGS.exact_most}
+    assert variation.allowed(step, one, ["a"], lambda: next(far)) == {"a": variation.EXACT_MOST_SHARE}
 
 
 def test_both_parts_of_complex_numbers_count() -> None:

@@ -42,7 +42,7 @@ SETTINGS = MeasuringSettings()
 def model_rows(task: Task, tell: Tell) -> Iterator[Row]:
     """The rows of one model, each as soon as it is measured. A method that fails gives a row that says why."""
     model, methods = task.model, task.methods
-    from ..torch.measure.garbage import old_objects_aside
+    from ..torch.measure.memory import old_objects_aside
 
     entry = SUITES[task.suite]()[model]
     facts = ModelFacts(task, dict(entry.known))

@@ -130,7 +130,7 @@ def _loaded(spec: str, batch: int | None) -> tuple[Any, Any, Callable[[int], Any
     made, sample = load_model(spec, None if batch is None or not _takes_batch(spec) else batch)
     if _takes_batch(spec):
         return made, sample, lambda n: load_model(spec, n)[1], ""
-    from ..torch.estimate.other_batches import OtherBatches
+    from ..torch.estimate.largest import OtherBatches
 
     others = OtherBatches(sample)
     return made, sample if batch is None else others(batch), others, others.words

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from ...errors import RekindleError
 from ..capture.attempts import SETTINGS, failing_class
@@ -28,10 +30,9 @@ from ..private import FakeTensorMode, disable_autocast
 from ..run.shared_casts import block_of_its_own
 from ..situation.kept import kept
 from ..tensors.loss import default_loss
-from .dropout import DropoutOfGpu
 from .kernel_memory import KernelMemory
 from .optimizer_twin import OptimizerTwin
-from .twin import Twin, storage_bytes, twin
+from .twin import Twin, storage_sizes, twin
 from .watch import BACKWARD, OPTIMIZER, Moment, StepWatch
 
 LossOf = Callable[[Any], torch.Tensor]
@@ -58,8 +59,8 @@ class StepOptions:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step that ran.
+class SteppedTwin:
+    """A step of a twin that ran.
 
     moments : one for each operator. held : bytes by module that forward left for backward, and results. *_bytes : of what is
     older than the step. refused : why the optimizer's step did not run; "": it ran.
@@ -75,9 +76,9 @@ class Step:
     refused: str
 
 
-def run(
+def step_of_twin(
     model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], options: StepOptions, memory: KernelMemory
-) -> Step:
+) -> SteppedTwin:
     """Run the step with this call's arguments on a twin of the model.
 
     Libraries that look at the values of tensors, or choose kernels without a shape rule, are told that they are being compiled,
@@ -111,7 +112,7 @@ def run(
         raise trace_error(failed, model) from failed
 
 
-def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
+def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> SteppedTwin:
     model, parameters = t.model, t.trained
     optimizer = None if o.optimizer is None else OptimizerTwin(t, o.optimizer, o.device.capability is not None)
     for x in [*model.parameters(), *t.inputs]:
@@ -140,22 +141,18 @@ def _run(t: Twin, o: StepOptions, memory: KernelMemory) -> Step:
         watch.refresh()
         if optimizer is not None:
             watch.phase = OPTIMIZER
-            optimizer.measured_step()
-    older = [*known, *(g for g in gradients)]
-    return Step(
+            optimizer.step()
+    parameter_bytes = sum(storage_sizes(model.parameters()))
+    return SteppedTwin(
         moments=watch.moments,
         held=held,
-        parameter_bytes=storage_bytes(model.parameters()),
-        buffer_bytes=storage_bytes([*model.parameters(), *buffers]) - storage_bytes(model.parameters()),
-        input_bytes=storage_bytes(t.inputs),
+        parameter_bytes=parameter_bytes,
+        buffer_bytes=sum(storage_sizes([*model.parameters(), *buffers])) - parameter_bytes,
+        input_bytes=sum(storage_sizes(t.inputs)),
         gradient_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        resident_rounding=sum(o.rounded(n) - n for n in _sizes(older)),
+        resident_rounding=sum(o.rounded(n) - n for n in storage_sizes(known)),
         refused="" if optimizer is None else optimizer.refused,
     )
-
-
-def _sizes(tensors: list[torch.Tensor]) -> list[int]:
-    return [s.nbytes() for s in {id(s): s for x in tensors for s in [x.untyped_storage()]}.values()]
 
 
 @contextlib.contextmanager
@@ -171,3 +168,24 @@ def _surroundings(t: Twin, o: StepOptions) -> Iterator[None]:
             stack.enter_context(AttentionOfGpu(o.device.capability))
             stack.enter_context(DropoutOfGpu())
         yield
+
+
+class DropoutOfGpu(TorchFunctionMode):
+    """A mode in which dropout of tensors on the CPU runs as a GPU's fused kernel, which saves its mask as bytes.
+
+    The CPU's own saves a mask of floats.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout or func is torch.dropout:
+            x, p, train = _dropout_arguments(*args, **kwargs)
+            if train and 0 < p < 1:
+                return torch.native_dropout(x, p, True)[0]
+        return func(*args, **kwargs)
+
+
+def _dropout_arguments(
+    input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True
+) -> Any:
+    return input, p, training and train and not inplace

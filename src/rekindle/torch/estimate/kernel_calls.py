@@ -17,7 +17,7 @@ from ..tensors.op_tensors import storage_of, tensors_in
 
 @dataclass(frozen=True)
 class Like:
-    """What a tensor looks like. number : of the tensor in its call, so that a tensor which is passed twice is one."""
+    """The shape, strides and type of a tensor. number : of the tensor in its call; one that is passed twice has one."""
 
     number: int
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Shares:
-    """The memory that kernels of one kind take beside inputs and results, as a share of these.
+    """The memory that kernels of one kind take beside inputs and results, as a share of the bytes of both.
 
     usual : the median over the calls that were measured. most : above every call that was measured.
     plain : the same for convolutions of images, of stride 1, that are neither grouped nor dilated, of 16 channels and more.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,56 +23,37 @@ from .kernel_calls import KernelCall, Like, batch_of, of_batch
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class KernelMemorySettings:
-    """Which kernels are run. All are guesses.
-
-    bytes_most : a call whose tensors, and the memory that it takes at most, are larger is not run.
-    call_most_s : neither is one that takes longer by its roofline.
-    all_s : seconds, by their rooflines, of all calls that are run.
-    batches : a plain convolution runs for these first: its memory was affine in the batch in all of 8 that were compared for
-        batches up to 24. above_line : what kernels hardly exceed.
-    """
-
-    bytes_most: int = 2**30
-    call_most_s: float = 1.0
-    all_s: float = 4.0
-    batches: tuple[int, int] = (2, 4)
-    above_line: float = 1.3
-
-
-SETTINGS = KernelMemorySettings()
+# Which kernels are run. All numbers are guesses.
+RUN_MOST_BYTES = 2**30  # a call whose tensors, and the memory that it usually takes, are larger is not run
+CALL_MOST_S = 1.0  # neither is one that takes longer by its roofline
+ALL_MOST_S = 4.0  # by their rooflines, of all calls that are run for one step
+# A plain convolution runs for these batches first: its memory was affine in the batch in all of 8 that were compared for
+# batches up to 24. Kernels hardly exceed that line times the factor.
+SMALL_BATCHES = (2, 4)
+ABOVE_LINE = 1.3
 
 
 class KernelMemory:
-    """Knows the bytes that kernels take beside inputs and results.
+    """Knows the bytes that kernels of the CPU take beside inputs and results.
 
-    runs : whether kernels may be run here; False: the usual shares count. takes : False: they take nothing.
+    counts : whether the step is for a CPU; kernels of a GPU are not run here, and take nothing that is known.
     """
 
-    def __init__(self, runs: bool, takes: bool = True) -> None:
-        self._runs, self._takes, self._left_s = runs, takes, 0.0
+    def __init__(self, counts: bool = True) -> None:
+        self.counts, self._left_s = counts, 0.0
         self._known: dict[str, int | None] = {}
 
-    def again(self, seconds: float = SETTINGS.all_s) -> None:
+    def again(self, seconds: float = ALL_MOST_S) -> None:
         """Begin with another step: kernels may run for as long again."""
-        self._left_s = seconds if self._runs and not profiler_is_running() else 0.0
-
-    def most(self, call: KernelCall) -> int:
-        """Bytes that the kernel takes at most, by all calls that were measured; nothing is run."""
-        return call.most if self._takes else 0
+        self._left_s = seconds if self.counts and not profiler_is_running() else 0.0
 
     def likely(self, call: KernelCall) -> int:
         """Bytes that the kernel hardly exceeds. Plain convolutions run for two small batches."""
-        if not self._takes:
-            return 0
         line = self._by_small_batches(call) if call.plain else None
-        return call.most if line is None else int(SETTINGS.above_line * line)
+        return call.most if line is None else int(ABOVE_LINE * line)
 
     def of(self, call: KernelCall) -> int:
         """Bytes that the kernel takes while it runs, beside its inputs and results."""
-        if not self._takes:
-            return 0
         found = self._ran(call)
         if found is None:
             found = self._by_small_batches(call)
@@ -81,14 +61,12 @@ class KernelMemory:
 
     def guess(self, call: KernelCall) -> int:
         """Bytes that the kernel takes, as far as they are known without running it."""
-        if not self._takes:
-            return 0
         found = self._known.get(call.key)
         return min(call.usual, call.most) if found is None else found
 
     def _by_small_batches(self, call: KernelCall) -> int | None:
         """Bytes of a convolution by the line through two small batches of it; None: it is none, or is as small."""
-        a, b = SETTINGS.batches
+        a, b = SMALL_BATCHES
         small = [of_batch(call, n) for n in (a, b)]
         sizes = [None if c is None else self._ran(c) for c in small]
         if sizes[0] is None or sizes[1] is None:
@@ -105,7 +83,7 @@ class KernelMemory:
         """(the results of the call on made-up tensors, bytes that its kernel took beside them); None: it is not run."""
         size = sum(t.bytes for t in call.tensors)
         seconds = max(call.roofline_s, 1e-4)
-        if size + call.usual > SETTINGS.bytes_most or seconds > min(SETTINGS.call_most_s, self._left_s):
+        if size + call.usual > RUN_MOST_BYTES or seconds > min(CALL_MOST_S, self._left_s):
             return None
         self._left_s -= seconds
         try:

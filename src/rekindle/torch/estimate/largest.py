@@ -1,4 +1,4 @@
-"""`rekindle.largest_batch`: the largest batch that fits a device, without and with a plan."""
+"""`rekindle.largest_batch`: the largest batch that fits a device, without and with a plan; samples of other batches."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from ...estimates.estimate import Estimate
 from ...printed import value
 from ...progress import Progress, telling
 from .. import accept
+from ..tensors import tree
 from .planned_batches import Model, PlannedBatches
-from .verbs import Request, check, device_of
+from .verbs import Request, device_of
 
 FIRST = 8  # the batch to begin with: the line through it and its double tells where to look
 
@@ -40,7 +41,7 @@ def largest_batch(
 ) -> LargestBatch:
     """The largest batch whose training step fits the budget: an int, the largest one with a plan.
 
-    Its `plain` is the largest batch without a plan, its `plan` and `overhead` are those of the largest one with a plan. Both
+    Its `plain` is the largest batch without a plan, its `plan` and `overhead` belong to the largest one with a plan. Both
     are confirmed by their neighbours: the batch fits, and the next one does not.
 
     Parameters
@@ -76,7 +77,8 @@ def largest_batch(
     if gradients is not None:
         choice("gradients", gradients, GRADIENTS)
 
-    check(model, optimizer)
+    accept.module(model)
+    accept.optimizer(optimizer)
     request = Request(model, optimizer, device_of(model, target), gradients=gradients or "fresh", progress=progress)
 
     @functools.cache
@@ -123,3 +125,43 @@ def _with_plan(batches: PlannedBatches, limit: int, plain: int) -> int:
 
     guess = largest(at_least, limit, max(1, 2 * plain))
     return largest(batches.need, limit, max(1, guess), about=quick)
+
+
+class OtherBatches:
+    """Samples of other batches: the examples of the given one, over and over.
+
+    batch : of the given sample, the first dimension that its tensors share. resized : how many tensors have it. words : says
+    how the batch is changed.
+    """
+
+    def __init__(self, sample: Any) -> None:
+        args, kwargs = accept.sample(sample)
+        self._tensors, self._spec = tree.flatten((args, kwargs))
+        self._as_tensor = isinstance(sample, torch.Tensor)
+        sizes = [int(t.shape[0]) for t in self._tensors if t.dim()]
+        if not sizes:
+            raise UsageError("no tensor of the sample has a dimension, so that no other batch can be made of it")
+        self.batch = max(dict.fromkeys(sizes), key=sizes.count)
+        self.resized = sizes.count(self.batch)
+
+    @property
+    def words(self) -> str:
+        return (
+            f"the batch is the first dimension, {self.batch}, of {self.resized} of the sample's {len(self._tensors)} tensors; "
+            "for other batches its examples are repeated"
+        )
+
+    def __call__(self, batch: int) -> Any:
+        """The sample with this batch."""
+        made = [self._of(t, batch) if t.dim() and t.shape[0] == self.batch else t for t in self._tensors]
+        args, kwargs = tree.unflatten(made, self._spec)
+        if kwargs:
+            return kwargs
+        return args[0] if self._as_tensor else args
+
+    def _of(self, t: torch.Tensor, batch: int) -> torch.Tensor:
+        if batch == self.batch or not self.batch:
+            return t
+        with torch.no_grad():
+            whole = t.repeat(-(-batch // self.batch), *[1] * (t.dim() - 1))[:batch].clone()
+        return whole.requires_grad_(t.requires_grad)

@@ -25,45 +25,37 @@ class OptimizerTwin:
 
     def __init__(self, twin: Twin, given: Any, on_gpu: bool) -> None:
         self.refused = ""
-        self._twin = twin
         self._optimizers: list[Optimizer] = []
         try:
             self._optimizers = list(_made(twin, given, on_gpu))
-            with without_hooks():
-                for p in self._trained:
-                    p.grad = torch.empty_like(p)
-                self.step()
         except Exception as e:  # an optimizer may do anything
             self._refuse(e)
-        for p in self._trained:
+        trained = [p for o in self._optimizers for g in o.param_groups for p in g["params"] if p.requires_grad]
+        for p in trained:
+            p.grad = torch.empty_like(p)
+        self.step()
+        for p in trained:
             p.grad = None
+
+    def step(self) -> None:
+        """One step of every optimizer, unless one was refused before. The first one makes the state."""
+        if self.refused:
+            return
+        try:
+            with without_hooks():
+                for o in self._optimizers:
+                    o.step()
+        except Exception as e:
+            self._refuse(e)
 
     def _refuse(self, e: Exception) -> None:
         log.debug("the optimizer's step cannot be run on fake tensors: %s", e)
         self.refused = (str(e).strip().splitlines() or [type(e).__name__])[0]
 
-    def measured_step(self) -> None:
-        """The step after the first one, unless the first one was refused."""
-        if not self.refused:
-            try:
-                with without_hooks():
-                    self.step()
-            except Exception as e:
-                self._refuse(e)
-
-    @property
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for o in self._optimizers for group in o.param_groups for p in group["params"] if p.requires_grad]
-
     @property
     def state(self) -> list[torch.Tensor]:
         """The tensors of the state."""
         return [t for o in self._optimizers for t in tensors_of_state(o.state.values())]
-
-    def step(self) -> None:
-        """One step of every optimizer."""
-        for o in self._optimizers:
-            o.step()
 
 
 def _made(twin: Twin, given: Any, on_gpu: bool) -> Iterator[Optimizer]:

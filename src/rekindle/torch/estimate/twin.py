@@ -89,9 +89,9 @@ def twin(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], optimi
     return Twin(copied, copied_args, copied_kwargs, inputs, copied_optimizer, mode, tensors if real else None, values)
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the distinct storages of the tensors."""
-    return sum({id(s): s.nbytes() for t in tensors for s in [t.untyped_storage()]}.values())
+def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Bytes of each distinct storage of the tensors."""
+    return [s.nbytes() for s in {id(s): s for t in tensors for s in [t.untyped_storage()]}.values()]
 
 
 class _Fakes(TorchFunctionMode):

@@ -21,7 +21,7 @@ from ...progress import Progress, announce, telling
 from .. import accept
 from ..costs import devices
 from ..costs.optimizers import innermost, state_bytes
-from .eager_step import LossOf, Step, StepOptions, run
+from .eager_step import LossOf, StepOptions, SteppedTwin, step_of_twin
 from .kernel_memory import KernelMemory
 from .watch import FORWARD, OPTIMIZER, Moment
 
@@ -66,20 +66,10 @@ def estimate(
     gradients = "fresh" if gradients == "none" else gradients
     if loss is not None and not callable(loss):
         raise UsageError(f"loss={value(loss)} cannot be called; give a function from the model's result to a scalar")
-    check(model, optimizer)
-    request = Request(model, optimizer, device_of(model, target), loss, gradients, progress)
-    return request.of(sample)
-
-
-def check(model: Any, optimizer: Any) -> None:
-    """Check the arguments that all verbs of this room share.
-
-    Raises
-    ------
-    UsageError : the model is no plain module, or the optimizer is unknown.
-    """
     accept.module(model)
     accept.optimizer(optimizer)
+    request = Request(model, optimizer, device_of(model, target), loss, gradients, progress)
+    return request.of(sample)
 
 
 @dataclass(frozen=True)
@@ -95,9 +85,8 @@ class Request:
 
     @cached_property
     def memory(self) -> KernelMemory:
-        """The memory of kernels; those of a GPU take none that is known."""
-        on_gpu = self.device.capability is not None
-        return KernelMemory(runs=not on_gpu, takes=not on_gpu)
+        """The memory of kernels."""
+        return KernelMemory(counts=self.device.capability is None)
 
     def of(self, sample: Any) -> Estimate:
         """The estimate for a sample."""
@@ -107,7 +96,7 @@ class Request:
         self.memory.again()
         with accept.alone("estimate", self.model, self.progress), telling(self.progress):
             announce(self.progress, f"stepping a copy of {type(self.model).__name__} made of fake tensors")
-            step = run(self.model, call, options, self.memory)
+            step = step_of_twin(self.model, call, options, self.memory)
             announce(self.progress, "running the kernels that could set the peak")
             return _estimate(self.model, step, options, self.memory, begin)
 
@@ -125,7 +114,7 @@ def device_of(model: nn.Module, target: str | None) -> devices.Device:
     return devices.closest(torch.device("cpu") if p is None else p.device)
 
 
-def _estimate(model: nn.Module, step: Step, o: StepOptions, memory: KernelMemory, begin: float) -> Estimate:
+def _estimate(model: nn.Module, step: SteppedTwin, o: StepOptions, memory: KernelMemory, begin: float) -> Estimate:
     top, at = _peak(step.moments, memory)
     phases = _phases(step.moments, memory, top) | {at.phase: top}
     state = 0 if o.optimizer is None else state_bytes(o.optimizer, model)
@@ -177,7 +166,7 @@ def _peak(moments: Sequence[Moment], memory: KernelMemory) -> tuple[int, Moment]
     Kernels are run in the order of what they are likely to reach, until no other one can reach more.
     """
     best = max(((m.live, m) for m in moments), key=lambda row: row[0])
-    could = [m for m in moments if m.call is not None and m.live + memory.most(m.call) > best[0]]
+    could = [m for m in moments if m.call is not None and m.live + m.call.most > best[0]]
     ordered = sorted(((m.live + memory.likely(m.call), m) for m in could if m.call), key=lambda row: -row[0])
     for likely, m in ordered:
         if likely <= best[0] or m.call is None:
@@ -211,7 +200,7 @@ def _floor(moments: Sequence[Moment], fixed: int, always: int) -> tuple[int, str
     return floor if last is None else max(floor, (always + last.live, f"the optimizer's step, {last.words}"))
 
 
-def _heaviest(model: str, step: Step) -> tuple[ModuleFigures, ...]:
+def _heaviest(model: str, step: SteppedTwin) -> tuple[ModuleFigures, ...]:
     seconds: dict[str, float] = {}
     for m in step.moments:
         if m.phase == FORWARD:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import bisect
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ...model.op_names import operator_name
 from ..costs import devices
 from ..costs.modelled import op_seconds
+from ..measure.measured_step import at_each_gradient
 from ..measure.memory import Storages
 from ..operators.node_tensors import describe
 from ..private import OpOverload, backward_node_number, sequence_number
+from ..situation.module_paths import paths_followed
 from ..tensors.op_tensors import storage_of, storages_of, tensors_in
 from .kernel_calls import KernelCall, kernel_call, may_take_memory
 from .kernel_memory import KernelMemory, result_sizes, sizes_unknown
@@ -31,9 +31,9 @@ class Moment:
     """The memory right after an operator ran.
 
     live : bytes of the storages that the step made, as the device's allocator counts them. rounding : the part of them that is
-    rounding. gradients : the part of live that is gradients of
-    parameters, without rounding. working : bytes of the operator's own inputs and
-    results that the step made. call : what is known of its kernel; None: it takes no memory of its own.
+        rounding. gradients : the part of live that is gradients of parameters, without rounding.
+    working : bytes of the operator's own inputs and results that the step made.
+    call : of its kernel; None: the kernel takes no memory of its own that is known.
     """
 
     phase: str
@@ -69,11 +69,9 @@ class StepWatch(Storages):
         self._exact: dict[int, int] = {}  # id of a storage -> bytes without rounding
         self.rounding = 0
         self.makers: dict[int, str] = {}  # id of a storage -> path of the module that made it
-        self.phase, self.moments, self.gradients = FORWARD, [], 0
-        self.paths = Paths()
+        self.moments: list[Moment] = []
+        self.phase, self.gradients, self.paths = FORWARD, 0, Paths()
         super().__init__(known)
-
-    moments: list[Moment]
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         super().after(func, args, kwargs, out)
@@ -92,9 +90,10 @@ class StepWatch(Storages):
         touched = storages_of([*tensors_in((args, kwargs)), *made])
         working = sum(self._size(key) for key in touched if key in self.made)
         shape = describe(made[0]) if made else ""
+        known = call if self._memory.counts else None
         self.moments.append(
             Moment(
-                self.phase, module, str(func), shape, self.live, self.rounding, self.gradients, working, seconds, call
+                self.phase, module, str(func), shape, self.live, self.rounding, self.gradients, working, seconds, known
             )
         )
 
@@ -135,8 +134,7 @@ class StepWatch(Storages):
             found[path] = found.get(path, 0) + size
         return found
 
-    @contextmanager
-    def gradients_counted(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    def gradients_counted(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
         """Inside, gradients of these parameters count as soon as backward has handed them over, each once."""
         seen: set[int] = set()
 
@@ -145,54 +143,30 @@ class StepWatch(Storages):
                 seen.add(id(p))
                 self.gradients += self._exact.get(id(storage_of(p.grad)), 0)
 
-        handles = [p.register_post_accumulate_grad_hook(count) for p in parameters]
-        try:
-            yield
-        finally:
-            for h in handles:
-                h.remove()
+        return at_each_gradient(parameters, count)
 
 
 class Paths:
     """The module that an operator belongs to: the innermost one that runs, and in backward the one that ran forward."""
 
     def __init__(self) -> None:
-        self._entered: list[str] = [""]
+        self._now = ""
         self._from: list[int] = []  # numbers of autograd nodes, rising
         self._paths: list[str] = []  # the module of the nodes from each number on
 
-    @contextmanager
-    def followed(self, model: nn.Module) -> Iterator[None]:
+    def followed(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, calls of the model's submodules are noticed."""
-        names = {id(m): name for name, m in model.named_modules()}
-        here = threading.get_ident()  # modules may be called in other threads meanwhile
+        return paths_followed(model, self._note)
 
-        def enter(module: nn.Module, args: Any) -> None:
-            if threading.get_ident() == here:
-                self._entered.append(names.get(id(module), self._entered[-1]))
-                self._note()
-
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            if threading.get_ident() == here:
-                self._entered.pop()
-                self._note()
-
-        before = register_module_forward_pre_hook(enter)
-        after = register_module_forward_hook(leave, always_call=True)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def _note(self) -> None:
+    def _note(self, path: str) -> None:
+        self._now = path
         self._from.append(sequence_number())
-        self._paths.append(self._entered[-1])
+        self._paths.append(path)
 
     def now(self, phase: str) -> str:
         """The path of the module to which the operator belongs that runs now."""
         if phase == FORWARD:
-            return self._entered[-1]
+            return self._now
         number = backward_node_number() if phase == BACKWARD else -1
         at = bisect.bisect_right(self._from, number) - 1
         return self._paths[at] if number >= 0 and at >= 0 else ""

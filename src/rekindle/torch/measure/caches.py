@@ -3,8 +3,8 @@
 A cache is an object that every layer fills for later calls, so a layer that is given one does more than compute, and cannot be
 a part. No gradient comes from a cache, and a model makes it in training only because `config.use_cache` is True by default.
 
-In some models a step without caches has other bits: a cache lays keys and values out anew, and attention then rounds otherwise.
-Such a step keeps its caches, and the parts that are given one run plain.
+In some models a step without caches has other bits: a cache lays keys and values out anew, and attention then rounds in another
+way. Such a step keeps its caches, and the parts that are given one run plain.
 """
 
 from __future__ import annotations

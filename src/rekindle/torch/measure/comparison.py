@@ -9,8 +9,10 @@ from math import inf
 import torch
 
 from ..rewrite.closeness import NOTHING, Loose, difference, least_scale
+from ..trace import Trace
 from .as_before import same
 from .measured_step import Outcome
+from .variation import allowed
 
 KINDS = ("loss", "gradients", "buffers", "rng")
 
@@ -20,19 +22,19 @@ class Compared:
     """The comparison of a planned step with a plain one.
 
     equal : bitwise equality of each kind, None if it could not be compared. differences : in words. close, varying : as `Check`
-    has them. wrong : names of the gradients that differ by more than they may.
+    has them. wrong : kind -> names of the tensors that differ by more than they may.
     """
 
     equal: dict[str, bool | None]
     differences: list[str] = field(default_factory=list)
     close: dict[str, tuple[float, str]] = field(default_factory=dict)
     varying: tuple[str, ...] = ()
-    wrong: list[str] = field(default_factory=list)
+    wrong: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def only_gradients(self) -> bool:
         """Whether gradients differ by more than they may, and nothing else does."""
-        return bool(self.wrong) and len(self.differences) == 1
+        return bool(self.wrong.get("gradients")) and len(self.differences) == 1
 
     def and_also(self, other: Compared, how: str) -> Compared:
         """This comparison and another one of the same steps. how : words before the differences of the other one."""
@@ -70,8 +72,9 @@ def compare(
         close = {k: x for k, x in off.items() if k in apart and x <= may.most}
         varying = [k for k, x in off.items() if k not in close and x <= most.get(k, 0.0)]
         wrong = [k for k in wrong if k not in close and k not in varying]
+        found.wrong[kind] = wrong
         if kind == "gradients":
-            found.wrong, found.varying = wrong, tuple(varying)
+            found.varying = tuple(varying)
         if wrong and kind == "loss":
             found.differences.append(f"loss is {ours.loss.item()!r} planned and {theirs.loss.item()!r} plain")
         elif wrong:
@@ -83,6 +86,20 @@ def compare(
     found.equal["rng"] = all(same(a, b) for a, b in zip(ours.rng, theirs.rng, strict=True))
     found.differences += [] if found.equal["rng"] else ["the RNG state after the step differs"]
     return found
+
+
+def unless_plain_steps_vary(
+    found: Compared, ours: Outcome, theirs: Outcome, may: Loose, step: Trace, again: Callable[[], Outcome]
+) -> Compared:
+    """The comparison, in which gradients may be as far apart as the gradients of two plain steps are by fused attention.
+
+    found : the comparison as `compare` gave it; it stands unless gradients alone differ. step : the planned one. again : runs
+    one more plain step.
+    """
+    if not found.only_gradients:
+        return found
+    vary = allowed(step, theirs.gradients, found.wrong["gradients"], lambda: again().gradients)
+    return compare(ours, theirs, False, may, vary)
 
 
 def without_others_draws(found: Compared, steps: Iterable[tuple[Outcome, Callable[[], Outcome]]]) -> Compared:

@@ -23,24 +23,19 @@ def explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Out
 
     name : class of the model. plain, planned : run one such step, in an autocast block of its own.
     """
+    apart = ", each in an autocast block of its own," if casting_device() else ""
     try:
-        return _explained(name, plain, planned)
+        with _Results() as seen:
+            one = plain()
+        if compare(one, plain(), False).differences:
+            return (
+                f"Nor do two plain steps of {name}{apart} agree: it uses a kernel that is not deterministic on this device "
+                "(see torch.use_deterministic_algorithms), or changes its own state or seed. Make its steps repeatable"
+            )
+        with _FirstDifference(seen) as ours:
+            other = planned()
     except torch.OutOfMemoryError:
         return "Memory does not suffice to find the first operator that differs"
-
-
-def _explained(name: str, plain: Callable[[], Outcome], planned: Callable[[], Outcome]) -> str:
-    apart = ", each in an autocast block of its own," if casting_device() else ""
-    seen = _Results()
-    with seen:
-        one = plain()
-    if compare(one, plain(), False).differences:
-        return (
-            f"Nor do two plain steps of {name}{apart} agree: it uses a kernel that is not deterministic on this device (see "
-            "torch.use_deterministic_algorithms), or changes its own state or seed. Make its steps repeatable"
-        )
-    with _Compared(seen) as ours:
-        other = planned()
     first = f"the first operator that differs is {ours.first}" if ours.first else _beside_operators(one, other)
     return (
         f"Two plain steps{apart} agree bit for bit, and {first}. Please report it, unless forward reads what it changes"
@@ -72,7 +67,7 @@ class _Results(Instrument):
             self.found.setdefault(kind, set()).add(_bits(t))
 
 
-class _Compared(Instrument):
+class _FirstDifference(Instrument):
     """Finds the first operator of a program with a result of which another step has none, though it has others of its kind."""
 
     def __init__(self, other: _Results) -> None:

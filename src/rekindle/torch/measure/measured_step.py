@@ -22,8 +22,7 @@ from ..tensors import tree
 from ..tensors.loss import default_loss
 from ..tensors.sharded import local, sharded_again
 from .as_before import as_before, same
-from .levels import Levels
-from .memory import allocator_peak, storage_peak
+from .memory import Levels, allocator_peak, storage_peak
 
 LossOf = Callable[[Any], torch.Tensor]
 
@@ -46,7 +45,7 @@ class Way(Enum):
 class Outcome:
     """The results of one step.
 
-    gradients, written : tensors by name. of_inputs : those of the gradients that are inputs'. rng : random states after the
+    gradients, written : tensors by name. of_inputs : names of the gradients of inputs. rng : random states after the
         step. drew : whether the step drew random numbers. peak : bytes above those held before. seconds : with the
         instruments on.
     """
@@ -170,14 +169,19 @@ def flops(s: Subject, forward: Callable[..., Any]) -> int:
     return count.total
 
 
-@contextlib.contextmanager
-def used_up(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+def used_up(parameters: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Inside, the gradients of these parameters are freed as they come, as by an optimizer that steps in backward."""
 
     def free(p: torch.Tensor) -> None:
         p.grad = None
 
-    handles = [p.register_post_accumulate_grad_hook(free) for p in parameters]
+    return at_each_gradient(parameters, free)
+
+
+@contextlib.contextmanager
+def at_each_gradient(parameters: Iterable[torch.Tensor], then: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Inside, `then` is called with each of these parameters whenever backward has handed its gradient over."""
+    handles = [p.register_post_accumulate_grad_hook(then) for p in parameters]
     try:
         yield
     finally:

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,15 +18,7 @@ from ..tensors import tree
 from ..tensors.instrument import Instrument
 from .as_before import as_before
 
-
-@dataclass(frozen=True)
-class ProbeSettings:
-    """Limits of the call. call_s : seconds after which a call that has gone well so far is ended (a guess)."""
-
-    call_s: float = 20.0
-
-
-SETTINGS = ProbeSettings()
+CALL_MOST_S = 20.0  # after which a call that has gone well so far is ended; a guess
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -37,7 +28,7 @@ def probe(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], forw
 
     The call is made under no_grad, so that nothing is saved for backward. If it fails, it is made once more with gradients,
     for a forward that needs them itself. Fake and meta tensors hold nothing to try. A call that does not fit into memory,
-    or takes longer than `SETTINGS.call_s`, proves nothing.
+    or takes longer than `CALL_MOST_S`, proves nothing.
 
     Raises
     ------
@@ -90,7 +81,7 @@ class _InTime(Instrument):
 
     def __init__(self) -> None:
         super().__init__()
-        self.end = time.monotonic() + SETTINGS.call_s
+        self.end = time.monotonic() + CALL_MOST_S
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         if time.monotonic() > self.end:

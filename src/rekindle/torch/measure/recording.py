@@ -24,15 +24,7 @@ from ..trace import module_kinds, plain_forward
 from .as_before import as_before
 from .measured_step import Subject
 
-
-@dataclass(frozen=True)
-class RecordingSettings:
-    """other_draws_most : forwards with other random numbers, until one has called every layer. A guess."""
-
-    other_draws_most: int = 8
-
-
-SETTINGS = RecordingSettings()
+OTHER_DRAWS_MOST = 8  # forwards with other random numbers, until one has called every layer. A guess
 DEVICES = ("cpu", "cuda")  # kinds for which autocast may be on
 HookTables = dict[tuple[str, str], dict[Any, Any]]  # (path, attribute) -> a table that is not empty
 
@@ -140,17 +132,17 @@ def record(s: Subject) -> dict[str, Calls]:
     (LayerDrop) are taken to be called as an equal one is; if none is equal, further forwards draw other random numbers.
     Afterwards everything is as it was.
     """
-    recorder = _Recorder(s)
+    recorder = _Recorder(s, saving=False)
     try:
-        recorder.run(saving=False)
+        recorder.run()
     except _Asked:  # forward itself takes gradients
         recorder = _Recorder(s, saving=True)
-        recorder.run(saving=True)
-    for seed in range(SETTINGS.other_draws_most):
+        recorder.run()
+    for seed in range(OTHER_DRAWS_MOST):
         if not recorder.add_left_out():
             break
         with contextlib.suppress(Exception):
-            recorder.run(recorder.saving, seed)
+            recorder.run(seed)
     return recorder.found
 
 
@@ -161,7 +153,7 @@ class _Asked(RekindleError):
 class _Recorder:
     """Notes the calls of submodules. found : path -> calls."""
 
-    def __init__(self, s: Subject, saving: bool = False):
+    def __init__(self, s: Subject, saving: bool):
         self.s, self.saving = s, saving
         self.found: dict[str, Calls] = {}
         self._known: dict[Any, Recorded] = {}  # (signature, key, hooks) -> the arguments of one such call
@@ -189,10 +181,10 @@ class _Recorder:
             if path == called or path.startswith(f"{called}."):
                 self.found.setdefault(name + path[len(called) :], Calls(samples=dict(calls_of.samples)))
 
-    def run(self, saving: bool, seed: int | None = None) -> None:
-        """One forward. seed : of the random numbers that it draws; None: it draws those of the step, whose calls count."""
+    def run(self, seed: int | None = None) -> None:
+        """One forward. seed : of the random numbers that it draws; None: it draws the step's own, and its calls count."""
         instead = [(m, self._recorder(name, m, kind, seed is None)) for name, m, kind in self._modules]
-        one_forward(self.s, instead, saving, seed)
+        one_forward(self.s, instead, self.saving, seed)
 
     def _recorder(self, name: str, module: nn.Module, kind: Any, counts: bool) -> Callable[..., Any]:
         forward = plain_forward(module)
@@ -243,7 +235,7 @@ def one_forward(
     """One forward of the model with gradients, after which everything is as it was.
 
     instead : forwards of submodules. saving : whether tensors are saved for backward. seed : of the random numbers that it
-    draws; None: those of the step. change : is given the copied tensors of the sample, and may write to them.
+    draws; None: it draws the step's own. change : is given the copied tensors of the sample, and may write to them.
     """
     args, kwargs, tensors = s.sample.fresh()
     if change is not None:

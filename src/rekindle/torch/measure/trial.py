@@ -16,7 +16,7 @@ from ...model.plan import Plan
 from ..capture.left_out import as_if_left_out
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..private import disable_autocast, is_fake
-from ..rewrite.closeness import difference, least_scale, loose
+from ..rewrite.closeness import loose
 from ..run.bound import Bound
 from ..run.sample import copies, owned
 from ..situation.attributes import plain_tensors
@@ -24,14 +24,15 @@ from ..situation.kept import Before
 from ..situation.module_call import ModuleCall
 from ..tensors import tree
 from ..tensors.loss import default_loss
-from .as_before import as_before, same
-from .variation import allowed
+from .as_before import as_before
+from .comparison import compare, unless_plain_steps_vary
+from .measured_step import Outcome
 from .witness import Witness
 
 log = logging.getLogger("rekindle")
 Forward = Callable[[list[torch.Tensor]], torch.Tensor]  # from the call's tensors to the loss
-_Tensors = dict[str, torch.Tensor | None]
-_Outcome = tuple[torch.Tensor, _Tensors, _Tensors]  # the loss; gradients, and tensors that forward writes, by name
+# Kind of results that differ -> the kind and the names in words.
+_WORDS = (("loss", "the loss"), ("buffers", "{}, to which forward writes"), ("gradients", "the gradients of {}"))
 
 
 def differences(
@@ -62,11 +63,11 @@ def differences(
 
     given = [*call.tensors, *tree.leaves(call.spec)]
 
-    def step(forward: Forward, watching: Witness | None = None) -> _Outcome:
+    def step(forward: Forward, watching: Witness | None = None) -> Outcome:
         with as_before(model, given) as before:
             return _step(before, model, forward, call.tensors, watching)
 
-    outcomes: list[_Outcome] = []
+    outcomes: list[Outcome] = []
     with contextlib.suppress(torch.OutOfMemoryError), as_before(model, given):
         for forward, watching in ((planned, None), (eager(witness.of_forward(plain) if witness else plain), witness)):
             outcomes.append(step(forward, watching))
@@ -74,34 +75,15 @@ def differences(
         if witness is not None:
             witness.values.clear()
         return []
-    (ours, mine, left), (theirs, its, its_left) = outcomes
-    may, parameters = loose(bound.trace.lowered.captured), {k for k, _ in model.named_parameters()}
-    apart = may.parameters | (its.keys() - parameters if may.inputs else set())
-    least = least_scale(its.values()) if apart else 0.0
-    found = [] if _agree(ours, theirs, may.most if may.results else 0.0, 0.0) else ["the loss"]
-    names = [
-        k
-        for k in its_left | left
-        if not _agree(left.get(k), its_left.get(k), may.most if k in may.written else 0.0, 0.0)
-    ]
-    found += [f"{', '.join(names[:3])}, to which forward writes"] if names else []
-    wrong = [k for k in its if not _agree(mine[k], its[k], may.most if k in apart else 0.0, least)]
-    if wrong and not found:  # by fused attention, as two plain steps differ too?
-        vary, least = allowed(bound.trace, its, wrong, lambda: step(eager(plain))[1]), least_scale(its.values())
-        wrong = [k for k in wrong if not _agree(mine[k], its[k], vary.get(k, 0.0), least)]
-        if not wrong:
-            notices.warn(
-                f"gradients of a planned step of {type(model).__name__} are as close to a plain step's as plain steps are to "
-                "each other, and no closer, by fused attention. torch.use_deterministic_algorithms(True) makes it deterministic"
-            )
-    return found + ([f"the gradients of {', '.join(wrong[:3])}"] if wrong else [])
-
-
-def _agree(one: torch.Tensor | None, other: torch.Tensor | None, most: float, least: float) -> bool:
-    """Whether two tensors are the same, or no farther from each other than `most`, as `difference` has it."""
-    if same(one, other):
-        return True
-    return most > 0 and one is not None and other is not None and difference(one, other, least) <= most
+    (ours, theirs), may = outcomes, loose(bound.trace.lowered.captured)
+    found = compare(ours, theirs, False, may)
+    found = unless_plain_steps_vary(found, ours, theirs, may, bound.trace, lambda: step(eager(plain)))
+    if found.varying and not found.differences:
+        notices.warn(
+            f"gradients of a planned step of {type(model).__name__} are as close to a plain step's as plain steps are to "
+            "each other, and no closer, by fused attention. torch.use_deterministic_algorithms(True) makes it deterministic"
+        )
+    return [words.format(", ".join(wrong[:3])) for kind, words in _WORDS if (wrong := found.wrong.get(kind))]
 
 
 def _step(
@@ -110,11 +92,11 @@ def _step(
     forward: Forward,
     given: list[torch.Tensor],
     witness: Witness | None,
-) -> _Outcome:
+) -> Outcome:
     """One step. before : the model before it."""
     twins = copies(given, owned(model))
-    leaves: dict[str, torch.Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
-    leaves |= {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
+    inputs: dict[str, torch.Tensor] = {f"input {i}": t for i, t in enumerate(twins) if t.requires_grad}
+    leaves = {k: p for k, p in model.named_parameters() if p.requires_grad} | inputs
     if witness is not None:
         attributes = (t for *_, t in plain_tensors(model))
         witness.expect([*twins, *model.parameters(), *model.buffers(), *attributes])
@@ -122,7 +104,8 @@ def _step(
         loss = forward(twins)
         with disable_autocast():
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return loss.detach(), dict(zip(leaves, gradients, strict=True)), {**before.written(model)}
+    by_name: dict[str, torch.Tensor | None] = dict(zip(leaves, gradients, strict=True))
+    return Outcome(loss.detach(), by_name, {**before.written(model)}, [], False, 0, 0.0, tuple(inputs))
 
 
 def for_later_calls(

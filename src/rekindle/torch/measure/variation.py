@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 import torch
 
+from ...model.graph import Graph
 from ..operators.node_tensors import tensors_of
 from ..rewrite.closeness import difference, epsilon, least_scale
-from ..run.communication import communicates
 from ..trace import Trace
 from .as_before import same
 
@@ -24,23 +23,12 @@ log = logging.getLogger(__name__)
 Gradients = Mapping[str, torch.Tensor | None]
 
 
-@dataclass(frozen=True)
-class VariationSettings:
-    """How variation is measured. All figures are guesses.
-
-    runs : plain steps that are run again.
-    times : a gradient of the planned step may be so many times as far from the plain step's as other plain steps' are.
-    exact_most : no gradient may be farther than this, relative to the largest element, where all is computed in float32.
-    epsilons_most : where a coarser type is used, no gradient may be farther than so many roundings of it.
-    """
-
-    runs: int = 2
-    times: float = 8.0
-    exact_most: float = 3e-4
-    epsilons_most: float = 8.0
-
-
-SETTINGS = VariationSettings()
+PLAIN_STEPS = 2  # that are run again; a guess
+TIMES_AS_FAR = 8.0  # a gradient may be so many times as far from the plain step's as other plain steps' are; a guess
+# No gradient may be farther than this share of the largest element where all is computed in float32, and than so many roundings
+# of a coarser type where one is used. Guesses.
+EXACT_MOST_SHARE = 3e-4
+ROUNDINGS_MOST = 8.0
 # Backward ops of PyTorch whose kernels for a GPU add up by atomic additions.
 _VARYING = ("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_efficient_attention_backward",
             "_scaled_dot_product_cudnn_attention_backward", "_flash_attention_backward", "_efficient_attention_backward",
@@ -61,7 +49,7 @@ def allowed(step: Trace, theirs: Gradients, wrong: Collection[str], again: Calla
         return {}
     least, seen = least_scale(theirs.values()), dict[str, float]()
     try:
-        for _ in range(SETTINGS.runs):
+        for _ in range(PLAIN_STEPS):
             now = again()
             for k, t in theirs.items():
                 other = now.get(k)
@@ -71,7 +59,12 @@ def allowed(step: Trace, theirs: Gradients, wrong: Collection[str], again: Calla
         log.debug("no memory for another plain step beside the gradients that are compared")
         return {}
     usual, most = statistics.median(seen.values()) if seen else 0.0, _most(step)
-    return {k: min(most, SETTINGS.times * max(seen[k], usual)) for k in wrong if k in seen}
+    return {k: min(most, TIMES_AS_FAR * max(seen[k], usual)) for k in wrong if k in seen}
+
+
+def communicates(graph: Graph) -> bool:
+    """Whether a step talks to other processes, which would not answer if this process alone ran it once more."""
+    return any("c10d" in op.target for op in graph.ops) and torch.distributed.is_available()
 
 
 def _varies(step: Trace) -> bool:
@@ -86,4 +79,4 @@ def _varies(step: Trace) -> bool:
 def _most(step: Trace) -> float:
     """How far rounding in another order may move a gradient, by the coarsest type in which the step computes."""
     kinds = (t for n in step.lowered.captured.nodes for _, t in tensors_of(n) if t.is_floating_point())
-    return max(SETTINGS.exact_most, SETTINGS.epsilons_most * max(map(epsilon, kinds), default=0.0))
+    return max(EXACT_MOST_SHARE, ROUNDINGS_MOST * max(map(epsilon, kinds), default=0.0))

@@ -15,7 +15,7 @@ from ...parts.figures import Figures
 from ...parts.save_rule import SaveRule
 from ...parts.ways import Way, best
 from ..compiled.saved_results import Prices
-from ..measure.levels import Levels
+from ..measure.memory import Levels
 from ..operators.flops import FlopCount
 from ..tensors.instrument import Instrument
 from ..tensors.loss import default_loss

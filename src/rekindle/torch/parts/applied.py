@@ -35,9 +35,8 @@ from ..resident import gradient_bytes
 from ..run import stages
 from ..run.own_forward import InPlaceOfForward
 from ..serve import unused
-from ..serve.left_over import left_over
-from ..serve.planned import PlannedForward, planned_forward
-from ..serve.travel import WHERE, as_text, from_text
+from ..serve.planned import WHERE, PlannedForward, as_text, from_text, planned_forward
+from ..serve.said_once import left_over
 from ..tensors import tree
 from ..tensors.lock import LOCK
 from ..tensors.sharded import local

@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from ...parts.division import Moment
 from ...parts.figures import Figures
 from ..compiled.compiled_forward import CompiledForward
-from ..measure.levels import Level, Levels
+from ..measure.memory import Level, Levels
 from ..private import will_run
 from ..run.execute import boundary_of, last_stage_of
 from ..run.own_forward import forward_instead

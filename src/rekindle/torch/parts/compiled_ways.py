@@ -19,7 +19,7 @@ from ...parts.figures import Figures
 from ...parts.ways import Way, best
 from ...progress import Progress, announce
 from ..compiled.stage import compiled_forward
-from ..measure.levels import Levels
+from ..measure.memory import Levels
 from ..rewrite.closeness import difference, least_scale
 from ..run.sample import leaf_of
 from ..tensors import rng, tree

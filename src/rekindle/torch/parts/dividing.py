@@ -24,8 +24,8 @@ from ..costs.optimizers import not_counted, state_bytes
 from ..measure.caches import without_caches
 from ..measure.comparison import compare
 from ..measure.first_difference import explained
-from ..measure.levels import Levels
 from ..measure.measured_step import Outcome, Subject, Way, run
+from ..measure.memory import Levels
 from ..measure.recording import bytes_of
 from ..resident import resident_bytes
 from ..rewrite.closeness import NOTHING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import sys
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import fx
 from ..capture.lowered import Lowered
 from ..private import OpOverload, TorchDispatchMode
 from ..situation.module_paths import printable
-from .program import Program
+from .program import Program, running_frame
 
 
 class NamesNaN(TorchDispatchMode):
@@ -28,7 +27,8 @@ class NamesNaN(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if _is_view(func):
             return out
-        line = _line(self._program.file)
+        frame = running_frame({self._program.file})
+        line = 0 if frame is None else frame.f_lineno
         op = self._program.ops.get(line)
         node = self._low.calls[op].node if op is not None else None
         if op is None or node is None or not self._low.graph.ops[op].backward or not self._leaves(node):
@@ -63,11 +63,3 @@ class NamesNaN(TorchDispatchMode):
 def _is_view(func: Any) -> bool:
     returns = func._schema.returns if isinstance(func, OpOverload) else ()
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-
-
-def _line(file: str) -> int:
-    """The line of the file that is running now; 0: none is."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename != file:
-        frame = frame.f_back  # type: ignore[assignment]
-    return 0 if frame is None else frame.f_lineno

@@ -26,7 +26,7 @@ from .second import PlainAgain, Second
 
 LOOKS_AT_USE = 3  # at this use it is looked once whether a loop that may keep gradients has set them to None
 # Index of a tensor of the call; or (submodule, attribute). None is the module itself, to which no reference may be held.
-Place = int | tuple[nn.Module | None, str]
+Origin = int | tuple[nn.Module | None, str]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class _Places:
     """
 
     modules: tuple[int, ...]
-    sources: list[Place]
-    assigned: list[tuple[tuple[nn.Module | None, str], int | None, Place]]
-    aliased: dict[int, Place]
+    sources: list[Origin]
+    assigned: list[tuple[tuple[nn.Module | None, str], int | None, Origin]]
+    aliased: dict[int, Origin]
 
 
 class Bound:
@@ -103,7 +103,7 @@ class Bound:
         ):  # submodules were replaced by others in the same state
             places = self._places = self._find_places(model)
 
-        def find(place: Place) -> Any:
+        def find(place: Origin) -> Any:
             return (
                 tensors[place] if isinstance(place, int) else getattr(model if place[0] is None else place[0], place[1])
             )
@@ -171,7 +171,7 @@ def answered(questions: list[Question], tensors: list[torch.Tensor], model: nn.M
     return all(q.same(tensors, model) for q in questions)
 
 
-def _place(model: nn.Module, source: int | str) -> Place:
+def _place(model: nn.Module, source: int | str) -> Origin:
     return source if isinstance(source, int) else _owner(model, source)
 
 

@@ -28,7 +28,7 @@ from ..situation.surroundings import shares_casts
 from .anomaly import NamesNaN
 from .halves import saved_by_eager
 from .program import Program
-from .results import no_views, nothing
+from .results import no_views
 from .second import Second
 from .shared_casts import CallInBlock, PlainCasts, entered
 
@@ -70,9 +70,8 @@ class TrainingStep:
     def check_versions(self, which: Iterable[int]) -> None:
         """Raise an error if one of these inputs was written to since forward."""
         for i in which:
-            given, before = self.versions.get(i, (nothing, 0))
-            if (t := given()) is not None and t._version != before:
-                raise self.runner.written_to(i, t, before)
+            if (noted := self.versions.get(i)) and (t := noted[0]()) is not None and t._version != noted[1]:
+                raise self.runner.written_to(i, t, noted[1])
 
     def start(self, saved: list[Any], tangents: list[Any]) -> None:
         """Begin a backward. An earlier backward that was left unfinished (autograd.grad on a subset) is dropped."""
@@ -214,11 +213,11 @@ def _token(device: torch.device) -> torch.Tensor:
 
 
 def _engine_device(c: Captured) -> torch.device:
-    """The device by which autograd's engine chooses the thread and the stream of a stage: that of the tensors.
+    """The device by which autograd's engine chooses the thread and the stream of a stage: the tensors' own.
 
     The engine has one thread for each GPU, and runs a node in the thread of its tensors, on the stream of its forward. Tokens
     on the CPU would take the stages out of there: they would run beside the accumulation of the gradients that they return, so
-    that those would be freed late, and on another stream than a forward that ran on a stream of its own.
+    that these gradients would be freed late, and on another stream than a forward that ran on a stream of its own.
     """
     tensors = (t for n in [*c.placeholders, *c.tangents] for _, t in tensors_of(n))
     return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))

@@ -16,7 +16,8 @@ from ..operators import rules
 from ..operators.node_tensors import Part, is_member
 from ..private import OpOverload
 from ..tensors import rng
-from .gradient_sums import each, join, own
+from .gradient_sums import each, join
+from .results import own
 
 _LITERALS = (bool, int, str, type(None))  # exactly these types: a subclass may print as anything
 _LOCALS = ("forward", "backward", "inputs", "saved", "tangents", "rng", "out", "retain", "apart", "members", "numbers")

@@ -11,25 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-
-@dataclass(frozen=True)
-class GradientSumsSettings:
-    """When a gradient is handed over in parts.
-
-    parts_most : gradients of fewer parts than this are handed over part by part. A guess; a part costs autograd about
-        20 microseconds (measured on a CPU).
-    """
-
-    parts_most: int = 8
-
-
-SETTINGS = GradientSumsSettings()
+# Gradients of fewer parts than this are handed over part by part. A guess; a part costs autograd about 20 microseconds
+# (measured on a CPU).
+PARTS_MOST = 8
 
 
 def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
@@ -40,14 +29,8 @@ def handed_over(found: dict[fx.Node, list[fx.Node]], runs: Iterable[fx.Node]) ->
     often = Counter(runs)
     return {
         n: p for p, nodes in found.items() for n in nodes
-        if len(nodes) < SETTINGS.parts_most and all(often[x] == 1 for x in nodes)  # a part may be handed over only once
+        if len(nodes) < PARTS_MOST and all(often[x] == 1 for x in nodes)  # a part may be handed over only once
     }  # fmt: skip
-
-
-def own(t: torch.Tensor) -> torch.Tensor:
-    """The tensor, and no view: autograd adds a further part to it in place only if nothing else refers to its memory, and a
-    view refers to its base. Else the sum takes memory that no plan counts."""
-    return t.new_empty(0).set_(t) if t._is_view() and not (t.is_conj() or t.is_neg()) else t  # type: ignore[call-overload]
 
 
 Parts = tuple[Any, ...]

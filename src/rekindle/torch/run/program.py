@@ -10,8 +10,9 @@ import itertools
 import linecache
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from torch import fx
@@ -94,11 +95,18 @@ def build(lowered: Lowered, schedule: Schedule) -> Program:
     return program
 
 
+def running_frame(files: Container[str]) -> FrameType | None:
+    """The innermost frame in which this thread runs code of one of these files; None: there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in files:
+        frame = frame.f_back
+    return frame
+
+
 def op_that_runs() -> tuple[Graph, int] | None:
     """(the graph, id of the op) of the program that is running an operator in this thread; None: none is."""
-    files, frame = {p.file: p for p in _built.values()}, sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename not in files:
-        frame = frame.f_back  # type: ignore[assignment]
+    files = {p.file: p for p in _built.values()}
+    frame = running_frame(files)
     if frame is None:
         return None
     program = files[frame.f_code.co_filename]

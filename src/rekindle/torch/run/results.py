@@ -1,4 +1,4 @@
-"""Results of a planned forward, as autograd may have them."""
+"""Tensors of their own in place of views: autograd writes in place to no view that a Function returns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 import torch
 
 
+def own(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, and no view: autograd adds a further part to it in place only if nothing else refers to its memory, and a
+    view refers to its base. Else the sum takes memory that no plan counts."""
+    return t.new_empty(0).set_(t) if t._is_view() and not (t.is_conj() or t.is_neg()) else t  # type: ignore[call-overload]
+
+
 def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tensor]:
     """The results, with each view in place of which a tensor of its own may stand: autograd refuses to write in place to a view
     that a Function returns, and a linear layer's result is one.
@@ -15,15 +21,8 @@ def no_views(results: list[torch.Tensor], others: list[Any]) -> list[torch.Tenso
     A view of memory that another result, an input or a saved tensor has too stays a view: writing to it must not go unseen.
     """
     held = Counter(map(_memory, [*results, *(t for t in others if isinstance(t, torch.Tensor))]))
-    alone = [
-        t._is_view() and held[_memory(t)] == 1 and not (t.is_conj() or t.is_neg()) for t in results
-    ]  # fmt: skip
-    return [t.new_empty(0).set_(t) if a else t for t, a in zip(results, alone, strict=True)]  # type: ignore[call-overload]
+    return [own(t) if held[_memory(t)] == 1 else t for t in results]
 
 
 def _memory(t: torch.Tensor) -> Any:
     return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
-
-
-def nothing() -> None:
-    """Stands for a tensor that is gone, or whose versions nobody counts."""

@@ -1,8 +1,8 @@
 """Gradients of the casts that autocast shares: between planned calls, and with plain code that ran before them.
 
 Autocast casts a trained leaf once in a block. The gradients of all uses are added up in the lower precision at that one cast,
-and reach the leaf behind those of everything that ran after the cast. A planned call has casts of its own, which it may free
-and make again. So it hands the gradient of a cast over where eager does:
+and reach the leaf after the gradients of everything that ran after the cast. A planned call has casts of its own, which it may
+free and make again. So it hands the gradient of a cast over where eager does:
 
 - Where plain code has cast the leaf before in the same block: to that cast.
 - Where an earlier planned call has: to a node that runs after the rest of this call's backward. If the same backward comes to
@@ -11,10 +11,10 @@ and make again. So it hands the gradient of a cast over where eager does:
 
 Plain code that casts the leaf after the planned call makes another cast, whose gradient is added in float32.
 
-To look for a cast in autocast's cache takes some 30 microseconds (measured on a CPU). So a call looks for those of leaves to
-which an autograd graph refers. Where these are many, since the graph of an earlier step is alive or data-parallel training
-holds on to all leaves, only the first call looks for all, and the second, the fourth, the eighth …; the others look for those
-that were found before.
+To look for a cast in autocast's cache takes some 30 microseconds (measured on a CPU). So a call looks only for casts of leaves
+to which an autograd graph refers. Where such leaves are many, since the graph of an earlier step is alive or data-parallel
+training holds on to all leaves, only the first call looks for all, and the second, the fourth, the eighth …; the others look
+for those that were found before.
 """
 
 from __future__ import annotations

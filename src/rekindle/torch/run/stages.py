@@ -7,7 +7,6 @@ as an optimizer does that steps inside backward.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import fx
 
@@ -20,19 +19,8 @@ from ..operators.node_tensors import overlap
 from .gradient_sums import handed_over
 from .halves import placeholders_read
 
-
-@dataclass(frozen=True)
-class StageSettings:
-    """How long finished gradients may wait.
-
-    stages_least : waiting gradients hold at most 1 / stages_least of all gradient bytes, so that data-parallel communication
-        starts early. A guess.
-    """
-
-    stages_least: int = 8
-
-
-SETTINGS = StageSettings()
+# Gradients that wait hold at most an eighth of all gradient bytes, so that data-parallel communication starts early. A guess.
+STAGES_LEAST = 8
 
 
 def finish(low: Lowered) -> Callable[[Graph, Schedule], Schedule]:
@@ -99,7 +87,7 @@ def group(graph: Graph, schedule: Schedule) -> Schedule:
     judged = simulate(graph, schedule)
     size = graph.arrays.bytes
     gradient = {i: sum(int(size[v]) for v in graph.ops[i].inputs if not graph.arrays.keep[v]) for i in waits}
-    most = sum(gradient.values()) // SETTINGS.stages_least
+    most = sum(gradient.values()) // STAGES_LEAST
     during = judged.memory[schedule.array[:, 0] == RUN].tolist()
     out: list[int] = []
     waiting: list[int] = []

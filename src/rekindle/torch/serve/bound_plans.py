@@ -20,16 +20,15 @@ class BoundPlansSettings:
     plans_least : plans that a module may hold, however large their graphs are.
     plans_most : plans that it may hold at most. The one that ran longest ago makes room for a new one.
     ops_most : ops of all their graphs together, beyond which it holds no more than `plans_least`.
-    changing_most : sets of Python numbers that are inputs of plans; the oldest is forgotten.
     """
 
     plans_least: int = 16
     plans_most: int = 64
     ops_most: int = 30_000
-    changing_most: int = 16
 
 
 SETTINGS = BoundPlansSettings()
+CHANGING_MOST = 16  # sets of Python numbers that are inputs of plans; the oldest is forgotten. A guess
 
 
 class BoundPlans:
@@ -84,7 +83,7 @@ class BoundPlans:
     def note_changing(self, places: tuple[Place, ...]) -> None:
         """Note that the numbers at these places are inputs of a plan."""
         self.changing[places] = None
-        while len(self.changing) > SETTINGS.changing_most:
+        while len(self.changing) > CHANGING_MOST:
             self.changing.pop(next(iter(self.changing)))
 
     def remove(self, bound: Bound) -> None:

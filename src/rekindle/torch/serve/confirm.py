@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -17,39 +17,12 @@ from ...model.plan import Plan
 from ...own_terms import beside_captured, in_own_terms
 from ...shares import EPS
 from ...sizes import format_bytes
-from ..operators import rules
-from ..operators.node_tensors import tensors_of
-from ..trace import Trace
 from .verify import Check, check_step
 
-
-@dataclass(frozen=True)
-class ConfirmSettings:
-    """Memory beside the graph's storages, and how often a plan is made again.
-
-    block_bytes : the smallest block of CUDA's allocator, which a scalar takes too (PyTorch's constant).
-    scalars : scalars alive at once: the loss and its gradient, and two more while a loss is added up from several results.
-    generator_bytes : the state of the CPU's random generator, which is saved if a random op runs again (measured).
-    replans_most : plans that are made anew because a measured step took more than the budget (a guess).
-    miss_share, miss_bytes : a measured peak beyond the predicted one by more than both is said.
-    """
-
-    block_bytes: int = 512
-    scalars: int = 4
-    generator_bytes: int = 5056
-    replans_most: int = 2
-    miss_share: float = 0.02
-    miss_bytes: int = 2**20
-
-
-SETTINGS = ConfirmSettings()
-
-
-def bookkeeping(trace: Trace) -> int:
-    """Bytes that a step may take beside the storages of its graph. (The tokens between stages are empty.)"""
-    nodes = [c.node for c in trace.lowered.calls if c.node is not None and rules.draws_random(c.node.target)]
-    on_cpu = any(t.device.type == "cpu" for n in nodes for _, t in tensors_of(n))
-    return SETTINGS.block_bytes * SETTINGS.scalars + (SETTINGS.generator_bytes if on_cpu else 0)
+REPLANS_MOST = 2  # plans that are made anew because a measured step took more than the budget (a guess)
+# A measured peak beyond the predicted one by more than both is said. Guesses.
+MISS_SHARE = 0.02
+MISS_BYTES = 2**20
 
 
 def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], Plan]) -> tuple[Plan, Check]:
@@ -91,7 +64,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
         aim -= peak + resident - limit
         smaller = Goal(budget=aim) if goal.budget is not None else Goal(fraction=max(0, aim - resident + 0.5) / plain)
         try:
-            if len(tried) > SETTINGS.replans_most or aim <= resident:
+            if len(tried) > REPLANS_MOST or aim <= resident:
                 raise _exceeded(plan, limit, [m for m, *_ in tried])
             plan = again(smaller)
         except InfeasibleBudget as e:
@@ -112,7 +85,7 @@ def confirm(model: nn.Module, sample: Any, plan: Plan, again: Callable[[Goal], P
 def _missed(check: Check, plan: Plan) -> bool:
     """Whether the measured step takes clearly more than the plan predicts."""
     more = check.measured_peak_bytes - plan.activation_peak_bytes
-    return more > max(SETTINGS.miss_bytes, SETTINGS.miss_share * plan.activation_peak_bytes)
+    return more > max(MISS_BYTES, MISS_SHARE * plan.activation_peak_bytes)
 
 
 def _measured(plan: Plan, check: Check) -> Plan:

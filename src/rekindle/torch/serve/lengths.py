@@ -23,27 +23,15 @@ from ..situation.module_call import Key, ModuleCall
 from ..trace import Trace, newly_held
 from .pattern import Pattern
 
-
-@dataclass(frozen=True)
-class LengthsSettings:
-    """How many captured steps are needed and kept.
-
-    steps_least : captured steps from which a further one may follow: two say how a number depends on a size, and the third
-        confirms it. Where a number depends on its square, it takes four.
-    watched_least : how many of them must have been seen running plainly, op by op.
-    steps_most : captured steps that are kept, of all kinds of calls together (a guess); the oldest makes room.
-    """
-
-    steps_least: int = 3
-    watched_least: int = 2
-    steps_most: int = 8
-
-
-SETTINGS = LengthsSettings()
+# Captured steps from which a further one may follow: two say how a number depends on a size, and the third confirms it. Where
+# a number depends on its square, it takes four.
+STEPS_LEAST = 3
+WATCHED_LEAST = 2  # of them, steps that must have been seen running plainly, op by op
+STEPS_MOST = 8  # captured steps that are kept, of all kinds of calls together; the oldest makes room. A guess
 
 
 @dataclass(eq=False)
-class Known:
+class CapturedStep:
     """A captured step. seen : the ops of one plain step of the same call, see `Witness.values`; None: none was watched."""
 
     trace: Trace
@@ -74,7 +62,7 @@ class Lengths:
     """The captured steps of one module, from which steps at other lengths follow."""
 
     def __init__(self) -> None:
-        self._known: list[Known] = []
+        self._known: list[CapturedStep] = []
         self._patterns: dict[tuple[int, ...], _Patterns] = {}  # ids of known steps -> how they depend on their size
 
     def add(self, trace: Trace, seen: Sequence[Any] | None = None) -> None:
@@ -82,10 +70,10 @@ class Lengths:
         trace = trace.as_captured
         if trace.fake or trace.lowered.captured.numbers.places or any(k.trace is trace for k in self._known):
             return
-        self._known = [*self._known, Known(trace, seen)][-SETTINGS.steps_most :]
+        self._known = [*self._known, CapturedStep(trace, seen)][-STEPS_MOST:]
         self._patterns = {}  # the ids in it may be of steps that are gone
 
-    def known(self, model: nn.Module, call: ModuleCall, key: Key) -> Trace | None:
+    def captured_for(self, model: nn.Module, call: ModuleCall, key: Key) -> Trace | None:
         """The step that was captured for such a call, whose plan may have made room for others; None: there is none."""
         for trace in (k.trace for k in self._known if k.trace.key == key):
             captured = trace.lowered.captured
@@ -113,7 +101,7 @@ class Lengths:
 
     def _patterns_of(self, line: _Line) -> tuple[_Line, _Patterns]:
         """The steps that follow patterns, and the patterns: of all steps of the line, or of all but one. At one size forward
-        may do otherwise than at all others: an embedding of positions that is read whole is not sliced."""
+        may run other ops than at all others: an embedding of positions that is read whole is not sliced."""
         every = line.known
         without = [[*every[:i], *every[i + 1 :]] for i in range(len(every) - 1, -1, -1)]
         for known in (every, *without):
@@ -126,7 +114,7 @@ class Lengths:
 
     def _lines(self, key: Key) -> Iterator[_Line]:
         """The known steps that differ from the call, and from each other, in one size alone; the longest line first."""
-        lines: dict[Any, list[Known]] = {}
+        lines: dict[Any, list[CapturedStep]] = {}
         for k in self._known:
             differing = _differing(k.trace.key, key)
             if differing:
@@ -142,7 +130,7 @@ class _Line:
     """Steps along one size. place : (tensor, dimension) where that size stands."""
 
     place: tuple[int, int]
-    known: list[Known]
+    known: list[CapturedStep]
 
 
 @dataclass(frozen=True)
@@ -157,7 +145,7 @@ class _Patterns:
     def of(cls, line: _Line) -> _Patterns:
         sizes = [_size_at(k.trace.key, line.place) for k in line.known]
         watched = [(s, k.seen) for s, k in zip(sizes, line.known, strict=True) if k.seen is not None]
-        if len(line.known) < SETTINGS.steps_least or len(watched) < SETTINGS.watched_least:
+        if len(line.known) < STEPS_LEAST or len(watched) < WATCHED_LEAST:
             return cls()
         # The plain step of the new size is watched too, and so confirms this pattern itself.
         plain = Pattern.of([s for s, _ in watched], [seen for _, seen in watched], spare=0)

@@ -27,14 +27,14 @@ class LoadedPlan:
     """Looks at calls until one has the graph that the plan was made for.
 
     waits : no call has fitted the plan so far. travelled : the plan was made for this very module, which was pickled since: a
-    call that it does not fit is a new shape, and no mismatch.
+    call that it does not fit is a new shape, and no mismatch. first_is_over : the first call was left plain, since it set
+    attributes that later calls find.
     """
 
     def __init__(self, plan: Plan, how: TraceOptions, options: PlanOptions):
-        self.waits, self.travelled = plan.trace is None, False
+        self.waits, self.travelled, self.first_is_over = plan.trace is None, False, False
         self._plan, self._how, self._options = plan, how, options
         self._unlike: list[tuple[Key, Expected, list[Question]]] = []  # calls that the plan does not fit
-        self._first_is_over = False  # the first call, if it set attributes that later calls find
 
     def copied(self) -> LoadedPlan:
         """For a copy of the module, which may be in another state."""
@@ -74,11 +74,7 @@ class LoadedPlan:
     @property
     def may_be_for_later_calls(self) -> bool:
         """Whether no call has fitted the plan, and no first call was left plain."""
-        return self.waits and not self._first_is_over
-
-    def first_is_over(self) -> None:
-        """Note that the first call has been run."""
-        self._first_is_over = True
+        return self.waits and not self.first_is_over
 
     def exceeded(self, fits: Trace) -> str:
         """How the plan exceeds its budget with this module, as a warning; "" if it keeps the budget."""

@@ -67,7 +67,7 @@ class Pattern:
         return found
 
     def holds(self, size: int, row: Sequence[Any]) -> bool:
-        """Whether the values for this size are those of the row."""
+        """Whether the row holds the values for this size."""
         expected = self.at(size)
         return expected is not None and len(expected) == len(row) and all(map(_same, expected, row))
 

@@ -1,4 +1,4 @@
-"""The plan of a trace as it stands, without rewrites."""
+"""The plan of a trace as it stands, without rewrites, and the bytes that its step takes beside the storages of its graph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,22 @@ from ...model.graph import Graph
 from ...model.plan import Plan
 from ...own_terms import plain_activation_bytes
 from ...planner import plan_graph
+from ..operators import rules
+from ..operators.node_tensors import tensors_of
 from ..plan_for_all import plan_for_all
 from ..run import stages
 from ..trace import Trace
-from .confirm import bookkeeping
+
+BLOCK_BYTES = 512  # the smallest block of CUDA's allocator, which a scalar takes too (PyTorch's constant)
+SCALARS = 4  # alive at once: the loss and its gradient, and two more while a loss is added up from several results
+GENERATOR_BYTES = 5056  # the state of the CPU's random generator, which is saved if a random op runs again (measured)
+
+
+def bookkeeping(trace: Trace) -> int:
+    """Bytes that a step may take beside the storages of its graph. (The tokens between stages are empty.)"""
+    nodes = [c.node for c in trace.lowered.calls if c.node is not None and rules.draws_random(c.node.target)]
+    on_cpu = any(t.device.type == "cpu" for n in nodes for _, t in tensors_of(n))
+    return BLOCK_BYTES * SCALARS + (GENERATOR_BYTES if on_cpu else 0)
 
 
 def plan_trace(traced: Trace, options: PlanOptions, make: Callable[..., Plan]) -> Plan:

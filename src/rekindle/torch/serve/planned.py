@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,28 +13,31 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from ... import plan_files
+from ...model import formats
 from ...model.plan import Plan
 from .. import private
 from ..run import shared_casts
 from ..run.bound import Bound
-from ..run.own_forward import InPlaceOfForward
+from ..run.own_forward import SwitchedForward
 from ..situation import module_call as calls
 from ..situation.module_call import ModuleCall
 from ..tensors.lock import LOCK
 from ..trace import Trace
 from . import unused
-from .left_over import left_over
 from .new_call import NewCall
 from .replanner import Replan, Replanner
-from .travel import as_text, from_text
+from .said_once import left_over
 
 NEW_SHAPE = ("plan", "plain", "error")
+WHERE = "the plan of a pickled module"
 
 
-class PlannedForward(InPlaceOfForward):
+class PlannedForward(SwitchedForward):
     """The object that `apply` puts in place of a module's forward. It holds one plan per kind of call and state of the module.
 
     plain : the module's own forward. plan : the plan that `apply` was given. last : the plan that ran last, as it is bound.
+    is_checked : it is a check that calls the module.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class PlannedForward(InPlaceOfForward):
         self._replanner = replanner
         self._in_eval = in_eval  # then calls in `eval()` are planned as well
         self._steps_in_eval = unused.StepCount()
-        self._used = self._off = self._checked = False
+        self._used = self.is_checked = self.is_off = False
         self._turn = 0
         self._unbound: list[tuple[Trace, Plan]] = []  # plans of a copy, whose submodules exist only after the copying
         self.last: Bound | None = None
@@ -62,14 +66,12 @@ class PlannedForward(InPlaceOfForward):
 
     def take_over(self, model: nn.Module) -> None:
         """Become the module's forward."""
-        self._off = False
         super().take_over(model)
         _PLANNED[model] = self
         unused.watch(model)
 
     def give_back(self, model: nn.Module) -> None:
         """Put the module's own forward back. If something has wrapped this one, it runs plain from now on."""
-        self._off = True
         unused.used(model)
         shared_casts.forget(model.parameters())
         _PLANNED.pop(model, None)
@@ -78,26 +80,15 @@ class PlannedForward(InPlaceOfForward):
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, calls run plain, even if something has wrapped this forward."""
-        model, before = self._model(), self._off
-        self._off = True
+        model = self._model()
         if model is not None:
             unused.used(model)
         try:
-            yield
+            with super().aside():
+                yield
         finally:
-            self._off = before
             if model is not None and not self._used:
                 unused.watch(model)
-
-    @property
-    def is_off(self) -> bool:
-        """Whether the module has its own forward back."""
-        return self._off
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether it is a check that calls the module."""
-        return self._checked
 
     @property
     def plan(self) -> Plan:
@@ -126,7 +117,7 @@ class PlannedForward(InPlaceOfForward):
                 return (self._own or type(called).forward.__get__(called))(*args, **kwargs)
             plain = self.plain
             assert model is not None
-            if not torch.is_grad_enabled() or self._off:
+            if not torch.is_grad_enabled() or self.is_off:
                 return plain(*args, **kwargs)
             found = self._bound_for(model, plain, args, kwargs)
             if found is not None:
@@ -144,7 +135,7 @@ class PlannedForward(InPlaceOfForward):
         self, model: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Bound, ModuleCall] | None:
         """(the plan that runs the call, the call); None: the call runs plain."""
-        if not self._used and not self._checked:
+        if not self._used and not self.is_checked:
             self._used = True
             unused.used(model)
         replanner, name = self._replanner, type(model).__name__
@@ -171,7 +162,7 @@ class PlannedForward(InPlaceOfForward):
                         with _own_saved_tensors():
                             bound = replanner.new_plan(new)
         if bound is None:
-            if not may_plan and self._steps_in_eval.count >= unused.SETTINGS.calls_before_warning:
+            if not may_plan and self._steps_in_eval.count >= unused.CALLS_BEFORE_WARNING:
                 replanner.warned.warn(
                     f"{name} is trained in eval(), and its plan was made for train(): such steps run plain, with nothing "
                     "recomputed. Plan it while it is in eval(), or call train() first",
@@ -192,25 +183,25 @@ class PlannedForward(InPlaceOfForward):
         return bound, call
 
     def _say_of_gradients(self, model: nn.Module, bound: Bound) -> None:
-        """Says once that the loop treats gradients otherwise than the plan counts them."""
+        """Say once that the loop keeps or drops gradients where the plan counts on the opposite."""
         traced = bound.trace
         if bound.had_gradient and traced.options.gradients != "kept":
             self._replanner.warned.warn(
                 left_over(model, traced.options.gradients, traced.gradient_bytes), kind="gradients"
             )
         saved = "" if bound.had_gradient or bound.plan.trace is None else bound.plan.trace.saved
-        if saved and len(bound.runner.waiting) == 1 and not self._checked:  # the backward of earlier calls is over
+        if saved and len(bound.runner.waiting) == 1 and not self.is_checked:  # the backward of earlier calls is over
             self._replanner.say(f"{type(model).__name__}: its loop leaves no gradients from step to step; {saved}")
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
         """Inside, no warnings are given and calls do not count: a check calls the module in its own ways."""
-        before, self._checked = self._checked, True
+        before, self.is_checked = self.is_checked, True
         try:
             with self._replanner.warned.mute(), unused.paused():
                 yield
         finally:
-            self._checked = before
+            self.is_checked = before
 
     # -- copies ------------------------------------------------------------------------------------------------------
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
@@ -220,14 +211,14 @@ class PlannedForward(InPlaceOfForward):
         copied.share_memory = []
         copied._unbound = [*((b.trace, b.plan) for b in self.bounds), *self._unbound]
         twin = memo.get(id(self._model()))
-        if twin is not None and not copied._off:
+        if twin is not None and not copied.is_off:
             _PLANNED[twin] = copied
         return copied
 
     # -- pickles -----------------------------------------------------------------------------------------------------
     def _pickled(self) -> Any:
         r = self._replanner
-        return as_text(r.plan), r.on_new_shape, r.replan, r.check, self._in_eval, self._off
+        return as_text(r.plan), r.on_new_shape, r.replan, r.check, self._in_eval, self.is_off
 
     def _unpickle(self, pickled: Any) -> None:
         text, on_new_shape, replan, check, in_eval, is_off = pickled
@@ -236,7 +227,7 @@ class PlannedForward(InPlaceOfForward):
         replanner = Replanner(model, from_text(text), on_new_shape, replan, check)
         replanner.has_travelled()
         self._begin(replanner, in_eval)
-        self._off = is_off
+        self.is_off = is_off
         if not is_off:
             _PLANNED[model] = self
 
@@ -271,6 +262,23 @@ def _runs_plain_in() -> str:
 
 
 _PLANNED: weakref.WeakKeyDictionary[nn.Module, PlannedForward] = weakref.WeakKeyDictionary()
+
+
+def as_text(plan: Plan) -> str:
+    """The plan as the JSON of its file, as which it goes along with a pickled module. A capture holds functions and tensors of
+    the process that made it, and stays there: the plan binds at the module's first call."""
+    return formats.as_text(plan.to_json())
+
+
+@functools.lru_cache(maxsize=64)
+def from_text(text: str) -> Plan:
+    """The plan, checked as the plan of a file is. Equal layers of a model have equal plans, which are read once.
+
+    Raises
+    ------
+    FormatError : the text is damaged or foreign, or claims other figures than its schedule has.
+    """
+    return plan_files.from_text(text, WHERE)
 
 
 def planned_forward(model: nn.Module) -> PlannedForward | None:

@@ -14,28 +14,12 @@ from ..situation.module_call import Key
 from ..situation.values import apart_from_identity
 from .bound_plans import BoundPlans
 
-
-@dataclass(frozen=True)
-class RefusalSettings:
-    """When planning is given up for a kind of call. All are guesses.
-
-    wasted_plans_most : plans for calls of the same shapes that were hardly used; after as many, something varies from call to
-        call, and no further plan is made.
-    made_anew_most : the same for plans that differ from the call only by an object that each call makes anew (a tensor in a
-        hook's closure, say): no later call will find it.
-    hardly_used_runs : a plan that ran more often than this is no waste: a rate that changes every epoch may go on changing.
-    failed_states_most : states of the module in which one call could not be planned; after as many, it is not tried again.
-    failed_calls_most : kinds of calls that could not be planned and are remembered; the oldest is tried again.
-    """
-
-    wasted_plans_most: int = 8
-    made_anew_most: int = 3
-    hardly_used_runs: int = 2
-    failed_states_most: int = 3
-    failed_calls_most: int = 512
-
-
-SETTINGS = RefusalSettings()
+# When planning is given up for a kind of call. All numbers are guesses.
+WASTED_PLANS_MOST = 8  # hardly used plans for calls of the same shapes: something varies, and no further plan is made
+MADE_ANEW_MOST = 3  # the same where only an object differs that each call makes anew: a tensor in a hook's closure, say
+HARDLY_USED_RUNS = 2  # a plan that ran more often is no waste: a rate that changes every epoch may go on changing
+FAILED_STATES_MOST = 3  # states of the module in which one call could not be planned; then it is not tried again
+FAILED_CALLS_MOST = 512  # kinds of calls that could not be planned and are remembered; the oldest is tried again
 
 
 @dataclass(frozen=True)
@@ -64,7 +48,7 @@ class Refusals:
     def hold(self, model: nn.Module, key: Key) -> bool:
         """Whether it is known that this call runs plain."""
         failed = self._failed.get(key, ())
-        if len(failed) >= SETTINGS.failed_states_most or any(g.hold(model) for g in failed):
+        if len(failed) >= FAILED_STATES_MOST or any(g.hold(model) for g in failed):
             return True
         return any(
             _without(key, v.names) == v.rest and self._tried(key) >= v.tried and v.guards.hold(model)
@@ -74,7 +58,7 @@ class Refusals:
     def add(self, model: nn.Module, key: Key) -> None:
         """Note that this call cannot be planned in the module's present state."""
         self._failed.setdefault(key, []).append(Guards(model, Expected.of(model)))
-        while len(self._failed) > SETTINGS.failed_calls_most:
+        while len(self._failed) > FAILED_CALLS_MOST:
             self._failed.pop(next(iter(self._failed)))
 
     def what_varies(self, model: nn.Module, key: Key) -> str:
@@ -83,10 +67,10 @@ class Refusals:
         The reason is remembered: later calls that differ only in the varying parts run plain at once.
         """
         count = self._tried(key)
-        alike = [k for k in (*self._keys(), *self._failed) if k[0] == key[0]]
+        alike = [k for k in (*dict.fromkeys(b.trace.key for b in self._plans), *self._failed) if k[0] == key[0]]
         anew = sum(k != key and apart_from_identity(k) == apart_from_identity(key) for k in alike)
         anew += sum(_wasted(b) and b.trace.expected.made_anew(model) for b in self._plans.family(key))
-        if count < SETTINGS.wasted_plans_most and anew < SETTINGS.made_anew_most:
+        if count < WASTED_PLANS_MOST and anew < MADE_ANEW_MOST:
             return ""
         names = [x for x, values in _by_name([k[1] for k in (*alike, key)]) if len(set(values)) > 1]
         like = next((b for b in self._plans if b.trace.key[0] == key[0]), None)
@@ -97,19 +81,16 @@ class Refusals:
             changed = list(dict.fromkeys(d for b in family for d in b.trace.expected.differences(model)))
         if expected is not None:
             state = Expected.of(model, expected.reads, {*expected.ignored, *changed})
-            self._varying = self._varying[-SETTINGS.wasted_plans_most :]
+            self._varying = self._varying[-WASTED_PLANS_MOST:]
             self._varying.append(_Varying(frozenset(names), _without(key, names), Guards(model, state), count))
         what = ", ".join([*map(str, names), *changed]) or "the values of its inputs"
-        why = ", in objects that each call makes anew" if anew >= SETTINGS.made_anew_most else ""
+        why = ", in objects that each call makes anew" if anew >= MADE_ANEW_MOST else ""
         return f"{what} differ from call to call{why}: {count} plans were tried"
 
     def let_go(self) -> None:
         """Hold no reference to submodules and attributes until the next look at the module."""
         for guards in (*(g for family in self._failed.values() for g in family), *(v.guards for v in self._varying)):
             guards.let_go()
-
-    def _keys(self) -> list[Key]:
-        return list(dict.fromkeys(b.trace.key for b in self._plans))
 
     def _tried(self, key: Key) -> int:
         """Number of hardly used plans for calls of the given shapes, plus number of such calls that could not be planned."""
@@ -118,7 +99,7 @@ class Refusals:
 
 
 def _wasted(bound: Bound) -> bool:
-    return bound.uses <= SETTINGS.hardly_used_runs
+    return bound.uses <= HARDLY_USED_RUNS
 
 
 def _without(key: Key, names: Any) -> Key:

@@ -24,24 +24,22 @@ from ...progress import announce, telling
 from ...sizes import format_bytes
 from ..capture.trace_errors import OF_FIRST_CALLS
 from ..measure import trial
+from ..measure.variation import communicates
 from ..measure.witness import Witness
 from ..rewritten import with_sums_here
 from ..run.bound import Bound
-from ..run.communication import communicates
 from ..situation.numbers import Place, name_of, read
 from ..tensors import tree
 from ..tensors.sharded import order_that_works, own_class, sharded_parameter
 from ..trace import Trace, known_options
 from .bound_plans import BoundPlans
-from .changed_numbers import changed_numbers, numbers_of
+from .changed_numbers import changed_numbers, matches, numbers_of
 from .lengths import Lengths
 from .loaded_plan import LoadedPlan
 from .mismatch import check_same_module
 from .new_call import NewCall
-from .new_shapes import NewShapes
 from .refusals import Refusals
-from .same_graph import matches
-from .warn_once import WarnOnce
+from .said_once import NewShapes, WarnOnce
 
 log = logging.getLogger("rekindle")
 FIXED_MOST = 64  # sets of numbers that cannot be inputs and are remembered; a guess
@@ -94,9 +92,9 @@ class Replanner:
     def copied(self) -> Replanner:
         """A replanner for a copy of the module; it has no plans yet."""
         twin = copy.copy(self)
-        twin.plans, twin.warned, twin._loaded = BoundPlans(), self.warned.copied(), self._loaded.copied()
+        twin.plans, twin.warned, twin._loaded = BoundPlans(), copy.copy(self.warned), self._loaded.copied()
         twin.plans.changing = dict(self.plans.changing)
-        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), self._new_shapes.copied(), set(self._left_out)
+        twin._lengths, twin._new_shapes, twin._left_out = Lengths(), copy.copy(self._new_shapes), set(self._left_out)
         twin.refusals, twin._fixed = Refusals(twin.plans), set(self._fixed)
         return twin
 
@@ -174,7 +172,7 @@ class Replanner:
         return self._planned(new, found)
 
     def _first_plain(self, new: NewCall) -> None:
-        self._loaded.first_is_over()
+        self._loaded.first_is_over = True
         self.say(
             f"{new.words}: it sets attributes, or keeps results of functions, that later calls find. It runs plain; "
             "the loaded plan is for the later calls"
@@ -215,7 +213,7 @@ class Replanner:
         if varying := self.refusals.what_varies(new.model, new.key):
             self.leave_plain(new, f"; {varying}")
             return None
-        found = found or self._lengths.known(new.model, new.call, new.key)
+        found = found or self._lengths.captured_for(new.model, new.call, new.key)
         if found is None and (followed := self._following(new)) is not None:
             return followed
         found = found or new.trace(self._trace_options, report=self._options.report)
@@ -238,8 +236,8 @@ class Replanner:
         return bound
 
     def _following(self, new: NewCall) -> Bound | None:
-        """A plan for a call whose step follows from the steps of other lengths; None: it does not, or the plain step does
-        otherwise than expected. Then the call is captured."""
+        """A plan for a call whose step follows from the steps of other lengths. None: it does not, or the plain step runs
+        other ops than were expected; then the call is captured."""
         if not self.check or self.on_new_shape != "plan":
             return None
         bound = None
@@ -290,7 +288,7 @@ class Replanner:
             return None
         before_it = like.trace.as_captured
         held, was = traced.lowered.captured, before_it.lowered.captured
-        same = traced.graph.hash == before_it.graph.hash and matches(held, was, held.numbers, before)
+        same = traced.graph.hash == before_it.graph.hash and matches(held, was, before)
         if not same or set(held.effects) - self._accepted:
             return None
         bound = self.bind(new.model, traced, like.plan)

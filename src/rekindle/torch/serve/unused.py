@@ -10,7 +10,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +20,7 @@ from ... import notices
 from ..tensors import tree
 from ..tensors.lock import LOCK
 
-
-@dataclass(frozen=True)
-class UnusedSettings:
-    """When the user is warned.
-
-    calls_before_warning : calls of one submodule while the planned forward is never called, or steps in `eval()`. A guess.
-    """
-
-    calls_before_warning: int = 3
-
-
-SETTINGS = UnusedSettings()
-
+CALLS_BEFORE_WARNING = 3  # of one submodule while the planned forward is never called, or steps in `eval()`. A guess
 # submodule -> (the planned module, calls so far)
 _waiting: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], int]] = weakref.WeakKeyDictionary()
 _hook: Any = None
@@ -50,9 +37,15 @@ def watch(model: nn.Module) -> None:
         _hook = register_module_forward_pre_hook(_called)
 
 
-def used(model: nn.Module) -> None:
-    """Note that the planned forward was called: there is nothing to warn about."""
-    _forget(model)
+def used(model: nn.Module | None) -> None:
+    """Note that the planned forward was called, or that its module is gone: there is nothing to warn about."""
+    global _hook
+    for child, (ref, _) in list(_waiting.items()):
+        if ref() is model or ref() is None:
+            del _waiting[child]
+    if not _waiting and _hook is not None:
+        _hook.remove()
+        _hook = None
 
 
 @contextlib.contextmanager
@@ -96,21 +89,11 @@ def _called(module: nn.Module, args: Any) -> None:
     ref, calls = _waiting[module]
     model = ref()
     _waiting[module] = ref, calls + 1
-    if model is None or calls + 1 >= SETTINGS.calls_before_warning:
+    if model is None or calls + 1 >= CALLS_BEFORE_WARNING:
         name = "" if model is None else type(model).__name__
-        _forget(model)
+        used(model)
         if model is not None:
             notices.warn(
                 f"the plan of {name} is not in use: its submodules are called ({type(module).__name__}), but {name} itself "
                 f"never is. Plan the module that the training loop calls, or call {name}"
             )
-
-
-def _forget(model: nn.Module | None) -> None:
-    global _hook
-    for child, (ref, _) in list(_waiting.items()):
-        if ref() is model or ref() is None:
-            del _waiting[child]
-    if not _waiting and _hook is not None:
-        _hook.remove()
-        _hook = None

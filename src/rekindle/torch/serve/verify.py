@@ -16,10 +16,10 @@ from ...carrying import Replanned
 from ...errors import PlanMismatch, RekindleError, UsageError
 from ...model.plan import Plan
 from ...printed import value
+from ...sizes import format_bytes
 from .. import accept
-from ..measure import variation
 from ..measure.as_before import as_before
-from ..measure.comparison import KINDS, Compared, compare, without_others_draws
+from ..measure.comparison import KINDS, Compared, compare, unless_plain_steps_vary, without_others_draws
 from ..measure.first_difference import explained
 from ..measure.measured_step import LossOf, Outcome, Subject, Way, flops, run
 from ..private import fake_mode_of
@@ -93,8 +93,6 @@ class Check:
         return self.measured_peak_bytes / self.predicted_peak_bytes - 1 if self.predicted_peak_bytes else 0.0
 
     def __str__(self) -> str:
-        from ...sizes import format_bytes
-
         kinds = (
             ("loss", self.loss_equal),
             ("gradients", self.gradients_equal),
@@ -186,7 +184,8 @@ def check_step(
     if planned is None:
         raise UsageError("the model has no plan; give one, or call rekindle.apply(model, plan) first")
     accept.measurable(model, *call_arguments(sample))
-    s = _subject(model, sample, loss, planned)
+    how = planned.plan.trace_options
+    s = subject(model, sample, loss, how.gradients, how.unused)
     plain = planned.plain
     fake = s.fake is not None
 
@@ -217,7 +216,7 @@ def check_step(
         if count_flops and theirs is not None:
             counts = [flops(s, f) for f in (planned, plain)]
             extra = counts[0] / counts[1] - 1 if counts[1] else None
-        as_trained = s.consumed() if planned.plan.trace_options.gradients == "consumed" else s
+        as_trained = s.consumed() if how.gradients == "consumed" else s
         if as_trained is not s:  # the steps that were compared had to keep their gradients
             ours.peak = run(as_trained, planned, "planned").peak
             if theirs is not None:
@@ -258,11 +257,6 @@ def _waits_with_slices(planned: PlannedForward) -> bool:
     """Whether a plan with ops in slices waits for its first call."""
     rewriting = planned.plan.rewriting
     return rewriting is not None and bool(rewriting.slices) and next(planned.bounds, None) is None
-
-
-def _subject(model: nn.Module, sample: Any, loss: LossOf | None, planned: PlannedForward) -> Subject:
-    how = planned.plan.trace_options
-    return subject(model, sample, loss, how.gradients, how.unused)
 
 
 def subject(
@@ -337,12 +331,7 @@ def _compared(
     if theirs is not None:
         steps = ((theirs, planned.plain, "plain"), (ours, planned, "planned"))
         found = without_others_draws(found, ((one, partial(run, s, f, name, way)) for one, f, name in steps))
-    if theirs is None or planned.last is None or not found.only_gradients:
+    if theirs is None or planned.last is None:
         return found
-
-    def again() -> variation.Gradients:
-        return run(s, planned.plain, "plain", way).gradients
-
-    return compare(
-        ours, theirs, False, may, variation.allowed(planned.last.trace, theirs.gradients, found.wrong, again)
-    )
+    again = partial(run, s, planned.plain, "plain", way)
+    return unless_plain_steps_vary(found, ours, theirs, may, planned.last.trace, again)

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import CodeType
@@ -44,42 +44,52 @@ class _Here(dict[str, tuple[str, str]]):
 
 
 @contextlib.contextmanager
-def module_paths_recorded(model: nn.Module) -> Iterator[None]:
-    """A context in which every new node carries the name of the innermost submodule that made it, and the user's line, as its
-    module stack."""
+def paths_followed(model: nn.Module, note: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `note` is called with the path of the innermost submodule that runs, whenever one begins or ends."""
     names = {id(m): name for name, m in model.named_modules()}
     entered: list[str] = [""]
-    lines: dict[int, str] = {}
     here = threading.get_ident()  # modules may be called in other threads meanwhile
-
-    def note() -> None:
-        now = fx_traceback.current_meta["nn_module_stack"] = _Here({_PATH: (entered[-1], _PATH)})
-        now.lines = lines
 
     def enter(module: nn.Module, args: Any) -> None:
         if threading.get_ident() == here:
             entered.append(names.get(id(module), entered[-1]))
-            note()
+            note(entered[-1])
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         if threading.get_ident() == here:
             entered.pop()
-            note()
+            note(entered[-1])
+
+    before = register_module_forward_pre_hook(enter)
+    after = register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+@contextlib.contextmanager
+def module_paths_recorded(model: nn.Module) -> Iterator[None]:
+    """A context in which every new node carries the name of the innermost submodule that made it, and the user's line, as its
+    module stack."""
+    lines: dict[int, str] = {}
+
+    def note(path: str) -> None:
+        now = fx_traceback.current_meta["nn_module_stack"] = _Here({_PATH: (path, _PATH)})
+        now.lines = lines
 
     with fx_traceback.preserve_node_meta():
         # If a backward ends in an error while torch traces it, a mark stays, and all later nodes would count as backward's.
         fx_traceback.current_meta = {}
-        note()
-        before = register_module_forward_pre_hook(enter)
-        after = register_module_forward_hook(leave, always_call=True)
+        note("")
         try:
-            yield
+            with paths_followed(model, note):
+                yield
         except Exception as e:
             setattr(e, BEHIND, lines.get(_LATEST, ""))
             raise
         finally:
-            before.remove()
-            after.remove()
             fx_traceback.current_meta.pop("nn_module_stack", None)
 
 
